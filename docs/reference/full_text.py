@@ -1,0 +1,112 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""A search in the text of the site's pages, beside Doxygen's in names and titles: full_text.html, by lunr, without a server.
+
+  full_text.py HTML_DIR      the folder that Doxygen wrote; says how many parts of pages can be found, or what can't be
+"""
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+from lunr import lunr
+
+LUNR = Path("/usr/share/javascript/lunr/lunr.min.js")
+# What must be found by words of its text alone: words, and a part of the page that is found first.
+KNOWN = {"torn line journal": "usage", "kvcached": "recipes", "lanes side by side": "page_store", "green context": "sm_partition"}
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>gpushare: search in the text</title>
+<link href="doxygen.css" rel="stylesheet"><style>body { max-width: 50em; margin: 2em auto; } input { width: 100%; font-size: 120%; }</style>
+<script src="lunr.min.js"></script><script src="full_text.js"></script></head>
+<body><p><a href="index.html">gpushare</a></p>
+<input id="words" type="search" placeholder="words of the pages' text" aria-label="words" autofocus><ul id="found"></ul>
+<script>
+const index = lunr.Index.load(fullText.index), words = document.getElementById("words"), found = document.getElementById("found");
+function search() {
+    found.replaceChildren();
+    // What a reader types is words, never lunr's own language.
+    const typed = words.value.toLowerCase().split(/[^a-z0-9_]+/).filter(w => w);
+    if (!typed.length) return;
+    const hits = index.query(q => typed.forEach(w => { q.term(lunr.tokenizer(w), { boost: 10 }); q.term(w, { wildcard: lunr.Query.wildcard.TRAILING, usePipeline: false }); }));
+    for (const hit of hits.slice(0, 30)) {
+        const line = document.createElement("li"), link = document.createElement("a");
+        link.href = hit.ref, link.textContent = fullText.titles[hit.ref];
+        line.append(link), found.append(line);
+    }
+    if (!hits.length) found.textContent = "nothing";
+}
+words.addEventListener("input", search);
+words.value = new URLSearchParams(location.search).get("q") || "";
+search();
+</script></body></html>
+"""
+
+
+class Parts(HTMLParser):
+    """A page as parts: what stands below each heading that can be linked to."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.title, self.inside, self.parts, self.heading = file, "", False, [], None
+        self.begin("")
+
+    def begin(self, anchor):
+        self.parts.append({"ref": self.file + ("#" + anchor if anchor else ""), "heading": "", "text": ""})
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "div" and attributes.get("class") in ("header", "contents"):
+            self.inside = True
+        elif tag == "div" and attributes.get("id") == "nav-path":
+            self.inside = False
+        elif tag in ("h1", "h2", "h3") and self.inside:
+            self.heading = tag
+        elif tag == "a" and attributes.get("class") == "anchor" and self.heading:
+            self.begin(attributes["id"])
+        elif tag == "div" and attributes.get("class") == "title":
+            self.heading = "title"
+
+    def handle_endtag(self, tag):
+        if tag == self.heading or (tag == "div" and self.heading == "title"):
+            self.heading = None
+
+    def handle_data(self, data):
+        if self.heading == "title":
+            self.title += data
+        elif self.heading:
+            self.parts[-1]["heading"] += data
+        elif self.inside:
+            self.parts[-1]["text"] += data + " "
+
+
+def parts_of(page):
+    parser = Parts(page.name)
+    parser.feed(page.read_text())
+    title = " ".join(parser.title.split())
+    for part in parser.parts:
+        heading = " ".join(part["heading"].split())
+        text = re.sub(r"\s+", " ", part["text"])
+        if text.strip():
+            yield {"ref": part["ref"], "title": f"{title}: {heading}" if heading else title, "text": text}
+
+
+def main():
+    html = Path(sys.argv[1])
+    documents = [part for page in sorted(html.glob("md_docs_*.html")) for part in parts_of(page)]
+    index = lunr(ref="ref", fields=[{"field_name": "title", "boost": 5}, "text"], documents=documents)
+    for words, wanted in KNOWN.items():
+        found = [hit["ref"] for hit in index.search(words)]
+        if not any(wanted in ref for ref in found[:3]):
+            sys.exit(f"full_text: '{words}' finds {found[:3]}, and {wanted} isn't among them")
+    told = {"index": index.serialize(), "titles": {d["ref"]: d["title"] for d in documents}}
+    (html / "full_text.js").write_text("const fullText = " + json.dumps(told) + ";\n")
+    (html / "full_text.html").write_text(PAGE)
+    shutil.copy(LUNR, html)
+    print(f"full text: {len(documents)} parts of pages")
+
+
+if __name__ == "__main__":
+    main()
