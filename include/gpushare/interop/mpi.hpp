@@ -44,23 +44,11 @@
 #include <gpushare/interop/detail/mpi_requests.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
+#include <gpushare/interop/mpi_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// How messages are cut.
-struct mpi_options {
-    /// What goes to one process at once, of an array that goes in several. MPIs send so much without asking first: a question, and its
-    /// answer, would wait behind other arrays' bytes, and the link would idle.
-    bytes message{56 << 10};
-    std::uint32_t depth = 16;                   ///< messages of one array under way to each process
-    bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
-    ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
-    /// What the MPI must have been initialised for. MPI_THREAD_SERIALIZED: one thread at a time is in any call of it, which is up to the
-    /// embedder. MPI_THREAD_MULTIPLE: several at once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
-    int threads = MPI_THREAD_SERIALIZED;
-};
 
 /// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by one thread at a time; `abort` may
 /// come from any, and reaches the other processes with the next call of the thread that uses the transport: `advance`, if no other.
@@ -321,23 +309,8 @@ private:
             if (!fault_) step(j);
     }
     void step(job& j) {
-        for (std::uint32_t i = 0; i < j.begun;) {
-            const auto [code, rank] = j.transfers[i].go_on(comm_);
-            if (code != errc::none) return fail({code, j.what, rank, epoch_});
-            if (!j.transfers[i].done()) {
-                ++i;
-                continue;
-            }
-            sent_ += bytes{j.transfers[i].sent()};
-            pace_.progressed(std::chrono::steady_clock::now());
-            j.transfers.erase(j.transfers.begin() + i);
-            --j.begun;
-        }
-        while (j.begun < options_.depth && j.begun < j.transfers.size()) {
-            const errc code = j.transfers[j.begun++].begin(comm_, rank_, size_);  // counted first: it may throw halfway
-            if (code != errc::none) return fail({code, j.what, rank_, epoch_});
-        }
-        j.done = j.transfers.empty();
+        const auto [code, rank] = j.go_on(comm_, rank_, size_, options_.depth, sent_, pace_);
+        if (code != errc::none) fail({code, j.what, rank, epoch_});
     }
 
     /// Looks whether another rank has given up, or this one's embedder.

@@ -6,6 +6,7 @@
 
 #include <mpi.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -13,7 +14,10 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/detail/mpi_pace.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -27,6 +31,29 @@ struct mpi_job {
     bool done = false;
     [[nodiscard]] std::uint32_t waits_for() const noexcept {
         return transfers.empty() ? 0 : transfers.front().waits_for();
+    }
+
+    /// Goes on with what is under way, and begins more, `depth` at a time. What failed, and at which rank; `sent` and `pace` learn what is
+    /// through.
+    [[nodiscard]] mpi_transfer::outcome go_on(MPI_Comm comm, std::uint32_t rank, std::uint32_t size,
+                                              std::uint32_t depth, bytes& sent, mpi_pace& pace) {
+        for (std::uint32_t i = 0; i < begun;) {
+            if (const auto failed = transfers[i].go_on(comm); failed.code != errc::none) return failed;
+            if (!transfers[i].done()) {
+                ++i;
+                continue;
+            }
+            sent += bytes{transfers[i].sent()};
+            pace.progressed(std::chrono::steady_clock::now());
+            transfers.erase(transfers.begin() + i);
+            --begun;
+        }
+        while (begun < depth && begun < transfers.size()) {
+            const errc code = transfers[begun++].begin(comm, rank, size);  // counted first: it may throw halfway
+            if (code != errc::none) return {code, rank};
+        }
+        done = transfers.empty();
+        return {};
     }
 };
 
