@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Real engines that share one device: what each has of it, what the urgent one waits, what is lost against plain threads.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "arguments.hpp"
 #include "harness.hpp"
+#include "inference_server/json.hpp"
+#include "serving/cores.hpp"
 #include "serving/parts.hpp"
 #include "serving/rig.hpp"
 #include "serving/server.hpp"
@@ -74,64 +80,117 @@ struct bounds {
     }
 };
 
-/// All three, on as many SMs as cores: `suffix` is that of the figures.
-void mixed(bench::report& r, crew& c, std::uint32_t cores, const std::string& suffix, bool keeps_sm = false) {
-    std::vector<double> share, metering, solo_ms, p99_ms, p99, plain_p99_ms, good, idle, pages, tokens;
+/// What is measured of a mix.
+struct figure_of_mix {
+    std::string_view name, unit;
+    bench::statistic is = bench::statistic::median;
+};
+constexpr std::array of_mix{
+    figure_of_mix{"share_error_pp", "pp", bench::statistic::most},
+    figure_of_mix{"metering_error_pct", "%", bench::statistic::most},
+    figure_of_mix{"p99_solo_ms", "ms"},
+    figure_of_mix{"p99_ms", "ms"},
+    figure_of_mix{"p99_vs_solo", "x"},
+    figure_of_mix{"p99_plain_threads_ms", "ms"},
+    figure_of_mix{"goodput_pct", "%"},
+    figure_of_mix{"idle_while_waiting_pct", "%_of_the_SMs"},
+    figure_of_mix{"pages_per_s", "pages/s"},
+    figure_of_mix{"tokens_per_s", "tokens/s"},
+    figure_of_mix{"bound_violations", "violations", bench::statistic::most},
+    figure_of_mix{"bound_ms", "ms"},
+    figure_of_mix{"bound_vs_p99", "x"},
+};
+std::string name_of(const figure_of_mix& f, std::string_view suffix) {
+    return std::string("serving.").append(f.name).append(suffix);
+}
+
+/// All three, on as many SMs as cores, as `how` says: `suffix` is that of the figures.
+void mixed(bench::report& r, crew& c, const plan& how, const std::string& suffix) {
+    std::map<std::string_view, std::vector<double>> all;
     bounds published;
-    double plain_cores = 0;
-    const std::size_t engines = cores;
-    std::printf("# three engines, %u SMs, shares of 30 and 70 %%%s\n", cores,
-                keeps_sm ? ", the detector keeps one" : "");
+    double most_cores = 0;
+    const std::size_t engines = how.cores;
+    std::printf("# three engines, %u SMs, shares of 30 and 70 %%%s%s\n", how.cores,
+                how.keeps_sm ? ", the detector keeps one" : "", how.yields ? ", pages yield between lines" : "");
     for (int i = 0; i < repeats; ++i) {
-        const auto solo = limited(c, {.cores = cores, .readers = 0, .writers = 0, .before = 300ms, .window = 3000ms});
-        const auto ours = limited(c, {.cores = cores,
-                                      .readers = engines,
-                                      .writers = engines,
-                                      .keeps_sm = keeps_sm,
-                                      .window = cores > 1 ? 7000ms : 4000ms});
+        const auto solo =
+            limited(c, {.cores = how.cores, .readers = 0, .writers = 0, .before = 300ms, .window = 3000ms});
+        auto p = how;
+        p.readers = p.writers = engines;
+        p.window = how.cores > 1 ? 7000ms : 4000ms;
+        const auto ours = limited(c, p);
+        most_cores = std::max(most_cores, ours.cores);
         print("behind the limiter", ours);
         std::printf("#     %.1f : %.1f %%\n", 100 - share_of_writer(ours), share_of_writer(ours));
         double plain_goodput = 0, plain_p99 = 0;
         for (std::size_t threads = 1; threads <= engines; ++threads) {
             const auto plain = on_plain_threads(
-                c, {.cores = cores, .readers = threads, .writers = threads, .before = 300ms, .window = 2000ms});
+                c, {.cores = how.cores, .readers = threads, .writers = threads, .before = 300ms, .window = 2000ms});
             print(("plain threads, " + std::to_string(threads) + " per engine").c_str(), plain);
-            plain_cores = std::max(plain_cores, plain.cores);
+            most_cores = std::max(most_cores, plain.cores);
             if (goodput(plain, c) <= plain_goodput) continue;
             plain_goodput = goodput(plain, c);
             plain_p99 = plain.detector_ms(0.99);
         }
         published.add(ours);
-        share.push_back(std::abs(share_of_writer(ours) - 70));
-        metering.push_back(metering_error(ours, cores));
-        solo_ms.push_back(solo.detector_ms(0.99));
-        p99_ms.push_back(ours.detector_ms(0.99));
-        p99.push_back(p99_ms.back() / solo_ms.back());
-        plain_p99_ms.push_back(plain_p99);
-        good.push_back(100 * goodput(ours, c) / plain_goodput);
-        idle.push_back(100 - 100 * (ours.busy(detector) + ours.busy(reader) + ours.busy(writer)) /
-                                 (cores * std::chrono::duration<double>(ours.to - ours.from).count()));
-        pages.push_back(ours.rate(reader));
-        tokens.push_back(ours.rate(writer));
+        all["share_error_pp"].push_back(std::abs(share_of_writer(ours) - 70));
+        all["metering_error_pct"].push_back(metering_error(ours, how.cores));
+        all["p99_solo_ms"].push_back(solo.detector_ms(0.99));
+        all["p99_ms"].push_back(ours.detector_ms(0.99));
+        all["p99_vs_solo"].push_back(ours.detector_ms(0.99) / solo.detector_ms(0.99));
+        all["p99_plain_threads_ms"].push_back(plain_p99);
+        all["goodput_pct"].push_back(100 * goodput(ours, c) / plain_goodput);
+        all["idle_while_waiting_pct"].push_back(
+            100 - 100 * (ours.busy(detector) + ours.busy(reader) + ours.busy(writer)) /
+                      (how.cores * std::chrono::duration<double>(ours.to - ours.from).count()));
+        all["pages_per_s"].push_back(ours.rate(reader));
+        all["tokens_per_s"].push_back(ours.rate(writer));
     }
-    using enum bench::statistic;
-    r.figure("serving.share_error_pp" + suffix, share, "pp", most);
-    r.figure("serving.metering_error_pct" + suffix, metering, "%", most);
-    r.figure("serving.p99_solo_ms" + suffix, solo_ms, "ms");
-    r.figure("serving.p99_ms" + suffix, p99_ms, "ms");
-    r.figure("serving.p99_vs_solo" + suffix, p99, "x");
-    r.figure("serving.p99_plain_threads_ms" + suffix, plain_p99_ms, "ms");
-    if (plain_cores > 1.05 * cores)  // then they had more than the SMs that they are compared with
-        r.is_void("serving.goodput_pct" + suffix,
-                  "plain threads took " + std::to_string(plain_cores) + " cores of " + std::to_string(cores));
-    else
-        r.figure("serving.goodput_pct" + suffix, good, "%");
-    r.figure("serving.idle_while_waiting_pct" + suffix, idle, "%_of_the_SMs");
-    r.figure("serving.pages_per_s" + suffix, pages, "pages/s");
-    r.figure("serving.tokens_per_s" + suffix, tokens, "tokens/s");
-    r.figure("serving.bound_violations" + suffix, published.violations, "violations", most);
-    r.figure("serving.bound_ms" + suffix, published.bound_ms, "ms");
-    r.figure("serving.bound_vs_p99" + suffix, published.vs_p99, "x");
+    all["bound_violations"] = published.violations;
+    all["bound_ms"] = published.bound_ms;
+    all["bound_vs_p99"] = published.vs_p99;
+    for (const auto& f : of_mix) {
+        if (f.name == "goodput_pct" && most_cores > 1.05 * how.cores)  // more than the SMs that both are said to have
+            r.is_void(name_of(f, suffix),
+                      "the process took " + std::to_string(most_cores) + " cores of " + std::to_string(how.cores));
+        else
+            r.figure(name_of(f, suffix), all[f.name], std::string(f.unit), f.is);
+    }
+}
+
+/// Answers that weren't those of the engine alone.
+struct mismatches {
+    double tokens = 0, others = 0;
+};
+constexpr const char *of_tokens = "serving.token_mismatches", *of_others = "serving.other_mismatches";
+
+constexpr std::array on_one_sm{"_one_sm", "_one_sm_yielding"};
+
+/// One SM, in a process that has one core.
+void mixed_on_one_core(bench::report& r, crew& c) {
+    for (const bool yields : {false, true}) mixed(r, c, {.cores = 1, .yields = yields}, on_one_sm[yields ? 1 : 0]);
+}
+
+/// The same by such a process, whose figures end in `end_of_all`.
+mismatches one_core(bench::report& r, const std::string& option, const std::string& end_of_all) {
+    namespace json = inference_server::json;
+    const auto text = on_one_core("one", option);
+    const auto results = json::parse(text);
+    const auto figures = results.at("figures");
+    for (const char* const suffix : on_one_sm)
+        for (const auto& f : of_mix) {
+            const auto name = name_of(f, suffix);
+            if (const auto why = results.at("void").find(name + end_of_all)) {
+                r.is_void(name, why->string());
+                continue;
+            }
+            std::vector<double> values;
+            for (const auto& v : figures.at(name + end_of_all).at("repeats").elements())
+                values.push_back(v.number<double>());
+            r.figure(name, std::move(values), std::string(f.unit), f.is);
+        }
+    const auto value = [&](const char* name) { return figures.at(name + end_of_all).at("value").number<double>(); };
+    return {value(of_tokens), value(of_others)};
 }
 
 /// What two models side by side get done, over twice what one does: they share the way to the memory. No mix with more than one
@@ -173,8 +232,8 @@ void cost(bench::report& r, crew& c) {
     r.figure("serving.submit_cost_one_by_one_pct", waiting, "%_of_a_call");
 }
 
-/// A call left out must show: what finds no fault is no figure.
-void check_that_faults_show(crew& c) {
+/// A call left out must show: what finds no fault is no figure. How many answers differ for that.
+double check_that_faults_show(crew& c) {
     auto& e = *c.writers[0];
     const std::size_t half = e.script() / 2;
     const auto before = e.mismatches();
@@ -184,12 +243,14 @@ void check_that_faults_show(crew& c) {
     std::printf("# control, a token left out: %llu answers differ\n",
                 static_cast<unsigned long long>(e.mismatches() - before));
     if (e.mismatches() == before) throw std::runtime_error("void: a token left out doesn't show");
+    return static_cast<double>(e.mismatches() - before);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
+        begin_on_first_cores(2, argv);
         const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost", "parts", "server", "outside"},
                                      {"--gemma-terms-accepted",
                                       "with Gemma 3 270M, whose weights are under Google's terms, "
@@ -197,38 +258,42 @@ int main(int argc, char** argv) {
                                       "text are read in its place, and all figures end in _without_model"});
         const bool model = asked.has_option();
         const bool no_engines = asked.wants_only("parts") || asked.wants_only("outside");
+        const bool one_here = asked.wants_only("one") && cores() == 1;
+        const std::string end_of_all = model || no_engines ? "" : "_without_model";
         bench::start_a_second_thread();
         bench::report r(
             "serving: OpenVINO, a thread per engine, single precision; each call one block on the host device, real "
             "timing; limiter: "
             "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second",
-            model || no_engines ? "" : "_without_model");
+            end_of_all);
         if (asked.wants("parts")) parts(r);
         if (asked.wants("outside")) from_outside(r);
         if (asked.wants("server")) through_the_server(r, model);
-        if (no_engines || asked.wants_only("server")) {
-            r.write(asked.json());
-            return 0;
+        mismatches wrong;
+        if (asked.wants("one") && !one_here) wrong = one_core(r, model ? "--gemma-terms-accepted" : "", end_of_all);
+        if (!no_engines && !asked.wants_only("server") && (!asked.wants_only("one") || one_here)) {
+            crew c(model);
+            const double by_control = model ? check_that_faults_show(c) : 0;
+            if (asked.wants("two")) {
+                mixed(r, c, {}, "");
+                two_models(r, c);
+            }
+            if (asked.wants("kept")) {
+                mixed(r, c, {.keeps_sm = true}, "_keeping_an_sm");
+                mixed(r, c, {.keeps_sm = true, .yields = true}, "_keeping_an_sm_yielding");
+            }
+            if (one_here) mixed_on_one_core(r, c);
+            if (asked.wants("decode")) decode(r, c);
+            if (asked.wants("cost")) cost(r, c);
+            for (const auto& e : c.writers) wrong.tokens += static_cast<double>(e->mismatches());
+            for (const auto& e : c.readers) wrong.others += static_cast<double>(e->mismatches());
+            wrong.tokens -= by_control;
+            wrong.others += static_cast<double>(c.detector->mismatches());
         }
-        crew c(model);
-        if (model) check_that_faults_show(c);
-        const auto wrong = [&](const auto& engines) {
-            double sum = 0;
-            for (const auto& e : engines) sum += static_cast<double>(e->mismatches());
-            return sum;
-        };
-        const double by_control = wrong(c.writers);
-        if (asked.wants("two")) {
-            mixed(r, c, 2, "");
-            two_models(r, c);
+        if (!no_engines && !asked.wants_only("server")) {
+            r.figure(of_tokens, {wrong.tokens}, "tokens");
+            r.figure(of_others, {wrong.others}, "answers");
         }
-        if (asked.wants("kept")) mixed(r, c, 2, "_keeping_an_sm", true);
-        if (asked.wants("one")) mixed(r, c, 1, "_one_sm");
-        if (asked.wants("decode")) decode(r, c);
-        if (asked.wants("cost")) cost(r, c);
-        r.figure("serving.token_mismatches", {wrong(c.writers) - by_control}, "tokens");
-        r.figure("serving.other_mismatches", {wrong(c.readers) + static_cast<double>(c.detector->mismatches())},
-                 "answers");
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_serving: %s\n", e.what());

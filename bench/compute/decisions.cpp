@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a decision costs: a permit, a pick among 10 and among 10,000 tenants; and how many the simulator makes a second.
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
@@ -46,6 +47,34 @@ void admit(report& r) {
                  [&] { return ns_per_call(calls, [&] { l.acquire(client)->enqueue(s, [](auto& x) { keep(x); }); }); }),
         "ns");
     l.close(client);
+}
+
+/// What a place to yield costs a call while nobody waits: within a block of a host device, by its context and by its stream. Beside it
+/// what can't be less: a load that nobody else touches, and a call through a pointer.
+void yield(report& r) {
+    constexpr std::size_t calls = 1'000'000, repeats = 21;
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1}};
+    auto s = node.make_stream(gpushare::device_id{0});
+    struct {
+        std::vector<double> context, stream, load, call, vs_load;
+    } ns;
+    s.launch({}, [&s, &ns](gpushare::host::kernel_context& on) {
+        std::atomic<std::int32_t> word{0};
+        bool (*volatile nothing)() = [] { return false; };
+        const auto by_context = [&] { return ns_per_call(calls, [&] { keep(gpushare::yield_point(on)); }); };
+        const auto loads = [&] { return ns_per_call(calls, [&] { keep(word.load(std::memory_order_relaxed)); }); };
+        ns.context = repeated(repeats, by_context);
+        ns.stream = repeated(repeats, [&] { return ns_per_call(calls, [&] { keep(gpushare::yield_point(s)); }); });
+        ns.load = repeated(repeats, loads);
+        ns.call = repeated(repeats, [&] { return ns_per_call(calls, [&] { keep(nothing()); }); });
+        ns.vs_load = ratios(repeats, by_context, loads);
+    });
+    (void)s.record().wait(gpushare::never);
+    r.figure("compute.yield_point_ns", ns.context, "ns");
+    r.figure("compute.yield_point_of_stream_ns", ns.stream, "ns");
+    r.figure("compute.yield_load_ns", ns.load, "ns");
+    r.figure("compute.yield_call_ns", ns.call, "ns");
+    r.figure("compute.yield_point_vs_load", ns.vs_load, "x");
 }
 
 /// Nanoseconds of one decision: the pick, its charge, what is first in its queue then, and the correction. All clients
@@ -144,6 +173,7 @@ double sim_submissions_per_s() {
 
 void decisions(report& r) {
     admit(r);
+    yield(r);
     growth<gpushare::weighted_fair>(r, "");
     growth<gpushare::earliest_deadline>(r, "_earliest_deadline");
     growth<gpushare::shortest_remaining>(r, "_shortest_remaining");

@@ -166,6 +166,7 @@ void engines(report& r) {
             {{25ms, 1, 300, sms}, {300us, 1, 700, sms}},
             {{75ms, 1, 300, sms}, {25ms, 1, 500, sms}, {300us, 1, 200, sms}},
             {{300us, 1, 300, sms}, {300us, 2, 400, 2}, {300us, sms, 300, 2}},
+            {{75ms, 1, 300, sms}, {25ms, 2, 400, 2}, {300us, sms, 300, 2}},
         };
         std::printf("# engines, %u SMs: worst tenant of ten seconds\n", sms);
         for (const auto& c : cases) {

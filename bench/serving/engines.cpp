@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numbers>
 #include <span>
+#include <utility>
 
 #include <gpushare/backend/sim/random.hpp>
 
@@ -21,12 +22,19 @@ gpushare::ns engine::rehearse() {
     for (std::size_t i = 0; i < std::min<std::size_t>(answers_.size(), 8); ++i) (void)step(i);
     std::vector<gpushare::ns> took;
     for (std::size_t i = 0; i < answers_.size(); ++i) {
-        const auto begin = clock::now();
+        const auto begin = part_began_ = clock::now();
         answers_[i] = step(i);
+        end_part();
         took.push_back(clock::now() - begin);
     }
+    part_began_ = {};
     std::ranges::nth_element(took, took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2));
     return took[took.size() / 2];
+}
+
+void engine::end_part() {
+    const auto now = std::chrono::steady_clock::now();
+    longest_part_ = std::max<gpushare::ns>(longest_part_, now - std::exchange(part_began_, now));
 }
 
 namespace {

@@ -4,7 +4,7 @@
 //
 //   const auto pages = bench::serving::make_reader();
 //   pages->rehearse();     // alone: what the answers are
-//   pages->call();         // one page
+//   pages->call();         // one page; call(&context): lets more urgent work in between two lines
 //   pages->mismatches();   // answers that weren't those
 #pragma once
 
@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/units.hpp>
 
 namespace bench::serving {
@@ -28,11 +30,14 @@ public:
 
     /// Goes through the script once, after a few calls that warm it up; returns what a call takes, the median.
     gpushare::ns rehearse();
-    /// The next call of the script.
-    void call() {
+    /// The next call of the script. Between its parts it yields on the SM of `on`, if that isn't null.
+    void call(gpushare::host::kernel_context* on = nullptr) {
+        on_ = on;
         if (step(at_) != answers_[at_]) ++mismatches_;
         at_ = (at_ + 1) % answers_.size();
     }
+    /// The longest part of a call in the rehearsal: from its beginning or from where it yields to the next such place or its end.
+    [[nodiscard]] gpushare::ns longest_part() const noexcept { return longest_part_; }
     /// Answers that weren't those of the rehearsal.
     [[nodiscard]] std::uint64_t mismatches() const noexcept { return mismatches_; }
     /// What it answered in the rehearsal, in words.
@@ -46,9 +51,19 @@ protected:
     explicit engine(std::size_t script) : answers_(script) {}
     /// Call `i` of the script. It begins anew at 0, whatever was before.
     virtual std::uint64_t step(std::size_t i) = 0;
+    /// Between two parts of a call.
+    void between_parts() {
+        if (on_ != nullptr) gpushare::yield_point(*on_);
+        if (part_began_ != gpushare::instant{}) end_part();
+    }
 
 private:
+    void end_part();
+
     std::vector<std::uint64_t> answers_;
+    gpushare::host::kernel_context* on_ = nullptr;
+    gpushare::instant part_began_{};  // while it rehearses
+    gpushare::ns longest_part_{};
     std::size_t at_ = 0;
     std::uint64_t mismatches_ = 0;
 };

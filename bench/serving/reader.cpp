@@ -62,8 +62,10 @@ public:
 private:
     std::uint64_t step(std::size_t i) override {
         std::string text;
-        for (const auto& b : finder_.lines(pages_[i]))
+        for (const auto& b : finder_.lines(pages_[i])) {
+            between_parts();
             text += (text.empty() ? "" : " / ") + line_reader_.read(pages_[i], b);
+        }
         return note(i, std::move(text));
     }
 

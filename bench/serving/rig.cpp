@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/rig.hpp"
 
-#include <pthread.h>
-#include <sched.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <ctime>
 #include <deque>
-#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <stop_token>
@@ -46,12 +41,33 @@ void sleep_until(instant t) {
     std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
 }
 
+/// Whole calls, from their beginnings to their ends: the ledger has one that yielded in several pieces. Thread-safe.
+class whole_calls {
+public:
+    void add(const block_record& b) {
+        const std::lock_guard lock(mutex_);
+        all_.push_back(b);
+    }
+    [[nodiscard]] std::vector<block_record> take() {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(all_, {});
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<block_record> all_;
+};
+
 /// An engine's call as a kernel of one block.
 struct one_call {
     engine* of;
-    template <class Context>
-    void operator()(Context&) const {
-        of->call();
+    whole_calls* noted;
+    std::uint32_t tag;
+    bool yields = false;
+    void operator()(gpushare::host::kernel_context& on) const {
+        const instant began = now();
+        of->call(yields ? &on : nullptr);
+        noted->add({tag, 0, began, now()});
     }
 };
 
@@ -60,12 +76,12 @@ void check(gpushare::errc status) {
 }
 
 /// Keeps `ahead` calls of an engine handed over until it is told to stop.
-void keep_busy(limiter& l, gpushare::client_id c, gpushare::host::stream& s, engine& e, std::uint64_t key,
-               std::size_t ahead, const std::stop_token& stop) {
+void keep_busy(limiter& l, gpushare::client_id c, gpushare::host::stream& s, one_call call, std::size_t ahead,
+               const std::stop_token& stop) {
     std::deque<limiter::ticket> out;
     while (!stop.stop_requested()) {
         while (out.size() < ahead)
-            out.push_back(l.submit(c, s, [k = one_call{&e}](auto& to) { to.launch({}, k); }, {.key = key}).value());
+            out.push_back(l.submit(c, s, [call](auto& to) { to.launch({}, call); }, {.key = call.tag}).value());
         out.front().wait();
         for (; !out.empty() && out.front().done(); out.pop_front()) check(out.front().status());
     }
@@ -83,14 +99,14 @@ void arrivals(instant begin, instant end, F handle) {
     }
 }
 
-void detect(limiter& l, gpushare::client_id c, gpushare::host::stream& s, engine& e, instant begin, instant end,
+void detect(limiter& l, gpushare::client_id c, gpushare::host::stream& s, one_call call, instant begin, instant end,
             std::deque<detection>& all) {
     std::vector<limiter::ticket> last;
     arrivals(begin, end, [&](instant due) {
         auto& d = all.emplace_back(detection{.due = due, .handed_over = now()});
         last.clear();
         last.push_back(l.submit(
-                            c, s, [k = one_call{&e}](auto& to) { to.launch({}, k); }, {.key = detector},
+                            c, s, [call](auto& to) { to.launch({}, call); }, {.key = call.tag},
                             [&d](const gpushare::completion& how) { d.done = how.finished_at; })
                            .value());
         d.bound = last.back().bound();
@@ -154,49 +170,7 @@ double part(const block_record& b, instant from, instant to) {
 
 double seconds(ns t) { return std::chrono::duration<double>(t).count(); }
 
-/// While it is set, nobody but `on_first_cores` chooses cores: engines undo what was chosen for their threads, at each call.
-std::atomic<bool> cores_are_held{false};
-
-int choose_cores(::pid_t thread, std::size_t size, const ::cpu_set_t* cores) noexcept {
-    return static_cast<int>(::syscall(SYS_sched_setaffinity, thread, size, cores));
-}
-
-/// Holds all threads of the process, those that engines have made for themselves among them, to the first cores.
-class on_first_cores {
-public:
-    explicit on_first_cores(std::uint32_t cores) {
-        ::sched_getaffinity(0, sizeof before_, &before_);
-        ::cpu_set_t some;
-        CPU_ZERO(&some);
-        for (int core = 0, n = 0; core < CPU_SETSIZE && n < static_cast<int>(cores); ++core)
-            if (CPU_ISSET(core, &before_)) {
-                CPU_SET(core, &some);
-                ++n;
-            }
-        cores_are_held = true;
-        hold_all(some);
-    }
-    on_first_cores(const on_first_cores&) = delete;
-    on_first_cores& operator=(const on_first_cores&) = delete;
-    ~on_first_cores() {
-        hold_all(before_);
-        cores_are_held = false;
-    }
-
-private:
-    static void hold_all(const ::cpu_set_t& to) {
-        for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
-            (void)choose_cores(std::stoi(thread.path().filename().string()), sizeof to, &to);
-    }
-    ::cpu_set_t before_;
-};
-
 }  // namespace
-
-/// In the system library's place, for the engines too.
-extern "C" int sched_setaffinity(::pid_t thread, std::size_t size, const ::cpu_set_t* cores) noexcept {
-    return cores_are_held ? 0 : choose_cores(thread, size, cores);
-}
 
 crew::crew(bool with_language_model) : detector(make_detector()), readers{make_reader(), make_reader()} {
     // The caches are charged to a quota and lie in the device's memory.
@@ -212,13 +186,15 @@ crew::crew(bool with_language_model) : detector(make_detector()), readers{make_r
     for (std::size_t i = 0; i < all.size(); ++i) {
         alone[(i + 1) / 2] = all[i]->rehearse();
         std::printf("# a call takes %.3f ms: %s\n", 1e3 * seconds(alone[(i + 1) / 2]), all[i]->said().c_str());
+        if (i == 2) std::printf("# its longest part %.3f ms\n", 1e3 * seconds(all[i]->longest_part()));
         if (i > 0 && i % 2 == 0 && all[i]->said() != all[i - 1]->said()) throw std::runtime_error("engines disagree");
     }
+    stretch = std::max(readers[0]->longest_part(), readers[1]->longest_part()) * 2;
 }
 
 double outcome::rate(who tenant) const {
     double sum = 0;
-    for (const auto& b : calls)
+    for (const auto& b : whole)
         if (b.tag == tenant) sum += part(b, from, to);
     return sum / seconds(to - from);
 }
@@ -246,16 +222,20 @@ double outcome::detector_ms(double quantile) const {
 }
 
 outcome limited(crew& c, const plan& p) {
-    std::deque<detection> detections;  // outlives the limiter, which may have more to tell when it goes
+    whole_calls noted;
+    std::deque<detection> detections;  // both outlive the limiter, which may have more to tell when it goes
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = p.cores}};
     limiter l;
     const auto kept = p.keeps_sm ? gpushare::sm_width::of_sms(1, p.cores) : gpushare::sm_width{};
-    const std::array clients{l.add({.level = urgent, .keeps = kept, .tag = detector}),
-                             l.add({.weight = share::of_permille(300), .tag = reader}),
+    const ns stretch = p.yields ? c.stretch : ns{0};
+    const ns back_within = p.yields ? std::max(c.stretch, 2 * c.alone[writer]) : ns{0};
+    const std::array clients{l.add({.level = urgent, .keeps = kept, .back_within = back_within, .tag = detector}),
+                             l.add({.weight = share::of_permille(300), .yields_within = stretch, .tag = reader}),
                              l.add({.weight = share::of_permille(700), .tag = writer})};
     std::deque<gpushare::host::stream> streams;
     outcome o;
     const instant begin = now();
+    const ns before = cpu_time(CLOCK_PROCESS_CPUTIME_ID);
     o.from = begin + p.before;
     o.to = o.from + p.window;
     {
@@ -265,14 +245,15 @@ outcome limited(crew& c, const plan& p) {
         const auto start = [&](who tenant, engine& e, std::size_t ahead) {
             auto& s = streams.emplace_back(node.make_stream(device_id{0}, {}, tenant));
             threads.emplace_back([&, tenant, ahead](const std::stop_token& stop) {
-                keep_busy(l, clients[tenant], s, e, tenant, ahead, stop);
+                keep_busy(l, clients[tenant], s, {&e, &noted, tenant, p.yields}, ahead, stop);
             });
         };
         for (std::size_t i = 0; i < p.readers; ++i) start(reader, *c.readers[i], p.ahead);
         for (std::size_t i = 0; i < p.writers; ++i) start(writer, *c.writers[i], p.decode_loop ? 1 : p.ahead);
         auto& s = streams.emplace_back(node.make_stream(device_id{0}, urgent, detector));
-        if (p.detects) detect(l, clients[detector], s, *c.detector, begin, o.to, detections);
+        if (p.detects) detect(l, clients[detector], s, {c.detector.get(), &noted, detector}, begin, o.to, detections);
         sleep_until(o.to);
+        o.cores = seconds(cpu_time(CLOCK_PROCESS_CPUTIME_ID) - before) / seconds(o.to - begin);
         for (auto& t : threads) t.request_stop();
         threads.clear();
         for (std::uint32_t i = 0; i < tenants; ++i) {
@@ -282,26 +263,23 @@ outcome limited(crew& c, const plan& p) {
         }
     }
     o.calls = node.ledger(device_id{0}).take().blocks;
+    o.whole = noted.take();
     note_waits(o, detections);
     return o;
 }
 
 outcome on_plain_threads(crew& c, const plan& p) {
-    const on_first_cores held(p.cores);
     outcome o;
     const instant begin = now();
     o.from = begin + p.before;
     o.to = o.from + p.window;
-    std::mutex mutex;
+    whole_calls noted;
     const auto run = [&](who tenant, engine& e, const std::stop_token& stop) {
-        std::vector<block_record> mine;
         while (!stop.stop_requested()) {
             const instant start = now();
             e.call();
-            mine.push_back({tenant, 0, start, now()});
+            noted.add({tenant, 0, start, now()});
         }
-        const std::lock_guard lock(mutex);
-        o.calls.insert(o.calls.end(), mine.begin(), mine.end());
     };
     std::deque<std::jthread> threads;
     for (std::size_t i = 0; i < p.readers; ++i)
@@ -322,6 +300,7 @@ outcome on_plain_threads(crew& c, const plan& p) {
     o.cores = seconds(cpu_time(CLOCK_PROCESS_CPUTIME_ID) - before) / seconds(o.to - o.from);
     for (auto& t : threads) t.request_stop();
     threads.clear();
+    o.whole = noted.take();
     return o;
 }
 

@@ -28,15 +28,18 @@ struct crew {
     std::unique_ptr<engine> detector;
     std::array<std::unique_ptr<engine>, 2> readers, writers;
     std::array<gpushare::ns, tenants> alone{};  ///< what a call takes with nobody beside
+    gpushare::ns stretch{};  ///< a reader's call that yields does so at least this often: twice the longest part alone
 };
 
 /// What runs.
 struct plan {
-    std::uint32_t cores = 2;                 ///< SMs, or cores that plain threads may use
-    std::size_t readers = 2, writers = 2;    ///< engines, each with a thread
-    std::size_t ahead = 4;                   ///< calls that a reader's and a writer's thread has handed over
-    bool decode_loop = false;                ///< a writer's thread submits a call and waits for it
-    bool keeps_sm = false;                   ///< the detector's level keeps an SM (client_settings::keeps)
+    std::uint32_t cores = 2;               ///< SMs
+    std::size_t readers = 2, writers = 2;  ///< engines, each with a thread
+    std::size_t ahead = 4;                 ///< calls that a reader's and a writer's thread has handed over
+    bool decode_loop = false;              ///< a writer's thread submits a call and waits for it
+    bool keeps_sm = false;                 ///< the detector's level keeps an SM (client_settings::keeps)
+    /// A page yields between its lines, and says how often. An SM that is kept is lent to that, and to tokens.
+    bool yields = false;
     bool detects = true;                     ///< calls of the detector come, Poisson, 100 a second
     std::chrono::milliseconds before{800};   ///< until all know each other
     std::chrono::milliseconds window{7000};  ///< that is looked at
@@ -53,11 +56,12 @@ struct detection {
 
 /// What came of it.
 struct outcome {
-    std::vector<gpushare::host::block_record> calls;  ///< of all tenants, from the beginning
+    std::vector<gpushare::host::block_record> calls;  ///< of all tenants, from the beginning, by the ledger
+    std::vector<gpushare::host::block_record> whole;  ///< the same from when each began until it was over
     gpushare::instant from{}, to{};                   ///< the window
     std::vector<detection> detections;                ///< due in the window
     std::array<gpushare::ns, tenants> charged{};      ///< from the beginning to the end
-    double cores = 0;                                 ///< of plain threads: what the process took in the window
+    double cores = 0;                                 ///< what the process took in the window
 
     /// Calls of a tenant in the window, parts of calls counted as parts, per second.
     [[nodiscard]] double rate(who tenant) const;
@@ -71,7 +75,7 @@ struct outcome {
 
 /// Behind a limiter with its default options: reader and writer have 30 and 70 %, the detector has the level above.
 [[nodiscard]] outcome limited(crew& c, const plan& p);
-/// By the operating system alone.
+/// By the operating system alone, on the cores that the process has.
 [[nodiscard]] outcome on_plain_threads(crew& c, const plan& p);
 
 /// What submitting and waiting for a detector's call takes of the processor, beyond launching it and waiting for the point
