@@ -196,8 +196,8 @@ public:
     void admit(admission& a, instant now, F facts_of) noexcept {
         a.lent = detail::serve(policy_, a.client, a.predicted, now);
         a.served_before = budget_.served_from(a.level_index);
-        budget_.enter(a);
         auto& client = clients_[a.client.index];
+        if (budget_.enter(a)) client.abreast = std::max(client.abreast, ++client.streams);
         ++client.usage.in_flight;
         ++client.admitted;
         withdraw(a.client, now, facts_of);
@@ -361,7 +361,8 @@ private:
     }
 
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
-        budget_.leave(g, times);
+        if (const auto first = budget_.leave(g, times); first != detail::no_client && clients_[first].streams > 0)
+            --clients_[first].streams;
         auto& client = clients_[g.client.index];
         if (!blocked_.empty()) unblock(g.timeline, g.client);
         if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
@@ -370,7 +371,7 @@ private:
 
     // Something of this timeline has ended, of client `c`: it may have others for it behind its first. By an end, as by other
     // settings, there may be room beside what is kept.
-    void unblock(std::uint64_t timeline = 0, client_id c = {~0U}) noexcept {
+    void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];
             if (client.blocked && !client.kept_off && i != c.index && client.timeline(i) != timeline) return false;

@@ -36,6 +36,9 @@ namespace detail {
 /// Of one client alone: hides any latency, and holds two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
 
+/// No client's index.
+inline constexpr std::uint32_t no_client = ~std::uint32_t{0};
+
 /// What is kept for clients that are expected and would go first.
 struct kept_for_return {
     bool any = false;       // what fills the device isn't let in ahead of them
@@ -186,30 +189,37 @@ public:
         update();
     }
 
-    /// `times`: so many, all like this, with the sum of what was predicted.
-    void enter(const admission& a) noexcept {
+    /// Whether nothing else is on its stream.
+    bool enter(const admission& a) noexcept {
         enter(a.level_index, a.longest, a.predicted, a.of_request);
         if (a.width.part() < 1) ++num_narrow_;
         auto* l = find_stream(a);
-        if (l == nullptr)
-            l = &streams_.emplace_back(stream_load{.name = a.timeline, .level = a.level_index});  // within the reserve
+        const bool alone = l == nullptr;
+        if (alone)
+            l = &streams_.emplace_back(stream_load{
+                .name = a.timeline, .level = a.level_index, .first = a.client.index});  // within the reserve
         ++l->in_flight;
         if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
         l->length = saturating_add(l->length, counted(a));
         l->back_after = std::max(l->back_after, back_after(a));
         note_if_on_kept(a);
+        return alone;
     }
-    void leave(const admission& a, std::uint32_t times) noexcept {
+    /// `times`: so many, all like this, with the sum of what was predicted. If nothing else is on its stream: the index of the client
+    /// that was the first there; else no_client.
+    std::uint32_t leave(const admission& a, std::uint32_t times) noexcept {
         leave(a.level_index, a.longest, a.predicted, a.of_request, times);
         if (a.width.part() < 1) num_narrow_ -= times;
         auto* const l = find_stream(a);
         if ((l->in_flight -= times) == 0) {
+            const auto first = l->first;
             if (l != &streams_.back())
                 *l = streams_.back();  // often the one that was just written: a copy would wait for it
             streams_.pop_back();
-        } else {
-            l->length -= std::min(l->length, counted(a));
+            return first;
         }
+        l->length -= std::min(l->length, counted(a));
+        return no_client;
     }
 
     /// `n`: so many, all like this. `predicted`: of all of them.
@@ -301,8 +311,16 @@ public:
         return below > ns{0} ? below : own;
     }
 
-    /// How long all that is in flight probably takes.
-    [[nodiscard]] ns predicted() const noexcept {
+    /// When what is in flight probably leaves room for one more, as if all of it had just begun: at once where some of the device is
+    /// free; where all of it is running side by side, at the next end, as if these came evenly; else when all has ended.
+    [[nodiscard]] ns until_room() const noexcept {
+        double taken = 0, ends = 0;
+        for (const auto& l : streams_) {
+            taken += l.width > 0 ? l.width : 1;
+            ends += 1 / std::max(static_cast<double>(l.length.count()), 1.0);
+        }
+        if (taken < 1 - uncertain) return ns{0};
+        if (taken <= 1 + uncertain) return ns{static_cast<ns::rep>(1 / ends)};
         ns sum{};
         for (const auto& l : levels_) sum = saturating_add(sum, l.predicted);
         return sum;
@@ -323,9 +341,10 @@ private:
     struct stream_load {
         std::uint64_t name = 0;
         std::uint32_t level = 0, in_flight = 0;
-        double width = 0;  // of the widest; of those whose width is a guess, nothing
-        ns length{};       // of all, as predicted
-        ns back_after{};   // until the one that takes longest at it gives back its SMs
+        std::uint32_t first = 0;  // the client that was
+        double width = 0;         // of the widest; of those whose width is a guess, nothing
+        ns length{};              // of all, as predicted
+        ns back_after{};          // until the one that takes longest at it gives back its SMs
     };
     [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
         for (auto& l : streams_)

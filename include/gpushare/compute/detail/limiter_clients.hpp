@@ -131,6 +131,7 @@ struct limiter_client {
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
     bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
     std::uint32_t failures_in_row = 0, admitted = 0;
+    std::uint32_t streams = 0, abreast = 1;  // of its own with something in flight; and the most that there ever were
     return_habit habit{};
     double latest_width = 1;  // of what ended
     cost_estimate costs{};    // of all its submissions
@@ -323,7 +324,14 @@ template <class Policy>
     submission_estimate e;
     e.bound = bound;
     const auto kind = kinds.next(c, key, own.costs);
-    e.wait = saturating_add(budget.predicted(), ns{static_cast<ns::rep>(std::min(ahead, 9e18))});
+    // Its own go one after the other on each stream, of which it has as many as it ever used. While some of the device is free, what
+    // waits of others waits for their streams.
+    const double of_streams = static_cast<double>(own.usage.in_flight) + own.usage.waiting + 1 - own.abreast;
+    const auto each = lasting(own.predict(0, c, kinds, first_guess), own.width_of(c, 0, {}, kinds));
+    const auto as_time = [](double t) { return ns{static_cast<ns::rep>(std::clamp(t, 0.0, 9e18))}; };
+    const ns room = budget.until_room();
+    e.wait = std::max(as_time(of_streams * static_cast<double>(each.count()) / own.abreast),
+                      room > ns{0} ? saturating_add(room, as_time(ahead)) : ns{0});
     e.lasts = lasting(took, own.width_of(c, key, {}, kinds));
     e.longest = kind.longest > ns{0} ? kind.longest : own.longest();
     const auto& seen = kind.longest > ns{0} ? kinds.find(c, key).longest : own.costs.longest;
