@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All about submissions that a tenant offers by itself: several streams, options, callbacks, coroutines, requests,
 // cancelling, sleep.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <coroutine>
@@ -8,6 +9,7 @@
 #include <exception>
 #include <future>
 #include <latch>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <stop_token>
@@ -33,6 +35,8 @@ using support::detached;
 using clock = std::chrono::steady_clock;
 
 namespace {
+
+std::uint64_t kinds = 100;  // of submissions, so far
 
 /// One block for so long.
 auto block(gpushare::ns length) {
@@ -108,6 +112,123 @@ TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "
     CHECK(t.usage().dropped == 1);
     CHECK(t.usage().completed == 2);
     CHECK(t.close(clock::now() + 20s).usage.dropped == 1);
+}
+
+TEST_CASE("a width that is declared decides what a submission waits for, however it comes", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto batch = shared.admit({.name = "batch", .memory = 1_MiB, .compute = 50_pct, .longest = 5ms});
+    auto voice = shared.admit(
+        {.name = "voice", .memory = 1_MiB, .compute = 50_pct, .level = {1}, .keeps = gpushare::sm_width::of_sms(1, 2)});
+    using gpushare::sm_width;
+    constexpr auto kept = 250us;   // what fits on the SM that is kept waits for short work
+    constexpr auto others = 10ms;  // what is wider, or may be, for two of the longest
+    for (const auto& [width, bound] : {std::pair<sm_width, gpushare::ns>(sm_width::of_sms(1, 2), kept),
+                                       {sm_width(0.01), kept},
+                                       {sm_width(0.6), others},
+                                       {sm_width(1), others},
+                                       {sm_width(3), others},
+                                       {sm_width(), others},
+                                       {sm_width(-1), others},
+                                       {sm_width(std::numeric_limits<double>::quiet_NaN()), others}}) {
+        CAPTURE(width.given());
+        // Of a kind of its own, so that nothing is known of it but what is declared.
+        const gpushare::submit_options o{.key = ++kinds, .width = width};
+        const auto work = [](host::stream&) {};  // nothing is learnt from it
+        auto plain = voice.submit(work, o);
+        CHECK(plain.bound() == bound);
+        CHECK(plain.wait(soon()));
+        {
+            auto r = voice.request();
+            auto of_request = r.submit(work, o);
+            CHECK(of_request.bound() == bound);
+            CHECK(of_request.wait(soon()));
+        }
+        auto at_gate = voice.acquire(0, soon(), {}, o);
+        REQUIRE(at_gate);
+        CHECK(at_gate->bound() == bound);
+        at_gate->enqueue(voice.work_stream(), [](host::stream&) {});
+        completion how;
+        how.status = errc::closed;
+        const auto coroutine = [&]() -> detached { how = co_await voice.async_submit(work, o); };
+        coroutine();
+        while (how.status == errc::closed) (void)voice.usage();  // who asks drives
+        CHECK(how.status == errc::none);
+    }
+}
+
+TEST_CASE("a width is one of the slice that the tenant is in: what is wider counts as all of that",
+          "[tenant][submit]") {
+    host::node n(modelled(1, 4));
+    tenancy shared(n);
+    constexpr std::array<std::uint32_t, 2> halves{2, 2};
+    REQUIRE(shared.slice<host::device_sms>(device_id{0}, halves) == errc::none);
+    const auto admit = [&](std::string name, gpushare::priority level, gpushare::sm_width keeps) {
+        return shared.admit({.name = std::move(name),
+                             .memory = 1_MiB,
+                             .compute = 20_pct,
+                             .level = level,
+                             .slice = 1,
+                             .longest = 5ms,
+                             .keeps = keeps});
+    };
+    auto batch = admit("batch", {}, {}), voice = admit("voice", {1}, gpushare::sm_width::of_sms(1, 2));
+    const auto bound_of = [&](gpushare::sm_width width) {
+        auto t = voice.submit(block(10us), {.width = width});
+        const auto bound = t.bound();
+        CHECK(t.wait(soon()));
+        return bound;
+    };
+    CHECK(bound_of(gpushare::sm_width::of_sms(3, 2)) == 10ms);  // of three SMs where the slice has two
+    CHECK(bound_of(gpushare::sm_width::of_sms(2, 2)) == 10ms);
+    CHECK(bound_of(gpushare::sm_width::of_sms(1, 2)) == 250us);
+    CHECK(voice.usage().completed == 3);
+    CHECK(voice.usage().device_time == 15us);  // half of two SMs each, whatever was said
+}
+
+TEST_CASE("a deadline that has passed: what is to be dropped never runs, and the rest does, however it comes",
+          "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct});
+    const auto passed = t.now(), far = soon();
+    std::atomic<int> ran{0};
+    const auto work = [&ran](host::stream& s) { s.launch({.blocks = 1}, [&ran](auto&) { ++ran; }); };
+    const auto outcome = [](auto ticket) {
+        CHECK(ticket.wait(soon()));
+        return ticket.status();
+    };
+    const auto by_coroutine = [&](const gpushare::submit_options& o) {
+        completion how;
+        how.status = errc::closed;
+        const auto coroutine = [&]() -> detached { how = co_await t.async_submit(work, o); };
+        coroutine();
+        while (how.status == errc::closed) (void)t.usage();
+        return how.status;
+    };
+    const gpushare::submit_options late{.deadline = passed, .drop_if_late = true}, said{.deadline = passed},
+        in_time{.deadline = far, .drop_if_late = true};
+    CHECK(outcome(t.submit(work, late)) == errc::deadline_exceeded);
+    CHECK(by_coroutine(late) == errc::deadline_exceeded);
+    CHECK(t.acquire(0, gpushare::never, {}, late).code() == errc::deadline_exceeded);
+    {
+        auto r = t.request({.deadline = passed});  // before that of each of its submissions
+        CHECK(outcome(r.submit(work, in_time)) == errc::deadline_exceeded);
+        CHECK(outcome(r.submit(work)) == errc::none);
+    }
+    {
+        auto r = t.request({.deadline = far});
+        CHECK(outcome(r.submit(work, late)) == errc::deadline_exceeded);
+        CHECK(outcome(r.submit(work, in_time)) == errc::none);
+    }
+    CHECK(t.usage().dropped == 5);
+    CHECK(ran == 2);
+    CHECK(outcome(t.submit(work, said)) == errc::none);
+    CHECK(outcome(t.submit(work, in_time)) == errc::none);
+    CHECK(by_coroutine(said) == errc::none);
+    CHECK(by_coroutine(in_time) == errc::none);
+    CHECK(ran == 6);
+    CHECK(t.usage().dropped == 5);
 }
 
 TEST_CASE("coroutines, requests and pardons of a tenant", "[tenant][submit]") {
