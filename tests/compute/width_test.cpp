@@ -555,14 +555,14 @@ TEST_CASE("calls of a tenant's other threads go by one that waits for its stream
     }
 }
 
-TEST_CASE("kernels that fill the device among long calls of a block: shares and metering hold",
-          "[compute][sweep][width]") {
-    // What is left of a kernel's last blocks leaves SMs idle that the rest of its stream can't use: not counted here.
+TEST_CASE("kernels that fill the device among long calls of a block: shares and metering hold, and no SM is idle",
+          "[compute][sweep][width][promises]") {
     for (const std::uint32_t sms : {2U, 4U}) {
         CAPTURE(sms);
         const auto worst = run(sms, {{75ms, 1, 300, sms}, {25ms, 2, 400, 2}, {300us, sms, 300, 2}}, false);
         CHECK(worst.share_pp <= 0.5);
         CHECK(worst.metering_pct <= 1);
+        CHECK(worst.idle_pct <= 1);
     }
 }
 
