@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <memory_resource>
@@ -38,6 +39,11 @@ protected:
     generation& operator=(const generation&) = default;
 };
 
+/// What generate() throws where its tenant's memory has no room for the text's cache now, but will have: the text waits for it.
+struct no_room : std::exception {
+    [[nodiscard]] const char* what() const noexcept override { return "no memory for the text's cache"; }
+};
+
 /// A loaded model of one tenant. One call at a time; what it throws is the answer to the request, and to nobody else's.
 class engine {
 public:
@@ -57,8 +63,9 @@ public:
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
     /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
     virtual void drop_caches() noexcept {}
-    /// Of a model that streams.
-    virtual std::unique_ptr<generation> generate(const std::string& prompt);
+    /// Of a model that streams: of at most so many tokens. What its cache needs for all of them it takes here, or throws no_room: so a
+    /// text that has begun is never without memory, and what waits for some holds none.
+    virtual std::unique_ptr<generation> generate(const std::string& prompt, std::size_t most);
 };
 
 /// Chunks of the device's memory, which the caches of all tenants have in turn.

@@ -549,6 +549,7 @@ bool lane::close(instant deadline) {
         over(lost.size());
     }
     for (auto& r : lost) refuse(r, as_refused(gpushare::failure{errc::closed}));
+    memory_came();  // those that wait are refused
     std::unique_lock lock(mutex_);
     const bool over = idle_.wait_until(
         lock, std::chrono::time_point<std::chrono::steady_clock, gpushare::ns>{deadline.time_since_epoch()},
@@ -580,67 +581,170 @@ token_stream::token_stream(std::shared_ptr<lane> of, std::string prompt, std::ui
     : lane_(std::move(of)), prompt_(std::move(prompt)), left_(most) {}
 
 token_stream::~token_stream() {
+    if (text_ != nullptr) {
+        text_.reset();
+        lane_->cache_freed();
+    }
     if (open_) lane_->close_text();
 }
 
+// Under no lock. Whether it has to wait, for others came before it.
+bool lane::waits_behind_others(text_beginning& b) {
+    const std::lock_guard lock(mutex_);
+    if (b.waited || state_ == state::closed || (for_memory_.empty() && !trying_)) return false;
+    for_memory_.push_back(std::move(b));
+    return true;
+}
+
+void lane::cache_freed() noexcept {
+    // release: pairs with who looks for memory.
+    settings_.freed->fetch_add(1, std::memory_order_release);
+    try {
+        settings_.on_freed();
+    } catch (...) {  // of the host's memory; they look again once a second
+    }
+}
+
+// `freed_before`: of settings::freed, before it looked for memory.
+void lane::wait_for_memory(text_beginning b, std::uint64_t freed_before) {
+    b.text->engine_.reset();  // it hasn't begun: another one will do
+    {
+        const std::lock_guard lock(mutex_);
+        if (b.waited)
+            for_memory_.push_front(std::move(b));  // it was the first
+        else
+            for_memory_.push_back(std::move(b));
+        trying_ = false;
+    }
+    if (settings_.freed->load(std::memory_order_acquire) != freed_before || now() == state::closed) memory_came();
+}
+
+void lane::began(const text_beginning& b) {
+    if (!b.waited) return;
+    {
+        const std::lock_guard lock(mutex_);
+        trying_ = false;
+    }
+    memory_came();  // there may be enough for the next one, too
+}
+
+void lane::memory_came() {
+    std::vector<text_beginning> late;
+    std::optional<text_beginning> first;
+    {
+        const std::lock_guard lock(mutex_);
+        if (for_memory_.empty()) return;
+        const auto now = tenant_->now();
+        std::erase_if(for_memory_, [&](text_beginning& b) {
+            const bool over = state_ == state::closed || b.until <= now;
+            if (over) late.push_back(std::move(b));
+            return over;
+        });
+        if (!for_memory_.empty() && !trying_) {
+            trying_ = true;
+            first = std::move(for_memory_.front());
+            for_memory_.pop_front();
+            first->waited = true;
+        }
+    }
+    const char* const why =
+        now() == state::closed ? "the tenant is gone" : "no memory for the text's cache came in time";
+    for (auto& b : late) {
+        account_->refusals.fetch_add(1, std::memory_order_relaxed);
+        if (std::exchange(b.text->open_, false)) close_text();
+        b.on_end({true, why, 503});
+    }
+    if (first) first->text->go_on(*std::move(first));
+}
+
 struct token_stream::piece {
-    std::shared_ptr<token_stream> of;
-    std::uint32_t most;
-    std::function<bool(std::string)> on_token;
-    std::function<void(end)> on_end;
-    bool last = false;
+    text_beginning what;
+    std::uint64_t freed_before = 0;
+    bool last = false, has_no_room = false;
 
     void run(gpushare::host::kernel_context& context) {
-        if (of->text_ == nullptr) of->text_ = of->engine_->generate(of->prompt_);
-        for (; most > 0 && of->left_ > 0 && !last; --most, --of->left_) {
-            auto token = of->text_->next();
+        auto& of = *what.text;
+        if (of.text_ == nullptr) {
+            try {
+                of.text_ = of.engine_->generate(of.prompt_, of.left_);
+            } catch (const no_room&) {
+                has_no_room = true;
+                return;
+            }
+        }
+        for (; what.most > 0 && of.left_ > 0 && !last; --what.most, --of.left_) {
+            auto token = of.text_->next();
             if (!token) break;
-            of->lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
-            last = !on_token(*std::move(token));
+            of.lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
+            last = !what.on_token(*std::move(token));
             gpushare::yield_point(context);  // who is more urgent goes between two tokens
         }
-        last = last || most > 0 || of->left_ == 0;
+        last = last || what.most > 0 || of.left_ == 0;
     }
     void finish(const gpushare::completion& how) noexcept {
-        const auto whose = of->lane_;
+        auto& of = *what.text;
+        const auto whose = of.lane_;
+        if (has_no_room && how.status == errc::none) {
+            try {
+                whose->wait_for_memory(std::move(what), freed_before);
+                return whose->end({});
+            } catch (...) {  // of the host's memory
+                has_no_room = false;
+            }
+        }
         end e{last || how.status != errc::none, {}};
         if (how.status != errc::none) {
             const auto why = reason_of(how);
             e.error = why.what();
             e.status = why.status;
         }
-        lane::ended all{.broken = broke(how) ? of->engine_ : nullptr};
+        lane::ended all{.broken = broke(how) ? of.engine_ : nullptr};
         if (e.last) {
-            of->text_.reset();
-            of->engine_.reset();
-            all.requests = std::exchange(of->open_, false) ? 1 : 0;
+            of.text_.reset();
+            of.engine_.reset();
+            all.requests = std::exchange(of.open_, false) ? 1 : 0;
             all.text = all.requests != 0;
+            whose->cache_freed();
         }
+        whose->began(what);
         auto& count = how.status == errc::none ? whose->account_->requests : whose->account_->failures;
         if (e.last) count.fetch_add(1, std::memory_order_relaxed);
         whose->end(std::move(all));
-        on_end(std::move(e));
+        what.on_end(std::move(e));
     }
 };
 
 void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_token,
                         std::function<void(end)> on_end) {
-    if (!open_) return on_end({true, "the text is over", 503});  // a new one would begin from its prompt
+    const auto until = gpushare::saturating_add(lane_->tenant_->now(), lane_->settings_.text_waits);
+    go_on({shared_from_this(), most, std::move(on_token), std::move(on_end), until});
+}
+
+// What it is given is done, or the text waits with it.
+void token_stream::go_on(text_beginning b) {
+    const auto refuse = [this](const text_beginning& what, const std::string& why, int status) {
+        lane_->began(what);
+        what.on_end({true, why, status});
+    };
+    if (!open_) return refuse(b, "the text is over", 503);  // a new one would begin from its prompt
+    if (text_ == nullptr && lane_->waits_behind_others(b)) return;
     auto loaded = lane_->loaded_engine();
     if (engine_ != nullptr &&
         engine_ != loaded)  // nobody knows what state it is in, and another one doesn't know the text
-        return on_end({true, "the model's engine is gone", 503});
+        return refuse(b, "the model's engine is gone", 503);
     engine_ = std::move(loaded);
     if (engine_ == nullptr) {  // loaded first
-        auto again = [self = shared_from_this(), most, on_token = std::move(on_token), on_end](const refused* why) {
-            if (why == nullptr) return self->more(most, on_token, on_end);
-            on_end({true, why->what(), why->status});
+        auto again = [refuse, b = std::move(b)](const refused* why) {
+            if (why == nullptr) return b.text->go_on(b);
+            refuse(b, why->what(), why->status);
         };
         return lane_->when_loaded(std::move(again), false);
     }
-    auto mine = std::make_shared<piece>(piece{shared_from_this(), most, std::move(on_token), std::move(on_end)});
-    if (!lane_->begin_piece()) return mine->on_end({true, std::string(to_string(errc::closed)), 503});
+    auto mine = std::make_shared<piece>(piece{std::move(b)});
+    if (!lane_->begin_piece()) return refuse(mine->what, std::string(to_string(errc::closed)), 503);
     const auto run = [mine](gpushare::host::stream& s) {
+        // acquire: what was freed before it was counted is found.
+        mine->freed_before = mine->what.text->lane_->settings_.freed->load(std::memory_order_acquire);
         s.launch({}, [mine](gpushare::host::kernel_context& context) { mine->run(context); });
     };
     const auto ticket = lane_->tenant_->try_submit(run, lane_->options(true),

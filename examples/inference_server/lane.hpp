@@ -6,8 +6,11 @@
 //   auto text = lane->generate(prompt, 32);                        // see token_stream
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -31,12 +34,32 @@ namespace inference_server {
 using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
 
+class lane;
+class token_stream;
+
+/// How a piece of a text ended.
+struct token_end {
+    bool last = false;  ///< nothing follows
+    std::string error;  ///< what went wrong, if it did
+    int status = 200;   ///< the same, as HTTP has it
+};
+
 /// What a tenant's engines work in, one after the other.
 using scratch = gpushare::leased_scratch<tenant::memory_type, gpushare::host::stream>;
 
 using answer = std::variant<infer_response, refused>;
 /// Called once, from any thread; must neither block nor throw.
 using on_answer = std::function<void(answer)>;
+/// A text that begins, or waits for memory to begin.
+struct text_beginning {
+    std::shared_ptr<token_stream> text;
+    std::uint32_t most = 0;
+    std::function<bool(std::string)> on_token;
+    std::function<void(token_end)> on_end;
+    gpushare::instant until = gpushare::never;  ///< for how long it waits
+    bool waited = false;
+};
+
 /// Runs a function soon, on a thread that may take its time: to load a model.
 using later = std::function<void(std::function<void()>)>;
 
@@ -44,18 +67,11 @@ using later = std::function<void(std::function<void()>)>;
 [[nodiscard]] refused as_refused(const gpushare::failure& why);
 [[nodiscard]] refused as_refused(const std::exception_ptr& why) noexcept;
 
-class lane;
-
 /// A text that is being continued, in pieces that its reader asks for. So who reads slowly is waited for, and takes neither memory nor
 /// device time meanwhile. One call of more() at a time.
 class token_stream : public std::enable_shared_from_this<token_stream> {
 public:
-    /// How a piece ended.
-    struct end {
-        bool last = false;  ///< nothing follows
-        std::string error;  ///< what went wrong, if it did
-        int status = 200;   ///< the same, as HTTP has it
-    };
+    using end = token_end;  ///< how a piece ended
     /// One that has a place among the lane's: see lane::generate.
     token_stream(std::shared_ptr<lane> of, std::string prompt, std::uint32_t most);
     token_stream(const token_stream&) = delete;
@@ -63,12 +79,13 @@ public:
     ~token_stream();
 
     /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
-    /// there; `on_end` once. Both from any thread. A text that is over gives an error.
+    /// there; `on_end` once. Both from any thread. A text that is over gives an error. One that begins waits until there is memory for it.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
 private:
     friend class lane;
     struct piece;
+    void go_on(text_beginning b);
     const std::shared_ptr<lane> lane_;
     const std::string prompt_;
     std::uint32_t left_;
@@ -89,6 +106,10 @@ public:
         gpushare::sleep_rule rule{};
         cache_chunks* chunks = nullptr;  ///< of the device
         std::shared_ptr<scratch> room;   ///< of the tenant
+        /// What lanes tell each other of memory for caches: how often some came free, and who is to look then.
+        std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
+        std::function<void()> on_freed = [] {};
+        gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
     };
     lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, settings s);
 
@@ -99,6 +120,8 @@ public:
     std::shared_ptr<token_stream> generate(std::string prompt, std::uint32_t most_tokens);
     /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for it.
     void load(std::function<void(const refused*)> done);
+    /// There may be memory for texts that wait for some: the first of them tries. Those that have waited too long are refused.
+    void memory_came();
     /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Who is
     /// being answered doesn't count.
     bool unload();
@@ -150,6 +173,10 @@ private:
     [[nodiscard]] gpushare::submit_options options(bool text) const;
     [[nodiscard]] std::shared_ptr<engine> loaded_engine();
     [[nodiscard]] bool begin_piece();
+    [[nodiscard]] bool waits_behind_others(text_beginning& b);
+    void wait_for_memory(text_beginning b, std::uint64_t freed_before);
+    void began(const text_beginning& b);
+    void cache_freed() noexcept;
     void end(ended what) noexcept;
     void close_text() noexcept;
 
@@ -168,6 +195,8 @@ private:
     gpushare::batch_queue<request> waiting_;
     std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
     std::size_t texts_ = 0;                      // that are being continued
+    std::deque<text_beginning> for_memory_;      // texts, first come first served
+    bool trying_ = false;                        // the first of them is on the device
     gpushare::ns call_takes_{};                  // smoothed; 0: not known
     gpushare::sleep_levels sleep_;
 };

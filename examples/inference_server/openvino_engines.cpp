@@ -105,7 +105,7 @@ public:
              gpushare::host::kernel_context& on) override {
         std::string all;
         const auto prompts = inputs[0].texts();
-        const auto text = generate(std::string(prompts[0]));
+        const auto text = generate(std::string(prompts[0]), 32);
         for (int i = 0; i < 32; ++i) {
             const auto token = text->next();
             if (!token) break;
@@ -114,7 +114,7 @@ public:
         }
         outputs.push_back(texts_tensor("text_output", {&all, 1}));
     }
-    std::unique_ptr<generation> generate(const std::string& prompt) override {
+    std::unique_ptr<generation> generate(const std::string& prompt, std::size_t) override {
         constexpr std::size_t longest = 2000;  // bytes: nobody waits for more to be put into tokens
         if (prompt.size() > longest) throw refused(400, "the text has more than 2000 bytes");
         if (!json::is_utf8(prompt)) throw refused(400, "the text isn't UTF-8");

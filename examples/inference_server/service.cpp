@@ -117,9 +117,16 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto stream = static_cast<std::uint32_t>(m - models_.begin()) % c.who->spec().streams;
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
-    auto mine = std::make_shared<lane>(
-        c.who, *m, c.counts,
-        lane::settings{[this](std::function<void()> f) { later(std::move(f)); }, stream, rule_, &chunks_, row.room});
+    auto mine =
+        std::make_shared<lane>(c.who, *m, c.counts,
+                               lane::settings{.run_later = [this](std::function<void()> f) { later(std::move(f)); },
+                                              .stream = stream,
+                                              .rule = rule_,
+                                              .chunks = &chunks_,
+                                              .room = row.room,
+                                              .freed = freed_,
+                                              .on_freed = [this] { let_texts_begin(); },
+                                              .text_waits = options_.text_waits});
     return row.lanes.emplace(model, std::move(mine)).first->second;
 }
 
@@ -222,6 +229,7 @@ void service::keep_house(const std::stop_token& stop) {
             }
             bill();
             let_idle_go();
+            let_texts_begin();
             if (asked.empty() && ++round % 5 == 0)
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
         } catch (const std::exception& e) {
@@ -370,6 +378,11 @@ void service::let_idle_go() {
         if (idle && row.room != nullptr) (void)row.room->trim();
         if (idle) row.asleep = row.who->sleep(now());  // its pools and caches go as well
     }
+}
+
+// Of all tenants: what one frees another may be lent.
+void service::let_texts_begin() const {
+    for (const auto& l : all_lanes()) l->memory_came();
 }
 
 void service::tell(const std::string& what) const { std::fprintf(stderr, "inference_server: %s\n", what.c_str()); }

@@ -7,6 +7,7 @@
 //   s.infer(who, "mlp", parse_infer(body, {}), [](answer a) { ... });
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -40,6 +41,7 @@ struct service_options {
     std::chrono::milliseconds idle_after{
         60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
     std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
+    std::chrono::milliseconds text_waits{30'000};  ///< at most, for memory of its cache
     std::size_t kept_lines =
         10'000;  ///< of the journal, where it can't be written; beyond that they are summed by tenant
 };
@@ -117,6 +119,7 @@ private:
     [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
     void let_idle_go();
+    void let_texts_begin() const;
     void tell(const std::string& what) const;
 
     const service_options options_;
@@ -126,6 +129,7 @@ private:
     gpushare::host::virtual_memory cache_memory_;
     gpushare::host::stream scrubbing_;
     cache_chunks chunks_;
+    const std::shared_ptr<std::atomic<std::uint64_t>> freed_ = std::make_shared<std::atomic<std::uint64_t>>(0);
     tenancy shared_;
     gpushare::tenant_directory<gpushare::host::node> tenants_;
     std::optional<gpushare::usage_journal> journal_;

@@ -21,7 +21,9 @@ void engine::run_in(std::span<std::byte>, std::span<const tensor> inputs, std::v
                     gpushare::host::kernel_context& on) {
     run(inputs, outputs, on);
 }
-std::unique_ptr<generation> engine::generate(const std::string&) { throw refused(400, "the model doesn't stream"); }
+std::unique_ptr<generation> engine::generate(const std::string&, std::size_t) {
+    throw refused(400, "the model doesn't stream");
+}
 
 namespace {
 
@@ -73,7 +75,8 @@ private:
 class letters final : public engine {
 public:
     explicit letters(const surroundings& at)
-        : embedding_(made_up(alphabet, state, any_, at.memory)),
+        : limit_(at.limit),
+          embedding_(made_up(alphabet, state, any_, at.memory)),
           recurrent_(made_up(state, state, any_, at.memory)),
           scores_(made_up(state, alphabet, any_, at.memory)),
           query_(made_up(state, head, any_, at.memory)),
@@ -84,14 +87,25 @@ public:
     void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
         std::vector<std::string> all;
         for (const auto prompt : inputs[0].texts()) {
-            const auto text = generate(std::string(prompt));
             all.emplace_back();
-            for (int i = 0; i < 16; ++i) all.back() += *text->next();
+            try {
+                const auto text = generate(std::string(prompt), 16);
+                for (int i = 0; i < 16; ++i) all.back() += *text->next();
+            } catch (const no_room& e) {
+                throw refused(507, e.what());
+            }
         }
         outputs.push_back(texts_tensor("text_output", all));
     }
-    std::unique_ptr<generation> generate(const std::string& prompt) override {
-        return std::make_unique<speaker>(*this, prompt);
+    std::unique_ptr<generation> generate(const std::string& prompt, std::size_t most) override {
+        if (prompt.size() > longest) throw refused(400, "the text is too long");
+        const auto in_all = std::min(prompt.size() + most, longest);
+        std::vector<std::uint32_t> pages((in_all + page - 1) / page);
+        if (cache_->page_stride() * pages.size() > limit_.usage().limit()) throw refused(507, no_room().what());
+        const auto why = cache_->try_allocate(pages);
+        if (why.code == gpushare::errc::closed) throw refused(503, no_room().what());
+        if (why.code != gpushare::errc::none) throw no_room();
+        return std::make_unique<speaker>(*this, prompt, in_all, std::move(pages));
     }
     void drop_caches() noexcept override { cache_->trim(); }
 
@@ -102,22 +116,18 @@ private:
 
     class speaker final : public generation {
     public:
-        speaker(const letters& of, const std::string& prompt) : of_(of) {
-            if (prompt.size() > longest) throw refused(400, "the text is too long");
-            try {
-                for (const char c : prompt) hear(static_cast<unsigned char>(c) % alphabet);
-            } catch (...) {
-                forget();
-                throw;
-            }
+        /// Gives the pages back: nothing of it runs then.
+        speaker(const letters& of, const std::string& prompt, std::size_t most, std::vector<std::uint32_t> pages)
+            : of_(of), most_(most), pages_(std::move(pages)) {
+            for (const char c : prompt) hear(static_cast<unsigned char>(c) % alphabet);
         }
         speaker(const speaker&) = delete;
         speaker& operator=(const speaker&) = delete;
-        ~speaker() override { forget(); }
+        ~speaker() override { (void)of_.cache_->free(pages_); }
         std::optional<std::string> next() override {
             std::array<float, alphabet> scores{};
             multiply(state_, of_.scores_, scores);
-            if (heard_ == longest) return std::nullopt;
+            if (heard_ == most_) return std::nullopt;
             const auto said = static_cast<std::size_t>(std::ranges::max_element(scores) - scores.begin());
             hear(said);
             return std::string(1, said == 26 ? ' ' : static_cast<char>('a' + said));
@@ -136,13 +146,6 @@ private:
         }
         /// Appends the state's key and value.
         void keep() {
-            if (heard_ % page == 0) {
-                std::array<std::uint32_t, 1> more{};
-                pages_.reserve(pages_.size() + 1);
-                if (const auto why = of_.cache_->try_allocate(more); why.code != gpushare::errc::none)
-                    throw refused(why.code == gpushare::errc::closed ? 503 : 507, "no memory for the text's cache");
-                pages_.push_back(more[0]);
-            }
             multiply(state_, of_.key_, lane(heard_, 0));
             std::ranges::copy(state_, lane(heard_, 1).begin());
             ++heard_;
@@ -168,15 +171,14 @@ private:
             auto* const first = static_cast<float*>(of_.cache_->address(pages_[letter / page], which));
             return {first + std::size_t{letter % page} * state, state};
         }
-        // Nothing of it runs any more.
-        void forget() noexcept { (void)of_.cache_->free(pages_); }
-
         const letters& of_;
+        const std::size_t most_;  // letters
+        const std::vector<std::uint32_t> pages_;
         std::array<float, state> state_{};
-        std::vector<std::uint32_t> pages_;
         std::uint32_t heard_ = 0;
     };
 
+    const gpushare::quota& limit_;
     gpushare::sim::random any_{2};
     weights embedding_, recurrent_, scores_, query_, key_;
     std::unique_ptr<kv_cache> cache_;

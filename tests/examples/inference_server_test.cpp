@@ -77,7 +77,9 @@ public:
         if (inputs[0].as<float>()[0] < 0) throw std::runtime_error("a negative number");
         outputs.push_back(inputs[0]);
     }
-    std::unique_ptr<generation> generate(const std::string&) override { return std::make_unique<text>(script_); }
+    std::unique_ptr<generation> generate(const std::string&, std::size_t) override {
+        return std::make_unique<text>(script_);
+    }
 
 private:
     class text final : public generation {
@@ -852,6 +854,95 @@ TEST_CASE("a text's cache is in its tenant's memory, page by page, and goes with
     CHECK(ask(batch_key, 20'000) == 400);
     CHECK(ask(batch_key, 1000) == 200);
     eventually([&] { return used(0) == 0 && used(1) == 0; });
+}
+
+TEST_CASE("texts wait for memory of their caches, and none is refused because there is none just now", "[examples]") {
+    // Each takes 64 KiB, and a tenant has memory for a few at once.
+    server s({},
+             "name=chat api_key=key-of-chat memory=320KiB compute=60% stack=direct queue_limit=64\n"
+             "name=batch api_key=key-of-batch memory=320KiB compute=40% stack=direct queue_limit=64\n");
+    const auto body = R"({"text_input":"some words","max_tokens":100})";
+    const auto expected = s.connect().ask("POST", "/v2/models/letters/generate", chat_key, body);
+    REQUIRE(expected.status == 200);
+    std::atomic<int> answered{0};
+    {
+        std::vector<std::jthread> askers;
+        for (int i = 0; i < 24; ++i)
+            askers.emplace_back([&, i] {
+                auto c = s.connect();
+                const auto a = c.ask("POST", "/v2/models/letters/generate", i % 2 == 0 ? chat_key : batch_key, body);
+                answered += a.status == 200 && a.body == expected.body ? 1 : 0;
+            });
+    }
+    CHECK(answered == 24);
+}
+
+namespace {
+
+/// A text of the tenant's, of which pieces are asked for one by one. It takes 256 KiB.
+struct paused_text {
+    explicit paused_text(server& s, std::string_view key = chat_key)
+        : text(s.core->generate(s.core->authenticate(key), "letters",
+                                {.prompt = std::string(500, 'a'), .most_tokens = 10})) {
+        text->more(
+            1, [](const std::string&) { return true; },
+            [ends = ended](const token_stream::end& e) { ends->set_value(e); });
+    }
+    [[nodiscard]] bool waits() const { return end.wait_for(100ms) == std::future_status::timeout; }
+    [[nodiscard]] token_stream::end how() {
+        return end.wait_for(60s) == std::future_status::ready ? end.get() : token_stream::end{true, "nothing comes", 0};
+    }
+    std::shared_ptr<std::promise<token_stream::end>> ended = std::make_shared<std::promise<token_stream::end>>();
+    std::future<token_stream::end> end = ended->get_future();
+    std::shared_ptr<token_stream> text;
+};
+
+constexpr std::string_view room_for_one =
+    "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\nname=batch api_key=key-of-batch memory=1MiB "
+    "compute=40%\n";
+
+}  // namespace
+
+TEST_CASE("a text that waits for memory begins as soon as another one's is free", "[examples]") {
+    server s({}, room_for_one);
+    std::optional<paused_text> first(std::in_place, s);
+    CHECK(first->how().status == 200);
+    std::optional<paused_text> second(std::in_place, s), third(std::in_place, s);
+    CHECK(second->waits());
+    CHECK(third->waits());
+    first.reset();
+    CHECK(second->how().status == 200);
+    CHECK(third->waits());  // it came later
+    second.reset();
+    CHECK(third->how().status == 200);
+}
+
+TEST_CASE("a text that waits for memory too long, or whose tenant goes, is told so", "[examples]") {
+    server s({}, room_for_one, {.text_waits = 300ms});
+    paused_text first(s), other(s, batch_key);
+    CHECK(first.how().status == 200);
+    CHECK(other.how().status == 200);
+    paused_text late(s);
+    const auto end = late.how();
+    CHECK(end.status == 503);
+    CHECK(end.error == "no memory for the text's cache came in time");
+    CHECK(end.last);
+    // What is asked of it then isn't a new text.
+    std::promise<token_stream::end> again;
+    late.text->more(
+        1, [](const std::string&) { return true; }, [&](const token_stream::end& e) { again.set_value(e); });
+    CHECK(again.get_future().get().error == "the text is over");
+}
+
+TEST_CASE("texts that wait for memory are refused when their tenant is closed", "[examples]") {
+    server s({}, room_for_one);
+    paused_text first(s);
+    CHECK(first.how().status == 200);
+    paused_text waiting(s);
+    CHECK(waiting.waits());
+    s.rewrite("name=batch api_key=key-of-batch memory=1MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK(waiting.how().status == 503);
 }
 
 TEST_CASE("engines of a tenant work in one block of scratch", "[examples]") {
