@@ -251,13 +251,14 @@ double check_that_faults_show(crew& c) {
 int main(int argc, char** argv) {
     try {
         begin_on_first_cores(2, argv);
-        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost", "parts", "server", "outside"},
+        const bench::arguments asked(argc, argv,
+                                     {"two", "kept", "one", "decode", "cost", "parts", "server", "bursts", "outside"},
                                      {"--gemma-terms-accepted",
                                       "with Gemma 3 270M, whose weights are under Google's terms, "
                                       "https://ai.google.dev/gemma/terms; else single lines of "
                                       "text are read in its place, and all figures end in _without_model"});
         const bool model = asked.has_option();
-        const bool no_engines = asked.wants_only("parts") || asked.wants_only("outside");
+        const bool no_engines = asked.wants_only("parts") || asked.wants_only("bursts") || asked.wants_only("outside");
         const bool one_here = asked.wants_only("one") && cores() == 1;
         const std::string end_of_all = model || no_engines ? "" : "_without_model";
         bench::start_a_second_thread();
@@ -269,6 +270,7 @@ int main(int argc, char** argv) {
         if (asked.wants("parts")) parts(r);
         if (asked.wants("outside")) from_outside(r);
         if (asked.wants("server")) through_the_server(r, model);
+        if (asked.wants("bursts")) cache_bursts(r);
         mismatches wrong;
         if (asked.wants("one") && !one_here) wrong = one_core(r, model ? "--gemma-terms-accepted" : "", end_of_all);
         if (!no_engines && !asked.wants_only("server") && (!asked.wants_only("one") || one_here)) {
