@@ -62,8 +62,8 @@ struct gathered_group {
 
 /// Every rank gets each rank's shard (shard_of) of every array of the list from that rank, in place. By all ranks alike, with the same
 /// sizes. Between threads nothing is packed; else arrays go in groups of at most `group`, an array that is larger by itself. After a fault
-/// with buffers_in_use the arrays may still be read and written. Between a step's gradient_buckets::wait() and the next step's first
-/// ready() the transport of the thread that communicates may be used: it waits. May throw std::bad_alloc, and what the transport throws.
+/// with buffers_in_use, or an exception, the arrays may still be read and written. Between a step's gradient_buckets::wait() and the next
+/// step's first ready() the transport of the thread that communicates may be used: it waits. May throw std::bad_alloc, and what the transport throws.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault all_gather_shards(Net& net, std::span<const std::type_identity_t<std::span<T>>> list,
@@ -74,19 +74,26 @@ requires std::is_trivially_copyable_v<T>
         std::array<detail::gathered_group<T>, 2> under_way;  // one goes over the link while the other is packed
         std::size_t begun = 0, ended = 0;
         collective_fault fault;
-        while (!fault && (!list.empty() || ended < begun)) {
-            if (!list.empty() && begun - ended < under_way.size()) {
-                std::size_t arrays = 1, filled = list.front().size_bytes();
-                while (arrays < list.size() && filled + list[arrays].size_bytes() <= group.count())
-                    filled += list[arrays++].size_bytes();
-                under_way[begun++ % under_way.size()].begin(net, list.first(arrays));
-                list = list.subspan(arrays);
-            } else {
-                fault = under_way[ended++ % under_way.size()].end(net, deadline);
-            }
-        }
-        if (fault.buffers_in_use)
+        const auto leave_behind = [&] {
             for (auto& one : under_way) one.packed.leave_behind();
+        };
+        try {
+            while (!fault && (!list.empty() || ended < begun)) {
+                if (!list.empty() && begun - ended < under_way.size()) {
+                    std::size_t arrays = 1, filled = list.front().size_bytes();
+                    while (arrays < list.size() && filled + list[arrays].size_bytes() <= group.count())
+                        filled += list[arrays++].size_bytes();
+                    under_way[begun++ % under_way.size()].begin(net, list.first(arrays));
+                    list = list.subspan(arrays);
+                } else {
+                    fault = under_way[ended++ % under_way.size()].end(net, deadline);
+                }
+            }
+        } catch (...) {  // of the host's memory, say: the group before is still under way
+            leave_behind();
+            throw;
+        }
+        if (fault.buffers_in_use) leave_behind();
         return fault;
     }
 }
