@@ -326,6 +326,13 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
 };
 
+/// A point whose waits tell when they last looked, by its node's clock, and none was reached yet; that stays as it was where they never
+/// did. So it is known how late an end was noticed, at most.
+template <class P>
+concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
+    { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
+};
+
 /// A timeline that can tell what its work used of the device between two of its points that are reached.
 template <class S>
 concept sm_timeline = timeline<S> && requires(const typename S::point& a, const typename S::point& b) {

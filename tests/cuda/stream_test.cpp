@@ -141,6 +141,12 @@ TEST_CASE_METHOD(manual_fixture, "a wait ends at its deadline, and one without g
     CHECK_FALSE(p.wait(began + 3ms));
     CHECK(clock.now() >= began + 3ms);
     CHECK_FALSE(cuda::point::wait_any({}, never));
+    gpushare::instant pending_at{};
+    CHECK_FALSE(cuda::point::wait_any(std::array{p}, began + 6ms, pending_at));
+    CHECK(pending_at >= began + 6ms);  // it looked once more at the end
+    CHECK(pending_at <= clock.now());
+    CHECK(cuda::point::wait_any(std::array{p, cuda::point{}}, never, pending_at = {}));
+    CHECK(pending_at == gpushare::instant{});  // it was reached at once
     std::jthread later([] {
         std::this_thread::sleep_for(5ms);
         standin::advance(1ms);

@@ -93,7 +93,8 @@ struct charge {
     };
     ns took{};                  ///< device time: duration times width
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
-    ns noticed{};               ///< so long after its end that was seen; 0: unknown
+    ns noticed{};               ///< so long after its end that was seen, at most; 0: unknown
+    ns enqueuing{};             ///< its callable took so long; 0: unknown
     bool failed = false;        ///< whether it ended with an error
     source from = source::own;  ///< where `took` comes from
     std::uint32_t times = 1;    ///< how many like submissions took this together

@@ -93,6 +93,10 @@ public:
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }
+    /// The same. `pending_at`: when it last began to look and none was reached.
+    static bool wait_any(std::span<const point> points, instant deadline, instant& pending_at) {
+        return wait_any(points.data(), points.size(), deadline, &pending_at);
+    }
 
     /// errc::device_lost, and other codes for events that can't be asked; errc::none before it is reached.
     [[nodiscard]] errc status() const noexcept {
@@ -170,11 +174,12 @@ private:
                state_->outcome.load(std::memory_order_acquire) == static_cast<std::uint8_t>(errc::none);
     }
 
-    static bool wait_any(const point* points, std::size_t n, instant deadline) {
+    static bool wait_any(const point* points, std::size_t n, instant deadline, instant* pending_at = nullptr) {
         if (n == 0) return false;
         for (std::uint32_t turn = 0;; ++turn) {
+            const instant now = deadline == never && pending_at == nullptr ? instant{} : host::steady_clock::now();
             if (any_reached(points, n)) return true;
-            const instant now = deadline == never ? instant{} : host::steady_clock::now();
+            if (pending_at != nullptr) *pending_at = now;
             if (now >= deadline) return false;
             detail::pause(turn, deadline == never ? ns::max() : deadline - now);
         }
@@ -191,6 +196,7 @@ private:
     reference state_;
 };
 static_assert(timeline_point<point>);
+static_assert(looking_point<point>);
 
 }  // namespace cuda
 }  // namespace GPUSHARE_ABI

@@ -89,6 +89,7 @@ struct batch {
     instant busy_until{};                          // as predicted of its own work
     ns more{};                                     // and so much later it ends, as others' runs beside it
     instant head_since = never;                    // first on its stream, for write_off()
+    instant pending_at{};                          // when its end was last asked for, and not reached
     point begin{}, end{};
     bool placed = false, found = false;  // `when` is known from its begin on; to its end
     interval when{};
@@ -175,6 +176,7 @@ struct batch {
         num_members = entering = 0;
         first = last = nullptr;
         head_since = never;
+        pending_at = {};
         begin = {};
         end = {};
         placed = found = false;

@@ -7,8 +7,8 @@
 //
 // A few long submissions keep a device full; of short ones it takes many. So there is always room for `depth` submissions, and
 // for more of them while all together take no longer than the horizon. Nothing goes behind what lasts fifty times as long as it
-// lately took to notice an end, where the device tells: who is next is decided when that ends, for 2 % of the time at most.
-// There each counts with the longest that its kind
+// lately took to hand over (to notice an end, and to enqueue what is next), where that is known: who is next is decided when that
+// ends, for 2 % of the time at most. There each counts with the longest that its kind
 // lately took, which is what bounds a wait. Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
@@ -182,7 +182,7 @@ public:
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
     }
 
-    /// An end of something long was noticed so much later: for so long the device may wait for what is next.
+    /// After something long it took so long to notice its end, and to enqueue: for so long the device may wait for what is next.
     void learn_hand_over(ns took) noexcept {
         hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
         lead_ = std::max(hand_over_ * 50, horizon_);

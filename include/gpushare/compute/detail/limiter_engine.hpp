@@ -566,11 +566,16 @@ private:
         const errc status = end.status();
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
-        // On another clock than the device's that says nothing: cut to the length, it changes nothing.
-        const auto noticed = [&](instant now) {
+        // How late, at most where points don't say when they were reached: since it was last seen pending, or its work was enqueued. On
+        // another clock than the device's that says nothing: cut to the length, it changes nothing.
+        const auto noticed = [&, pending_at = b.pending_at](const submission& s, instant now) {
+            if (now <= instant{}) return ns{0};
             if constexpr (dated_point<point>)
-                if (now > instant{}) return std::clamp(now - reached_at(end), ns{0}, seen.length);
-            return ns{0};
+                return std::clamp(now - reached_at(end), ns{0}, seen.length);
+            else if constexpr (looking_point<point>)
+                return std::clamp(now - std::max(pending_at, s.enqueue_began), ns{0}, seen.length);
+            else
+                return ns{0};
         };
         const auto owner = log_.on() && core().contains(seen.client) ? core().settings(seen.client) : client_settings{};
         for (auto* next = batches_.take_members(b); next != nullptr;) {
@@ -587,7 +592,8 @@ private:
                 beyond = core().complete(s.admitted,
                                          {.took = part.took,
                                           .in_flight = timed ? part.span : ns{0},
-                                          .noticed = noticed(now),
+                                          .noticed = noticed(s, now),
+                                          .enqueuing = s.needs_end ? s.enqueue_ended - s.enqueue_began : ns{0},
                                           .failed = failed,
                                           .from = charged.from(),
                                           .times = s.times,
@@ -743,6 +749,10 @@ private:
             } else {
                 look([&] { return point::wait_any(points, until.at); });
             }
+        } else if constexpr (looking_point<point>) {
+            instant pending_at{};
+            look([&] { return point::wait_any(points, until.at, pending_at); });
+            observer_.none_reached_at(batches_, mine.watches, mine.looks_at, pending_at);
         } else {
             look([&] { return point::wait_any(points, until.at); });
         }

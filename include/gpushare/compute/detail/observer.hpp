@@ -111,6 +111,7 @@ public:
                 if (ask == nullptr) continue;
                 auto when = b.when;
                 if (!place(b.begin, b.end, b.placed, when, *ask)) {
+                    b.pending_at = std::max(b.pending_at, now);
                     if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
                     continue;
                 }
@@ -166,16 +167,18 @@ public:
         questions ask;
         for (auto& q : asked_) q.reached = place(q.begin, q.end, q.placed, q.when, ask);
     }
-    /// Takes note of the answers.
+    /// Takes note of the answers. `now`: when it was chosen.
     void note(batches<Stream>& all, instant now) noexcept {
         for (auto& q : asked_) {
             const auto in_flight = all.in_use();
             if (q.batch >= in_flight.size() || in_flight[q.batch].order != q.order) continue;
             batch& b = in_flight[q.batch];
-            if (q.reached)
+            if (q.reached) {
                 found(all, b, q.when);
-            else if (b.is_due(now))
-                all.end_was_asked_for_too_early(b, now);
+                continue;
+            }
+            b.pending_at = std::max(b.pending_at, now);
+            if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
         }
         asked_.clear();
     }
@@ -213,6 +216,12 @@ public:
         } catch (const std::bad_alloc&) {  // the first fitted
         }
         return watched_;
+    }
+    /// Who looked at these, and at the end of `own`, saw none of them reached then.
+    static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
+        for (auto& b : all.in_use())
+            if (b.at == batch::state::ended && ((watched && b.watched) || (own != nullptr && b.holds(own))))
+                b.pending_at = std::max(b.pending_at, then);
     }
     /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only just recorded, or who looked
     /// at it is gone.
