@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -88,10 +89,23 @@ std::optional<refused> refusal_of(const gpushare::completion& how) noexcept {
     return std::nullopt;
 }
 
+/// Whether the host had no memory for it; a quota that is full is something else.
+bool lacked_memory(const gpushare::completion& how) noexcept {
+    try {
+        if (how.error) std::rethrow_exception(how.error);
+    } catch (const gpushare::error&) {
+    } catch (const std::bad_alloc&) {
+        return true;
+    } catch (...) {
+    }
+    return false;
+}
+
 /// What the protocol says of a submission that failed: the engine's own refusal, or its error with the tenant's name.
 refused reason_of(const gpushare::completion& how) noexcept {
     if (auto own = refusal_of(how)) return *std::move(own);
     try {
+        if (lacked_memory(how)) return as_refused(how.error);
         how.rethrow();
     } catch (...) {
         return as_refused(std::current_exception());
@@ -235,7 +249,7 @@ void lane::infer(infer_request r, on_answer reply) {
         if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
         if (why == errc::none) asked(now);
     }
-    if (why == errc::none) return pump();
+    if (why == errc::none) return pump_or_later();
     refuse(mine, why == errc::queue_full ? full() : as_refused(gpushare::failure{why}));
 }
 
@@ -267,15 +281,30 @@ gpushare::submit_options lane::options(bool text) const {
 }
 
 void lane::pump() {
+    std::shared_ptr<batch> next;
     {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
         if (batches_ >= ahead) return;
+        next = std::make_shared<batch>();
         ++batches_;
         ++submitted_;
     }
-    submit();
+    next->of = shared_from_this();
+    submit(std::move(next));
+}
+
+void lane::look_again() noexcept {
+    memory_came();
+    pump_or_later();
+}
+
+void lane::pump_or_later() noexcept {
+    try {
+        pump();
+    } catch (...) {  // of the host's memory: what waits is looked at again once a second
+    }
 }
 
 std::shared_ptr<engine> lane::loaded_engine() {
@@ -284,9 +313,7 @@ std::shared_ptr<engine> lane::loaded_engine() {
 }
 
 // The batch is put together when it is let onto the device, so that it has all that came while it waited.
-void lane::submit() {
-    auto mine = std::make_shared<batch>();
-    mine->of = shared_from_this();
+void lane::submit(std::shared_ptr<batch> mine) {
     const auto run = [mine](gpushare::host::stream& s) {
         mine->of->take(*mine);
         if (mine->requests.empty()) return;
@@ -400,10 +427,7 @@ void lane::end(ended what) noexcept {
     what.broken.reset();
     gone.reset();
     beside.reset();
-    try {
-        pump();
-    } catch (...) {  // the next request tries again
-    }
+    pump_or_later();
 }
 
 // Under the lock.
@@ -457,7 +481,7 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
         const std::lock_guard lock(mutex_);
         over(lost.size() + told.size());
     }
-    pump();
+    pump_or_later();
 }
 
 void lane::load(std::function<void(const refused*)> done) { when_loaded(std::move(done), true); }
@@ -482,7 +506,13 @@ void lane::when_loaded(std::function<void(const refused*)> done, bool limited) {
         }
         on_loaded_.push_back(std::move(done));
         asked(tenant_->now());
-        load_later();
+        try {
+            load_later();
+        } catch (...) {  // of the host's memory: who is told by this isn't told again
+            on_loaded_.pop_back();
+            over(1);
+            throw;
+        }
     }
 }
 
@@ -588,11 +618,47 @@ token_stream::~token_stream() {
     if (open_) lane_->close_text();
 }
 
+/// So many tokens of a text, from when they are asked for. The first one of a text may wait for memory.
+struct token_stream::piece {
+    std::shared_ptr<token_stream> text;
+    std::uint32_t most;
+    std::function<bool(std::string)> on_token;
+    std::function<void(end)> on_end;
+    instant until;                   // for how long it waits
+    bool waited = false;             // and is the first of those that do, or was
+    std::uint64_t freed_before = 0;  // of settings::freed, before it looked for memory
+    bool last = false, has_no_room = false;
+
+    void run(gpushare::host::kernel_context& context) {
+        auto& of = *text;
+        if (of.text_ == nullptr) {
+            try {
+                of.text_ = of.engine_->generate(of.prompt_, of.left_);
+            } catch (const no_room&) {
+                has_no_room = true;
+                return;
+            }
+        }
+        for (; most > 0 && of.left_ > 0 && !last; --most, --of.left_) {
+            auto token = of.text_->next();
+            if (!token) break;
+            of.lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
+            last = !on_token(*std::move(token));
+            gpushare::yield_point(context);  // who is more urgent goes between two tokens
+        }
+        last = last || most > 0 || of.left_ == 0;
+    }
+    void refuse(const refused& why) noexcept {
+        text->lane_->began(*this);
+        on_end({true, why.what(), why.status});
+    }
+};
+
 // Under no lock. Whether it has to wait, for others came before it.
-bool lane::waits_behind_others(text_beginning& b) {
+bool lane::waits_behind_others(const piece& p) {
     const std::lock_guard lock(mutex_);
-    if (b.waited || state_ == state::closed || (for_memory_.empty() && !trying_)) return false;
-    for_memory_.push_back(std::move(b));
+    if (p->waited || state_ == state::closed || (for_memory_.empty() && !trying_)) return false;
+    for_memory_.push_back(p);
     return true;
 }
 
@@ -605,22 +671,22 @@ void lane::cache_freed() noexcept {
     }
 }
 
-// `freed_before`: of settings::freed, before it looked for memory.
-void lane::wait_for_memory(text_beginning b, std::uint64_t freed_before) {
-    b.text->engine_.reset();  // it hasn't begun: another one will do
+// Throws where the host has no memory; then it isn't in the line.
+void lane::wait_for_memory(const piece& p) {
     {
         const std::lock_guard lock(mutex_);
-        if (b.waited)
-            for_memory_.push_front(std::move(b));  // it was the first
+        if (p->waited)
+            for_memory_.push_front(p);  // it was the first
         else
-            for_memory_.push_back(std::move(b));
+            for_memory_.push_back(p);
         trying_ = false;
     }
-    if (settings_.freed->load(std::memory_order_acquire) != freed_before || now() == state::closed) memory_came();
+    // acquire: what was freed before it was counted is found.
+    if (settings_.freed->load(std::memory_order_acquire) != p->freed_before || now() == state::closed) memory_came();
 }
 
-void lane::began(const text_beginning& b) {
-    if (!b.waited) return;
+void lane::began(const token_stream::piece& p) noexcept {
+    if (!p.waited) return;
     {
         const std::lock_guard lock(mutex_);
         trying_ = false;
@@ -628,128 +694,96 @@ void lane::began(const text_beginning& b) {
     memory_came();  // there may be enough for the next one, too
 }
 
-void lane::memory_came() {
-    std::vector<text_beginning> late;
-    std::optional<text_beginning> first;
-    {
-        const std::lock_guard lock(mutex_);
-        if (for_memory_.empty()) return;
-        const auto now = tenant_->now();
-        std::erase_if(for_memory_, [&](text_beginning& b) {
-            const bool over = state_ == state::closed || b.until <= now;
-            if (over) late.push_back(std::move(b));
-            return over;
-        });
-        if (!for_memory_.empty() && !trying_) {
-            trying_ = true;
+void lane::memory_came() noexcept {
+    for (;;) {
+        piece first;
+        bool late = false, closed = false;
+        {
+            const std::lock_guard lock(mutex_);
+            if (for_memory_.empty()) return;
+            closed = state_ == state::closed;
+            late = closed || for_memory_.front()->until <= tenant_->now();  // who came first has waited for longest
+            if (!late && std::exchange(trying_, true)) return;
             first = std::move(for_memory_.front());
             for_memory_.pop_front();
-            first->waited = true;
         }
-    }
-    const char* const why =
-        now() == state::closed ? "the tenant is gone" : "no memory for the text's cache came in time";
-    for (auto& b : late) {
+        if (!late) {
+            first->waited = true;
+            return token_stream::go_on(first);
+        }
         account_->refusals.fetch_add(1, std::memory_order_relaxed);
-        if (std::exchange(b.text->open_, false)) close_text();
-        b.on_end({true, why, 503});
+        if (std::exchange(first->text->open_, false)) close_text();
+        first->on_end({true, closed ? "the tenant is gone" : "no memory for the text's cache came in time", 503});
     }
-    if (first) first->text->go_on(*std::move(first));
 }
 
-struct token_stream::piece {
-    text_beginning what;
-    std::uint64_t freed_before = 0;
-    bool last = false, has_no_room = false;
-
-    void run(gpushare::host::kernel_context& context) {
-        auto& of = *what.text;
-        if (of.text_ == nullptr) {
-            try {
-                of.text_ = of.engine_->generate(of.prompt_, of.left_);
-            } catch (const no_room&) {
-                has_no_room = true;
-                return;
-            }
+void token_stream::finish(const std::shared_ptr<piece>& p, const gpushare::completion& how) noexcept {
+    if (p->has_no_room && how.status == errc::none) try {
+            engine_.reset();  // it hasn't begun: another one will do
+            lane_->wait_for_memory(p);
+            return lane_->end({});
+        } catch (...) {
+            lane_->end({});
+            return p->refuse(as_refused(std::current_exception()));
         }
-        for (; what.most > 0 && of.left_ > 0 && !last; --what.most, --of.left_) {
-            auto token = of.text_->next();
-            if (!token) break;
-            of.lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
-            last = !what.on_token(*std::move(token));
-            gpushare::yield_point(context);  // who is more urgent goes between two tokens
-        }
-        last = last || what.most > 0 || of.left_ == 0;
+    end e{p->last || how.status != errc::none, {}};
+    if (how.status != errc::none) {
+        const auto why = reason_of(how);
+        e.error = why.what();
+        e.status = why.status;
     }
-    void finish(const gpushare::completion& how) noexcept {
-        auto& of = *what.text;
-        const auto whose = of.lane_;
-        if (has_no_room && how.status == errc::none) {
-            try {
-                whose->wait_for_memory(std::move(what), freed_before);
-                return whose->end({});
-            } catch (...) {  // of the host's memory
-                has_no_room = false;
-            }
-        }
-        end e{last || how.status != errc::none, {}};
-        if (how.status != errc::none) {
-            const auto why = reason_of(how);
-            e.error = why.what();
-            e.status = why.status;
-        }
-        lane::ended all{.broken = broke(how) ? of.engine_ : nullptr};
-        if (e.last) {
-            of.text_.reset();
-            of.engine_.reset();
-            all.requests = std::exchange(of.open_, false) ? 1 : 0;
-            all.text = all.requests != 0;
-            whose->cache_freed();
-        }
-        whose->began(what);
-        auto& count = how.status == errc::none ? whose->account_->requests : whose->account_->failures;
-        if (e.last) count.fetch_add(1, std::memory_order_relaxed);
-        whose->end(std::move(all));
-        what.on_end(std::move(e));
+    lane::ended all{.broken = broke(how) ? engine_ : nullptr};
+    if (e.last) {
+        text_.reset();
+        engine_.reset();
+        all.requests = std::exchange(open_, false) ? 1 : 0;
+        all.text = all.requests != 0;
+        lane_->cache_freed();
     }
-};
+    lane_->began(*p);
+    auto& count = how.status == errc::none ? lane_->account_->requests : lane_->account_->failures;
+    if (e.last) count.fetch_add(1, std::memory_order_relaxed);
+    lane_->end(std::move(all));
+    p->on_end(std::move(e));
+}
 
 void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_token,
                         std::function<void(end)> on_end) {
     const auto until = gpushare::saturating_add(lane_->tenant_->now(), lane_->settings_.text_waits);
-    go_on({shared_from_this(), most, std::move(on_token), std::move(on_end), until});
+    go_on(std::make_shared<piece>(piece{shared_from_this(), most, std::move(on_token), std::move(on_end), until}));
 }
 
-// What it is given is done, or the text waits with it.
-void token_stream::go_on(text_beginning b) {
-    const auto refuse = [this](const text_beginning& what, const std::string& why, int status) {
-        lane_->began(what);
-        what.on_end({true, why, status});
-    };
-    if (!open_) return refuse(b, "the text is over", 503);  // a new one would begin from its prompt
-    if (text_ == nullptr && lane_->waits_behind_others(b)) return;
+void token_stream::go_on(const std::shared_ptr<piece>& p) noexcept try {
+    p->text->begin(p);
+} catch (...) {
+    p->refuse(as_refused(std::current_exception()));
+}
+
+// Throws refused, and where the host has no memory; then it was handed to nobody.
+void token_stream::begin(const std::shared_ptr<piece>& p) {
+    if (!open_) throw refused(503, "the text is over");  // a new one would begin from its prompt
+    if (text_ == nullptr && lane_->waits_behind_others(p)) return;
     auto loaded = lane_->loaded_engine();
     if (engine_ != nullptr &&
         engine_ != loaded)  // nobody knows what state it is in, and another one doesn't know the text
-        return refuse(b, "the model's engine is gone", 503);
+        throw refused(503, "the model's engine is gone");
     engine_ = std::move(loaded);
-    if (engine_ == nullptr) {  // loaded first
-        auto again = [refuse, b = std::move(b)](const refused* why) {
-            if (why == nullptr) return b.text->go_on(b);
-            refuse(b, why->what(), why->status);
-        };
-        return lane_->when_loaded(std::move(again), false);
-    }
-    auto mine = std::make_shared<piece>(piece{std::move(b)});
-    if (!lane_->begin_piece()) return refuse(mine->what, std::string(to_string(errc::closed)), 503);
-    const auto run = [mine](gpushare::host::stream& s) {
-        // acquire: what was freed before it was counted is found.
-        mine->freed_before = mine->what.text->lane_->settings_.freed->load(std::memory_order_acquire);
-        s.launch({}, [mine](gpushare::host::kernel_context& context) { mine->run(context); });
+    if (engine_ == nullptr)  // loaded first
+        return lane_->when_loaded([p](const refused* why) { why == nullptr ? go_on(p) : p->refuse(*why); }, false);
+    const auto run = [p](gpushare::host::stream& s) {
+        p->has_no_room = false;  // it may have waited
+        p->freed_before = p->text->lane_->settings_.freed->load(std::memory_order_acquire);
+        s.launch({}, [p](gpushare::host::kernel_context& context) { p->run(context); });
     };
-    const auto ticket = lane_->tenant_->try_submit(run, lane_->options(true),
-                                                   [mine](const gpushare::completion& how) { mine->finish(how); });
-    if (!ticket) mine->finish(ended_by(ticket.code()));
+    if (!lane_->begin_piece()) throw refused(503, std::string(to_string(errc::closed)));
+    try {
+        const auto ticket = lane_->tenant_->try_submit(
+            run, lane_->options(true), [p](const gpushare::completion& how) { p->text->finish(p, how); });
+        if (!ticket) finish(p, ended_by(ticket.code()));
+    } catch (...) {
+        lane_->end({});
+        throw;
+    }
 }
 
 }  // namespace inference_server

@@ -50,16 +50,6 @@ using scratch = gpushare::leased_scratch<tenant::memory_type, gpushare::host::st
 using answer = std::variant<infer_response, refused>;
 /// Called once, from any thread; must neither block nor throw.
 using on_answer = std::function<void(answer)>;
-/// A text that begins, or waits for memory to begin.
-struct text_beginning {
-    std::shared_ptr<token_stream> text;
-    std::uint32_t most = 0;
-    std::function<bool(std::string)> on_token;
-    std::function<void(token_end)> on_end;
-    gpushare::instant until = gpushare::never;  ///< for how long it waits
-    bool waited = false;
-};
-
 /// Runs a function soon, on a thread that may take its time: to load a model.
 using later = std::function<void(std::function<void()>)>;
 
@@ -79,13 +69,16 @@ public:
     ~token_stream();
 
     /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
-    /// there; `on_end` once. Both from any thread. A text that is over gives an error. One that begins waits until there is memory for it.
+    /// there; `on_end` once. Both from any thread; on_end mustn't throw. A text that is over gives an error. One that begins waits until
+    /// there is memory for it. Throws std::bad_alloc where the host has none for what it was given; then neither is called.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
 private:
     friend class lane;
     struct piece;
-    void go_on(text_beginning b);
+    static void go_on(const std::shared_ptr<piece>& p) noexcept;
+    void begin(const std::shared_ptr<piece>& p);
+    void finish(const std::shared_ptr<piece>& p, const gpushare::completion& how) noexcept;
     const std::shared_ptr<lane> lane_;
     const std::string prompt_;
     std::uint32_t left_;
@@ -121,7 +114,9 @@ public:
     /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for it.
     void load(std::function<void(const refused*)> done);
     /// There may be memory for texts that wait for some: the first of them tries. Those that have waited too long are refused.
-    void memory_came();
+    void memory_came() noexcept;
+    /// Tries again what the host's memory didn't suffice for, and memory_came(). Once a second.
+    void look_again() noexcept;
     /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Who is
     /// being answered doesn't count.
     bool unload();
@@ -164,7 +159,8 @@ private:
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
     void pump();
-    void submit();
+    void pump_or_later() noexcept;
+    void submit(std::shared_ptr<batch> mine);
     void take(batch& b);
     void finish(batch& b, const gpushare::completion& how) noexcept;
     void refuse(request& r, const refused& why) noexcept;
@@ -173,9 +169,10 @@ private:
     [[nodiscard]] gpushare::submit_options options(bool text) const;
     [[nodiscard]] std::shared_ptr<engine> loaded_engine();
     [[nodiscard]] bool begin_piece();
-    [[nodiscard]] bool waits_behind_others(text_beginning& b);
-    void wait_for_memory(text_beginning b, std::uint64_t freed_before);
-    void began(const text_beginning& b);
+    using piece = std::shared_ptr<token_stream::piece>;
+    [[nodiscard]] bool waits_behind_others(const piece& p);
+    void wait_for_memory(const piece& p);
+    void began(const token_stream::piece& p) noexcept;
     void cache_freed() noexcept;
     void end(ended what) noexcept;
     void close_text() noexcept;
@@ -195,7 +192,7 @@ private:
     gpushare::batch_queue<request> waiting_;
     std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
     std::size_t texts_ = 0;                      // that are being continued
-    std::deque<text_beginning> for_memory_;      // texts, first come first served
+    std::deque<piece> for_memory_;               // first ones of texts, first come first served
     bool trying_ = false;                        // the first of them is on the device
     gpushare::ns call_takes_{};                  // smoothed; 0: not known
     gpushare::sleep_levels sleep_;

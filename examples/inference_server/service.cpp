@@ -229,7 +229,7 @@ void service::keep_house(const std::stop_token& stop) {
             }
             bill();
             let_idle_go();
-            let_texts_begin();
+            for (const auto& l : all_lanes()) l->look_again();
             if (asked.empty() && ++round % 5 == 0)
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
         } catch (const std::exception& e) {

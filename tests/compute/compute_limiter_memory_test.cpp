@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory: no allocation once a limiter is warm, and no harm where one fails. This file replaces the global operator
-// new of its program by one that counts, and fails when a test says so, per thread.
+// Memory: no allocation once a limiter is warm, and no harm where one fails.
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 #include <optional>
 #include <span>
@@ -22,36 +20,7 @@
 
 #ifndef SUPPORT_THREAD_SANITIZED
 
-namespace {
-
-struct heap {
-    std::size_t allocations = 0;
-    std::size_t good = SIZE_MAX;  // so many more succeed
-    bool recovers = false;        // after one that failed
-};
-thread_local heap this_heap;
-
-void* counted_new(std::size_t size) {
-    ++this_heap.allocations;
-    if (this_heap.good != SIZE_MAX && this_heap.good-- == 0) {
-        this_heap.good = this_heap.recovers ? SIZE_MAX : 0;
-        throw std::bad_alloc();
-    }
-    if (void* const p = std::malloc(size != 0 ? size : 1)) return p;
-    throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Not inlined: compilers that see malloc and free through them warn of a mixture.
-[[gnu::noinline]] void* operator new(std::size_t size) { return counted_new(size); }
-[[gnu::noinline]] void* operator new[](std::size_t size) { return counted_new(size); }
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
-[[gnu::noinline]] void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+#include "support/failing_new.hpp"
 
 namespace {
 
@@ -61,6 +30,7 @@ using gpushare::errc;
 using gpushare::instant;
 using gpushare::ns;
 using support::manual_clock;
+using support::this_heap;
 
 constexpr instant long_past = instant::min();
 

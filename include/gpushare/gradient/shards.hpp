@@ -71,7 +71,8 @@ requires std::is_trivially_copyable_v<T>
     if constexpr (list_transport<Net>) {
         return net.template all_gather_list<T>(list, deadline);
     } else {
-        std::array<detail::gathered_group<T>, 2> under_way;  // one goes over the link while the other is packed
+        // One goes over the link while the other is packed.
+        std::array<detail::gathered_group<T>, pipelined_transport<Net> ? 2 : 1> under_way;
         std::size_t begun = 0, ended = 0;
         collective_fault fault;
         const auto leave_behind = [&] {

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inference server where the host has no memory: whichever allocation of the thread that asks fails, it is told so or answered,
+// once, and what is asked next is answered.
+#include "inference_server/service.hpp"
+#include "support/sanitizers.hpp"
+
+#ifndef SUPPORT_THREAD_SANITIZED
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "inference_server/engine.hpp"
+#include "support/catch.hpp"
+#include "support/failing_new.hpp"
+
+namespace inference_server_memory_test {
+
+using namespace inference_server;
+using namespace std::chrono_literals;
+using support::this_heap;
+
+namespace {
+
+struct small_server {
+    small_server() {
+        std::string name = (std::filesystem::temp_directory_path() / "gpushare_memory_XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        folder = name;
+        // 448 KiB: a text of `long_prompt` takes 256.
+        std::ofstream(folder / "tenants") << "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n";
+        core = std::make_unique<service>(service_options{.tenants = (folder / "tenants").string(),
+                                                         .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2},
+                                                         .text_waits = 60s},
+                                         std::vector<model_source>{tiny_mlp(), tiny_letters()});
+    }
+    small_server(const small_server&) = delete;
+    small_server& operator=(const small_server&) = delete;
+    ~small_server() {
+        core.reset();
+        std::filesystem::remove_all(folder);
+    }
+    [[nodiscard]] std::shared_ptr<token_stream> text() const {
+        return core->generate(core->authenticate("key-of-chat"), "letters",
+                              {.prompt = std::string(500, 'a'), .most_tokens = 10});
+    }
+    void unload(const char* model) const {
+        for (int i = 0; i < 6000; ++i) try {
+                return core->unload(core->authenticate("key-of-chat"), model);
+            } catch (const refused&) {  // it is being answered
+                std::this_thread::sleep_for(10ms);
+            }
+        FAIL("it is never idle");
+    }
+
+    std::filesystem::path folder;
+    std::unique_ptr<service> core;
+};
+
+/// What came of one question.
+struct outcome {
+    std::atomic<int> answers{0};
+    std::atomic<int> status{0};  // of the last one
+    bool threw = false;
+
+    void answer(int with) {
+        status = with;
+        ++answers;
+    }
+    [[nodiscard]] bool comes() const {
+        for (int i = 0; i < 6000 && answers == 0; ++i) std::this_thread::sleep_for(10ms);
+        return answers != 0;
+    }
+    /// It was refused by an exception, or answered, and both at once never.
+    void check() const {
+        if (!threw) {
+            CHECK(comes());
+            CHECK((status == 200 || status == 503));
+        }
+        CHECK(answers == (threw ? 0 : 1));
+    }
+};
+
+void ask(token_stream& text, const std::shared_ptr<outcome>& o) {
+    text.more(
+        1, [](const std::string&) { return true; }, [o](const token_end& e) { o->answer(e.status); });
+}
+
+/// Calls `f(outcome)` with the nth allocation of this thread failing, for n = 0, 1, ... until it goes without one that fails.
+/// `before` and `after`, where all succeed.
+template <class Before, class F, class After>
+void each_allocation_fails(Before before, F f, After after) {
+    for (std::size_t nth = 0;; ++nth) {
+        CAPTURE(nth);
+        auto what = before();
+        const auto o = std::make_shared<outcome>();
+        this_heap = {.good = nth, .recovers = true};
+        try {
+            f(what, o);
+        } catch (const std::bad_alloc&) {
+            o->threw = true;
+        }
+        const bool went_without = this_heap.good != SIZE_MAX;
+        this_heap = {};
+        after(what, o);
+        if (went_without) {
+            CHECK(nth > 0);  // there were some
+            return;
+        }
+        REQUIRE(nth < 1000);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("where the host has no memory texts are refused or go on, and the next ones begin", "[examples]") {
+    const small_server s;
+    const auto works = [&] {
+        const auto o = std::make_shared<outcome>();
+        const auto t = s.text();
+        ask(*t, o);
+        o->check();
+        CHECK(o->status == 200);
+    };
+    SECTION("the model is loaded first") {
+        each_allocation_fails(
+            [&] {
+                s.unload("letters");
+                return s.text();
+            },
+            [](auto& t, const auto& o) { ask(*t, o); },
+            [&](auto& t, const auto& o) {
+                o->check();
+                t.reset();
+                works();
+            });
+    }
+    SECTION("it is there") {
+        works();
+        each_allocation_fails([&] { return s.text(); }, [](auto& t, const auto& o) { ask(*t, o); },
+                              [&](auto& t, const auto& o) {
+                                  o->check();
+                                  t.reset();
+                                  works();
+                              });
+    }
+    SECTION("another text has the memory") {
+        struct both {
+            std::shared_ptr<token_stream> first, second;
+        };
+        each_allocation_fails(
+            [&] {
+                both b{s.text(), s.text()};
+                const auto o = std::make_shared<outcome>();
+                ask(*b.first, o);
+                o->check();
+                return b;
+            },
+            [](auto& b, const auto& o) { ask(*b.second, o); },
+            [&](auto& b, const auto& o) {
+                b.first.reset();
+                o->check();
+                b.second.reset();
+                works();
+            });
+    }
+    SECTION("its memory comes on the thread that lets another one go") {
+        struct both {
+            std::shared_ptr<token_stream> first, second;
+            std::shared_ptr<outcome> of_second;
+        };
+        each_allocation_fails(
+            [&] {
+                both b{s.text(), s.text(), std::make_shared<outcome>()};
+                const auto o = std::make_shared<outcome>();
+                ask(*b.first, o);
+                o->check();
+                ask(*b.second, b.of_second);
+                std::this_thread::sleep_for(5ms);  // most often it waits by then
+                return b;
+            },
+            [](auto& b, const auto&) { b.first.reset(); },
+            [&](auto& b, const auto&) {
+                b.of_second->check();
+                b.second.reset();
+                works();
+            });
+    }
+}
+
+TEST_CASE("where the host has no memory requests are refused or answered, and so are the next ones", "[examples]") {
+    const small_server s;
+    const auto request = [] {
+        infer_request r;
+        r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
+        return r;
+    };
+    const auto send = [&](infer_request r, const std::shared_ptr<outcome>& o) {
+        s.core->infer(s.core->authenticate("key-of-chat"), "mlp", std::move(r), [o](const answer& a) {
+            const auto* const why = std::get_if<refused>(&a);
+            o->answer(why == nullptr ? 200 : why->status);
+        });
+    };
+    const bool loaded = GENERATE(false, true);
+    CAPTURE(loaded);
+    each_allocation_fails(
+        [&] {
+            if (!loaded) s.unload("mlp");
+            return request();
+        },
+        [&](auto& r, const auto& o) { send(std::move(r), o); },
+        [&](auto&, const auto& o) {
+            o->check();
+            const auto next = std::make_shared<outcome>();
+            send(request(), next);
+            next->check();
+            CHECK(next->status == 200);
+        });
+}
+
+}  // namespace inference_server_memory_test
+
+#endif

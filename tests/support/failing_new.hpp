@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replaces the global operator new of a program by one that counts, and fails when a test says so, per thread. For one file of the
+// program, and none that ThreadSanitizer observes (see sanitizers.hpp).
+//
+//   support::this_heap = {.good = 3, .recovers = true};  // the fourth allocation of this thread throws, and no other
+//   ...
+//   support::this_heap = {};
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace support {
+
+struct heap {
+    std::size_t allocations = 0;
+    std::size_t good = SIZE_MAX;  // so many more succeed
+    bool recovers = false;        // after one that failed
+};
+inline thread_local heap this_heap;
+
+inline void* counted_new(std::size_t size) {
+    ++this_heap.allocations;
+    if (this_heap.good != SIZE_MAX && this_heap.good-- == 0) {
+        this_heap.good = this_heap.recovers ? SIZE_MAX : 0;
+        throw std::bad_alloc();
+    }
+    if (void* const p = std::malloc(size != 0 ? size : 1)) return p;
+    throw std::bad_alloc();
+}
+
+}  // namespace support
+
+// Not inlined: compilers that see malloc and free through them warn of a mixture.
+[[gnu::noinline]] void* operator new(std::size_t size) { return support::counted_new(size); }
+[[gnu::noinline]] void* operator new[](std::size_t size) { return support::counted_new(size); }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
+[[gnu::noinline]] void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
