@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -172,6 +173,60 @@ void bad_requests(report& r, std::uint64_t wanted) {
     r.figure("serving.bad_requests_others_p99_ms", {others[others.size() * 99 / 100]}, "ms");
 }
 
+// ---- the bound on what others notice
+
+/// What the stated bound rests on: a body as long as the thread that serves all parses itself, parsed to its end and refused. Sixteen
+/// connections of one tenant send these without a pause, and another one's requests come by a schedule.
+void longest_bodies(report& r) {
+    constexpr int attackers = 16, rounds = 5;
+    std::string body = R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5)";
+    while (body.size() < 65'000) body += ",0.123456789";
+    body += "]}]}";
+    const server_process server(tenants, {});
+    const auto bad = [&](connection& c) {
+        const auto began = std::chrono::steady_clock::now();
+        if (c.ask("POST", "/v2/models/mlp/infer", "key-of-noise", body).status != 400)
+            throw std::runtime_error("a body of the wrong length wasn't refused");
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+    };
+    const auto p99_of_others = [&](std::uint64_t seed) {
+        auto some = asked_by_schedule(server.port(), nothing("key-of-chat"), 50, 4s, seed);
+        std::ranges::sort(some);
+        return some[some.size() * 99 / 100];
+    };
+    std::vector<double> ratios, attacked, one, per_s;
+    for (int round = 0; round < rounds; ++round) {
+        const auto seed = static_cast<std::uint64_t>(2 * round + 1);
+        const double alone = p99_of_others(seed);
+        std::vector<double> takes;
+        connection c(server.port());
+        for (int i = 0; i < 100; ++i) takes.push_back(bad(c));
+        std::ranges::nth_element(takes, takes.begin() + 50);
+        one.push_back(takes[50]);
+        std::atomic<int> sent{0};
+        double meanwhile = 0;
+        {
+            const std::jthread attack([&](const std::stop_token& stop) {
+                std::vector<connection> all;
+                for (int i = 0; i < attackers; ++i) all.emplace_back(server.port());
+                while (!stop.stop_requested()) {
+                    for (auto& a : all) a.send_request("POST", "/v2/models/mlp/infer", "key-of-noise", body);
+                    for (auto& a : all) sent += a.answer().status == 400 ? 1 : 0;
+                }
+            });
+            const auto began = std::chrono::steady_clock::now();
+            meanwhile = p99_of_others(seed + 1);
+            per_s.push_back(sent / std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+        }
+        attacked.push_back(meanwhile);
+        ratios.push_back(meanwhile / (alone + attackers * takes[50]));
+    }
+    r.figure("serving.attacked_p99_vs_bound", ratios, "x");
+    r.figure("serving.attacked_p99_ms", attacked, "ms");
+    r.figure("serving.bad_request_of_64kib_ms", one, "ms");
+    r.figure("serving.attacked_bad_requests_per_s", per_s, "1/s");
+}
+
 // ---- thousands of connections
 
 /// Each has sent the better part of a request's head, so that the server must keep that; then the rest.
@@ -221,6 +276,7 @@ void load_generator(report& r) {
 
 void from_outside(report& r) {
     bad_requests(r, 1'000'000);
+    longest_bodies(r);
     many_connections(r, 5000);
     load_generator(r);
 }
