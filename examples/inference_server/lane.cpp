@@ -753,9 +753,7 @@ void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_
     go_on(std::make_shared<piece>(piece{shared_from_this(), most, std::move(on_token), std::move(on_end), until}));
 }
 
-void token_stream::go_on(const std::shared_ptr<piece>& p) noexcept try {
-    p->text->begin(p);
-} catch (...) {
+void token_stream::go_on(const std::shared_ptr<piece>& p) noexcept try { p->text->begin(p); } catch (...) {
     p->refuse(as_refused(std::current_exception()));
 }
 

@@ -124,7 +124,8 @@ seen run(ns length, ns nap, ns host = {}, int calls = 200) {
 
 }  // namespace
 
-TEST_CASE("nothing is handed over behind long work whose ends are noticed soon, though points don't say when they were", "[compute]") {
+TEST_CASE("nothing is handed over behind long work whose ends are noticed soon, though points don't say when they were",
+          "[compute]") {
     const ns length = GENERATE(10ms, 25ms, 75ms);
     const auto s = run(length, 60us);
     CHECK(std::ranges::max(s.behind) == ns{0});
