@@ -261,7 +261,6 @@ private:
 
     void serve() {
         auto& s = shell_->of;
-        const std::string_view body = parser_->get().body();
         switch (route_.what) {
             case action::server_live: return reply(200, R"({"live":true})");
             case action::server_ready: return answer_ready(s.ready());
@@ -280,8 +279,8 @@ private:
                 });
             case action::model_unload: s.unload(caller_, route_.model); return reply(200, {});
             case action::infer: return read_infer();
-            case action::generate: return generate(parse_generate(body));
-            case action::generate_stream: return stream(parse_generate(body));
+            case action::generate: return read_generate(&session::generate);
+            case action::generate_stream: return read_generate(&session::stream);
         }
     }
     /// Triton's clients look at the status, KServe's at the body.
@@ -297,22 +296,32 @@ private:
         return out += ']';
     }
 
-    // JSON of megabytes takes tens of milliseconds: not of this thread, on which everybody waits.
     void read_infer() {
-        constexpr std::size_t quick = 65'536;
         (void)shell_->of.model(route_.model, route_.version);
-        const std::string_view body = parser_->get().body();
-        if (header_length_.value_or(body.size()) <= quick) return infer(parse_infer(body, header_length_));
-        asio::post(shell_->parsers, [self = shared_from_this()] {
-            std::optional<infer_request> r;
+        const std::size_t size = parser_->get().body().size();
+        const bool is_quick = header_length_.value_or(size) <= quick_json && size <= quick_bytes;
+        parse(is_quick, [this] { return parse_infer(parser_->get().body(), header_length_); },
+              [this](infer_request r) { infer(std::move(r)); });
+    }
+    void read_generate(void (session::*use)(generate_request)) {
+        parse(parser_->get().body().size() <= quick_json, [this] { return parse_generate(parser_->get().body()); },
+              [this, use](generate_request r) { (this->*use)(std::move(r)); });
+    }
+    // JSON of megabytes takes tens of milliseconds, and so does copying many of them: not of this thread, on which everybody waits.
+    static constexpr std::size_t quick_json = 65'536, quick_bytes = std::size_t{1} << 20;
+    template <class Parse, class Use>
+    void parse(bool is_quick, Parse what, Use use) {
+        if (is_quick) return use(what());
+        asio::post(shell_->parsers, [self = shared_from_this(), what, use] {
+            std::optional<decltype(what())> r;
             std::optional<refused> why;
             try {
-                r = parse_infer(self->parser_->get().body(), self->header_length_);
+                r = what();
             } catch (...) {
                 why = as_refused(std::current_exception());
             }
-            self->later([self, r = std::move(r), why = std::move(why)]() mutable {
-                self->attempt([&] { why ? self->refuse(*why) : self->infer(*std::move(r)); });
+            self->later([self, use, r = std::move(r), why = std::move(why)]() mutable {
+                self->attempt([&] { why ? self->refuse(*why) : use(*std::move(r)); });
             });
         });
     }

@@ -567,6 +567,28 @@ TEST_CASE("a body isn't kept when it has been read", "[examples]") {
     for (auto& c : all) CHECK(c.answer().status == 200);
 }
 
+TEST_CASE("a large body is answered as a small one is, though another thread reads it", "[examples]") {
+    server s;
+    auto c = s.connect();
+    const std::string padding(100'000, ' '), text = R"({"text_input":"abc","max_tokens":5})";
+    const auto generate = "/v2/models/letters/generate";
+    const auto small = c.ask("POST", generate, chat_key, text);
+    REQUIRE(small.status == 200);
+    CHECK(c.ask("POST", generate, chat_key, padding + text).body == small.body);
+    CHECK(c.ask("POST", generate, chat_key, padding + text + "}").status == 400);
+    CHECK(c.ask("POST", mlp, chat_key, padding + rows_of_mlp(1)).body ==
+          c.ask("POST", mlp, chat_key, rows_of_mlp(1)).body);
+    constexpr std::size_t bytes = 2 << 20;  // more rows than the model takes
+    const std::string head = R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[)" + std::to_string(bytes / 64) +
+                             R"(,16],"parameters":{"binary_data_size":)" + std::to_string(bytes) + "}}]}";
+    CHECK(c.ask("POST", mlp, chat_key, head + std::string(bytes, '\0'),
+                "Inference-Header-Content-Length: " + std::to_string(head.size()) + "\r\n")
+              .status == 400);
+    auto streamed = s.connect();
+    const auto all = streamed.ask("POST", "/v2/models/letters/generate_stream", chat_key, padding + text);
+    CHECK(all.status == 200);
+}
+
 TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {
     server s({.max_connections = 4, .header_timeout = 200ms, .body_timeout = 200ms});
     std::vector<connection> slow;
