@@ -4,8 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <new>
 #include <span>
 #include <string>
@@ -14,6 +16,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 
+#include "machine.hpp"
+#include "trace_replay/chart_data.hpp"
 #include "trace_replay/generator.hpp"
 #include "trace_replay/options.hpp"
 #include "trace_replay/replay.hpp"
@@ -33,7 +37,32 @@ constexpr auto legend =
 
 constexpr std::size_t most_drawn = 200'000;  // records of the timeline: the latest of a long run
 
+/// The head of a chart's data: what another run would have to be like. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev demo sets it.
+std::string head(const options& o, const bench::machine_load& load) {
+    const char* commit = std::getenv("GPUSHARE_BENCH_COMMIT");
+    char percents[128];
+    std::snprintf(percents, sizeof percents,
+                  "{\"average_before\": %.2f, \"others_percent\": %.1f, \"stolen_percent\": %.1f}",
+                  load.average_before(), load.others_percent(), load.stolen_percent());
+    const auto name = [](const std::string& path) { return path.substr(path.find_last_of('/') + 1); };
+    return "\"commit\": \"" + std::string(commit == nullptr ? "unknown" : commit) + "\",\n \"date\": \"" +
+           bench::today() + "\",\n \"processor\": \"" + bench::processor() + "\",\n \"compiler\": \"" +
+           bench::compiler() + "\",\n \"trace\": \"" + (o.trace.empty() ? "built-in generator" : name(o.trace)) +
+           "\", \"seed\": " + std::to_string(o.seed) + ",\n \"load\": " + percents + ",\n ";
+}
+
+void draw(const options& o) {
+    std::ifstream data(o.draw);
+    const std::string text{std::istreambuf_iterator<char>(data), {}};
+    if (!data) throw usage_error("cannot read '" + o.draw + "'");
+    std::ofstream svg(o.svg);
+    svg << to_svg(chart_of(text));
+    svg.close();
+    if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
+}
+
 void run(const options& o) {
+    const bench::machine_load load;
     const trace t = o.trace.empty() ? generate(o.seed, demo_requests) : read_trace_file(o.trace);
     std::printf("trace: %s\n", o.trace.empty() ? "built-in generator" : o.trace.c_str());
     std::printf("  %s\n", to_string(t.summary).c_str());
@@ -62,8 +91,11 @@ void run(const options& o) {
         std::fflush(stdout);
     }
     std::printf("%s\n", verdict(w, runs).c_str());
-    svg << to_svg(to_chart(w, runs));
+    const auto data = data_of(to_chart(w, runs), head(o, load));
+    svg << to_svg(chart_of(data));  // what is kept is what is drawn
     svg.close();
+    if (!o.data.empty() && !(std::ofstream(o.data) << data).flush())
+        throw usage_error("cannot write the chart's data to '" + o.data + "'");
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
     std::printf("chart: %s\n", o.svg.c_str());
     if (o.timeline.empty()) return;
@@ -82,7 +114,7 @@ int main(int argc, char** argv) {
             std::fputs(help_text().data(), stdout);
             return 0;
         }
-        run(o);
+        o.draw.empty() ? run(o) : draw(o);
         return 0;
     } catch (const usage_error& e) {
         std::fprintf(stderr, "trace_replay: %s\n", e.what());

@@ -49,6 +49,10 @@ options parse_options(std::span<const char* const> arguments) {
             o.trace = value;
         else if (name == "--svg")
             o.svg = value;
+        else if (name == "--data")
+            o.data = value;
+        else if (name == "--draw")
+            o.draw = value;
         else if (name == "--timeline")
             o.timeline = value;
         else if (name == "--devices")
@@ -86,6 +90,8 @@ shares and latencies over time.
   --seconds S     how long requests arrive in each run (8); then the backlog is worked off
   --seed N        of the generator, and of the window taken from the trace (1)
   --svg FILE      where the chart goes (trace_replay.svg)
+  --data FILE     where what the chart draws goes, as JSON, with what it was measured on
+  --draw FILE     draws such a file again, and replays nothing
   --timeline FILE where a timeline of the third run goes, for ui.perfetto.dev: waits, permits, kernels, bounds
   --help          this text
 

@@ -15,6 +15,8 @@ namespace trace_replay {
 struct options {
     std::string trace{};  // empty: the built-in generator
     std::string svg = "trace_replay.svg";
+    std::string data{};      // of the chart; empty: none is written
+    std::string draw{};      // data of a chart that is drawn, and nothing is replayed
     std::string timeline{};  // empty: none is written
     std::uint32_t devices = 2;
     std::uint64_t memory_gib = 16;  // of each device

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "trace_replay/chart_data.hpp"
 
 using trace_replay::chart;
 using trace_replay::column;
@@ -216,4 +217,24 @@ TEST_CASE("no numbers, however odd, spoil the picture", "[examples][chart][prope
         if (!well_formed(svg) || count(svg, "nan") != 0 || count(svg, "inf") != 0) FAIL(svg);
         if (seed < 50) check_sound(svg);
     }
+}
+
+TEST_CASE("a chart is drawn the same from its data", "[examples]") {
+    chart c{
+        .title = "two \"tenants\" & more", .subtitle = "s", .x_label = "seconds", .x0 = 1, .dx = 0.25, .columns = {}};
+    c.columns.push_back({.title = "fair", .note = "n", .panels = {}});
+    c.columns[0].panels.push_back({.title = "share",
+                                   .y_label = "%",
+                                   .lines = {{"chat", {33.3125, no_value, 34}, 50}, {"batch", {1, 2, 3.5}}},
+                                   .stacked = true,
+                                   .y_max = 100});
+    c.columns[0].panels.push_back(
+        {.title = "latency", .y_label = "ms", .lines = {{"chat", {1, 10, 100}}}, .log_y = true});
+    const auto data = trace_replay::data_of(c, "\"date\": \"2026-11-26\",\n ");
+    CHECK(to_svg(trace_replay::chart_of(data)) == to_svg(c));
+    auto other = c;
+    other.columns[0].panels[0].lines[0].y[2] = 35;
+    CHECK(to_svg(trace_replay::chart_of(trace_replay::data_of(other))) != to_svg(c));
+    CHECK(data.find("\"date\": \"2026-11-26\"") != std::string::npos);
+    CHECK_THROWS(trace_replay::chart_of("{}"));
 }
