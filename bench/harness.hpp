@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdio>
@@ -87,6 +88,29 @@ enum class statistic { median, mean, least, most };
     return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+/// Three digits, for a text.
+[[nodiscard]] inline std::string rounded(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g", x);
+    return text;
+}
+
+/// The same number that bench/README.md demands of a figure.
+struct bar {
+    double value;
+    bool at_most;
+    [[nodiscard]] constexpr bool met_by(double x) const noexcept { return at_most ? x <= value : x >= value; }
+};
+[[nodiscard]] constexpr bar at_most(double x) noexcept { return {x, true}; }
+[[nodiscard]] constexpr bar at_least(double x) noexcept { return {x, false}; }
+
+/// That a figure can fail: what the same code, in the same run, makes of something that mustn't meet the bar.
+struct control {
+    bar missed;         ///< has to be
+    double value;       ///< NaN counts as met: nothing was found
+    std::string fault;  ///< what was planted, in words: "a limiter that lets one in at a time"
+};
+
 /// Prints figures as they are measured, and writes them with all that they depend on (bench/README.md, Results).
 class report {
 public:
@@ -107,6 +131,16 @@ public:
         std::printf("#   %s of %zu, %.4g to %.4g\n", bench::name(s), values.size(), least, most);
         std::fflush(stdout);
         figures_.push_back({std::move(name), unit, s, value, least, most, std::move(values)});
+    }
+
+    /// A figure that is void where its control, NAME_with_a_planted_fault, meets the bar: then it couldn't have failed.
+    void figure(const std::string& name, std::vector<double> values, const std::string& unit, const control& planted,
+                statistic s = statistic::median) {
+        figure(name + "_with_a_planted_fault", {planted.value}, unit);
+        if (planted.missed.met_by(planted.value) || std::isnan(planted.value))
+            is_void(name, "not found: " + planted.fault);
+        else
+            figure(name, std::move(values), unit, s);
     }
 
     /// What isn't a figure but belongs to the results, such as a table that was measured.

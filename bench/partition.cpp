@@ -186,9 +186,11 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     }
     print_table(all);
 
-    std::vector<double> worst;
-    for (int level = bench::first_level; level <= bench::last_level; ++level)
+    std::vector<double> worst, worst_of_best_fit;
+    for (int level = bench::first_level; level <= bench::last_level; ++level) {
         worst.push_back(all[own].mean(level) - all[descent].mean(level));
+        worst_of_best_fit.push_back(all[best_fit].mean(level) - all[descent].mean(level));
+    }
     using enum bench::statistic;
     r.figure("partition.random_pct_at_100", all[random].at(100), "%", mean);
     r.figure("partition.spreading_pct_at_100", all[spreading].at(100), "%", mean);
@@ -201,6 +203,7 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     r.figure("partition.alloc_pct_at_100", all[own].at(100), "%", mean);
     r.figure("partition.alloc_pct_at_100_moves", all[own_moves].at(100), "%", mean);
     r.figure("partition.worst_vs_fgd_pp", worst, "pp", least);
+    r.figure("partition.bestfit_worst_vs_fgd_pp", worst_of_best_fit, "pp", least);
     r.figure("partition.decision_us", decision, "us", mean);
     r.figure("partition.decision_p99_us", slowest, "us", most);
     r.figure("partition.learn_ms", learning, "ms");

@@ -116,14 +116,39 @@ private:
     instant time_{};
 };
 
+/// The planted fault: a decision that looks at every client.
+class looks_at_all : public gpushare::weighted_fair {
+public:
+    gpushare::failure add(client_id c, const gpushare::client_settings& s) {
+        all_.push_back(c);
+        return gpushare::weighted_fair::add(c, s);
+    }
+    [[nodiscard]] gpushare::choice pick(instant at) const noexcept {
+        for (const auto& c : all_) keep(c.index);
+        return gpushare::weighted_fair::pick(at);
+    }
+
+private:
+    std::vector<client_id> all_;
+};
+
+template <gpushare::compute_policy Policy>
+std::vector<double> growth_of(std::size_t repeats) {
+    decisions_of<Policy> few(10), many(10'000);
+    return ratios(
+        repeats, [&] { return many(); }, [&] { return few(); });
+}
+
+template <gpushare::compute_policy Policy>
+void decision_ns(report& r, const std::string& name) {
+    decisions_of<Policy> many(10'000);
+    r.figure("compute.decision_ns" + name, repeated(5, [&] { return many(); }), "ns");
+}
+
 template <gpushare::compute_policy Policy>
 void growth(report& r, const std::string& name) {
-    decisions_of<Policy> few(10), many(10'000);
-    r.figure("compute.pick_growth" + name,
-             ratios(
-                 21, [&] { return many(); }, [&] { return few(); }),
-             "x");
-    r.figure("compute.decision_ns" + name, repeated(5, [&] { return many(); }), "ns");
+    r.figure("compute.pick_growth" + name, growth_of<Policy>(21), "x");
+    decision_ns<Policy>(r, name);
 }
 
 /// 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load, in one world: its events are in the order of time, whichever
@@ -174,7 +199,9 @@ double sim_submissions_per_s() {
 void decisions(report& r) {
     admit(r);
     yield(r);
-    growth<gpushare::weighted_fair>(r, "");
+    r.figure("compute.pick_growth", growth_of<gpushare::weighted_fair>(21), "x",
+             {at_most(3), growth_of<looks_at_all>(1).front(), "a decision that looks at every client"});
+    decision_ns<gpushare::weighted_fair>(r, "");
     growth<gpushare::earliest_deadline>(r, "_earliest_deadline");
     growth<gpushare::shortest_remaining>(r, "_shortest_remaining");
     growth<gpushare::capped<gpushare::weighted_fair>>(r, "_capped");

@@ -168,6 +168,16 @@ private:
     return std::move(taken.blocks);
 }
 
+/// A ledger that lacks every fifth block of a tag: what it would be if the limiter had let that tenant have less, SMs had stood idle, and
+/// it had been charged all the same. What is judged by a ledger has to notice.
+inline constexpr const char* lacks_a_fifth = "a ledger that lacks every fifth block of the first tenant";
+[[nodiscard]] inline std::vector<gpushare::host::block_record> without_a_fifth(
+    std::vector<gpushare::host::block_record> blocks, std::uint32_t tag = 0) {
+    std::uint32_t n = 0;
+    std::erase_if(blocks, [&](const auto& b) { return b.tag == tag && ++n % 5 == 0; });
+    return blocks;
+}
+
 /// Device time (SM time over the SMs) by tag within [from, to), and its sum.
 struct device_seconds {
     std::vector<double> of;  // by tag

@@ -173,6 +173,15 @@ double release_beside(int waiters, int quotas) {
     return ns_per_call(2'000, [&] { keep(line.limit.release(4_KiB)); });
 }
 
+/// The planted fault: one that looks at each of them.
+double release_that_looks_at_all(int waiters) {
+    support::waiting_line line(waiters);
+    return ns_per_call(2'000, [&] {
+        keep(line.limit.release(4_KiB));
+        for (const auto& claim : line.queue) keep(&claim);
+    });
+}
+
 /// Of one that serves the first of so many quotas, which comes back behind the last.
 double release_served(std::size_t quotas) {
     quota device{1_GiB};
@@ -199,7 +208,10 @@ double release_served(std::size_t quotas) {
 }
 
 void growth(report& r) {
-    r.figure("memory.collect_growth", {support::asked_per_free(10'000) / support::asked_per_free(10)}, "x");
+    using support::asked_per_free;
+    r.figure("memory.collect_growth", {asked_per_free(10'000) / asked_per_free(10)}, "x",
+             {at_most(1.5), asked_per_free<support::asks_all>(1'000) / asked_per_free<support::asks_all>(10),
+              "a list that asks all of its points for each block"});
     const auto here = [](auto f, auto many, auto few) {
         return ratios(
             repeats, [=] { return f(many); }, [=] { return f(few); });
@@ -209,7 +221,9 @@ void growth(report& r) {
     r.figure("memory.line_growth_of_one_quota", one, "x");
     r.figure("memory.line_growth_of_quotas", each, "x");
     r.figure("memory.line_growth", value_of(statistic::median, one) > value_of(statistic::median, each) ? one : each,
-             "x");
+             "x",
+             {at_most(2), release_that_looks_at_all(4'000) / release_that_looks_at_all(10),
+              "a release that looks at all who wait"});
     r.figure("memory.line_served_growth", here(release_served, std::size_t{4'000}, std::size_t{10}), "x");
     r.figure("memory.line_served_ns", repeated(repeats, [] { return release_served(4'000); }), "ns");
 }
@@ -241,13 +255,14 @@ struct outcome {
 /// the half, of which nothing is left over when both have theirs. Two attackers ask, until the last worker is done, for
 /// all there is, which is never free. A worker that is `scarce` wants more than its half and may be refused: only the
 /// limit counts then.
-outcome attack(std::vector<quota*> path, std::vector<quota*> ways, bytes limit, std::uint64_t operations, bool scarce) {
+template <class Quota>
+outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, std::uint64_t operations, bool scarce) {
     shadow seen(limit);
     std::atomic<std::uint64_t> refused{0}, lost{0}, done{0};
     std::atomic<unsigned> working{2};
     const auto worker = [&](unsigned rank) {
         std::mt19937_64 random(rank);
-        quota& q = *ways[rank % ways.size()];
+        Quota& q = *ways[rank % ways.size()];
         const auto mine = scarce ? limit.count() * 3 / 4 : (limit.count() - 1) / 2;
         const auto charge = [&](std::uint64_t n) {
             if (q.try_charge(bytes{n}) != errc::none) {
@@ -271,7 +286,7 @@ outcome attack(std::vector<quota*> path, std::vector<quota*> ways, bytes limit, 
         working.fetch_sub(1);
     };
     const auto attacker = [&](unsigned rank) {
-        quota& q = *ways[rank % ways.size()];
+        Quota& q = *ways[rank % ways.size()];
         std::uint64_t tries = 0;
         for (; working.load(std::memory_order_relaxed) != 0; ++tries)
             if (q.try_charge(limit) == errc::none) {  // what is set aside below makes it impossible
@@ -292,12 +307,49 @@ outcome attack(std::vector<quota*> path, std::vector<quota*> ways, bytes limit, 
     if (!ways[0]->release(1_B)) ++lost;
     outcome o{
         .operations = done.load(), .false_refusals = refused.load(), .bytes_over = seen.over(), .drift = lost.load()};
-    for (const quota* q : path) {
+    for (const Quota* q : path) {
         const auto u = q->usage();
         o.drift += (u.current + u.borrowed).count();
         o.bytes_over += u.peak > limit ? (u.peak - limit).count() : 0;
     }
     return o;
+}
+
+/// The planted faults: it adds first and checks after, so that what is refused is in the way of what fits; it may have more bytes than it
+/// should; it may forget every hundredth release.
+class faulty_quota {
+public:
+    faulty_quota(bytes most, bool forgets) : most_(most.count()), forgets_(forgets) {}
+    errc try_charge(bytes n) noexcept {
+        if (used_.fetch_add(n.count()) + n.count() <= most_) return errc::none;
+        used_.fetch_sub(n.count());
+        return errc::over_quota;
+    }
+    bool release(bytes n) noexcept {
+        if (!forgets_ || releases_.fetch_add(1) % 100 != 99) used_.fetch_sub(n.count());
+        return true;
+    }
+    [[nodiscard]] gpushare::quota_usage usage() const noexcept {
+        gpushare::quota_usage u{};
+        u.current = bytes{used_.load()};
+        return u;
+    }
+
+private:
+    const std::uint64_t most_;
+    const bool forgets_;
+    std::atomic<std::uint64_t> used_{0}, releases_{0};
+};
+
+/// The same attacks on those: each must be found.
+outcome attacks_on_faulty_quotas() {
+    const auto attacked = [](bytes most, bool forgets, bool scarce) {
+        faulty_quota q{most, forgets};
+        return attack<faulty_quota>({&q}, {&q}, 1_GiB, 100'000, scarce);
+    };
+    return {.false_refusals = attacked(1_GiB, false, false).false_refusals,
+            .bytes_over = attacked(2_GiB, false, true).bytes_over,
+            .drift = attacked(1_GiB, true, false).drift};
 }
 
 void exactness(report& r) {
@@ -311,9 +363,9 @@ void exactness(report& r) {
     };
     for (const bool scarce : {false, true}) {
         quota one{1_GiB};
-        add(attack({&one}, {&one}, 1_GiB, operations, scarce));
+        add(attack<quota>({&one}, {&one}, 1_GiB, operations, scarce));
         quota root{1_GiB}, left{root, 0_B, 1_GiB}, right{root, 0_B, 1_GiB};
-        add(attack({&root, &left, &right}, {&left, &right}, 1_GiB, operations, scarce));
+        add(attack<quota>({&root, &left, &right}, {&left, &right}, 1_GiB, operations, scarce));
     }
     // The same question asked of pools, caches, scrubbing, arenas and others, above and below quotas, and of tenants.
     const auto stacked =
@@ -323,9 +375,13 @@ void exactness(report& r) {
     std::printf("# %zu stacks under attack, of which %zu broke a promise\n", stacked.cells, stacked.failed);
     std::printf("# %llu operations by 4 threads: one and two levels, what fits beside what can't, and what is scarce\n",
                 static_cast<unsigned long long>(all.operations));
-    r.figure("memory.false_refusals", {static_cast<double>(all.false_refusals)}, "count");
-    r.figure("memory.bytes_over_quota", {static_cast<double>(all.bytes_over)}, "B");
-    r.figure("memory.drift_bytes", {static_cast<double>(all.drift)}, "B");
+    const auto faulty = attacks_on_faulty_quotas();
+    const auto figure = [&](const char* name, std::uint64_t outcome::*of, const char* unit, const char* fault) {
+        r.figure(name, {static_cast<double>(all.*of)}, unit, {at_most(0), static_cast<double>(faulty.*of), fault});
+    };
+    figure("memory.false_refusals", &outcome::false_refusals, "count", "a quota that adds first and checks after");
+    figure("memory.bytes_over_quota", &outcome::bytes_over, "B", "a quota that has twice its bytes");
+    figure("memory.drift_bytes", &outcome::drift, "B", "a quota that forgets every hundredth release");
 }
 
 }  // namespace

@@ -181,6 +181,7 @@ TEST_CASE("hooks of strangers aren't asked for who waits, and the others for wha
 
 TEST_CASE("collecting asks as many points for a free, however many are pending", "[memory][composition][frees]") {
     CHECK(support::asked_per_free(10'000) <= 1.5 * support::asked_per_free(10));
+    CHECK(support::asked_per_free<support::asks_all>(1'000) > 1.5 * support::asked_per_free<support::asks_all>(10));
 }
 
 TEST_CASE("a release takes as many steps, however many wait, of however many quotas",

@@ -11,6 +11,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
@@ -40,14 +41,41 @@ struct counted_point {
 };
 static_assert(gpushare::timeline_point<counted_point>);
 
+struct no_memory {
+    static void* allocate(std::size_t, std::size_t) { return nullptr; }
+    static void deallocate(void*, std::size_t, std::size_t) noexcept {}
+};
+
+/// The planted fault: a list that asks all of its points for each block that comes back.
+class asks_all {
+public:
+    explicit asks_all(no_memory& /*unused*/) {}
+    void add(counted_point p, void* /*block*/, std::size_t /*size*/, std::size_t /*alignment*/) {
+        pending_.push_back(p);
+    }
+    std::size_t collect() {
+        std::size_t freed = 0;
+        for (std::vector<counted_point> kept; !pending_.empty(); ++freed, pending_ = std::exchange(kept, {})) {
+            bool one = false;
+            for (const auto& p : pending_) {
+                if (p.reached() && !std::exchange(one, true)) continue;
+                kept.push_back(p);
+            }
+            if (!one) return freed;
+        }
+        return freed;
+    }
+
+private:
+    std::vector<counted_point> pending_;
+};
+
 /// Questions for each block that comes back, where as many pending ones are reached as aren't.
-inline double asked_per_free(std::size_t pending) {
-    struct {
-        void* allocate(std::size_t, std::size_t) { return nullptr; }
-        void deallocate(void*, std::size_t, std::size_t) noexcept {}
-    } memory;
+template <class List = gpushare::deferred_frees<counted_point, no_memory>>
+double asked_per_free(std::size_t pending) {
+    no_memory memory;
     bool slow = false, fast = false;
-    gpushare::deferred_frees<counted_point, decltype(memory)> frees{memory};
+    List frees{memory};
     for (std::size_t i = 0; i < pending; ++i) frees.add({i % 2 == 0 ? &slow : &fast}, &memory, 1, 1);
     fast = true;
     counted_point::asked = 0;

@@ -16,4 +16,12 @@ TEST_CASE("the composition matrix on the host", "[tenant][composition][threads]"
     for (const auto& what : all.wrong) FAIL_CHECK(what);
 }
 
+TEST_CASE("a stack that refuses what fits is found by the composition matrix", "[tenant][composition][threads]") {
+    const auto all = run_matrix<host_backend>(10, {kind<refusing_stack<host_backend>, host_backend>("refusing")},
+                                              "refusing, quota, exactness under attack");
+    CHECK(all.cells == 1);
+    CHECK(all.failed == 1);
+    CHECK(all.false_refusals > 0);
+}
+
 }  // namespace composition_matrix_test

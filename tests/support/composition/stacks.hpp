@@ -178,6 +178,21 @@ private:
     any_upstream* memory_;
 };
 
+/// The planted fault: refuses every third block, whether it fits or not. The matrix has to notice.
+template <class Backend>
+class refusing_stack : public direct_stack<Backend> {
+public:
+    using direct_stack<Backend>::direct_stack;
+    [[nodiscard]] void* get(failure& why) noexcept override {
+        if (asked_.fetch_add(1) % 3 != 2) return direct_stack<Backend>::get(why);
+        why = {errc::over_quota};
+        return nullptr;
+    }
+
+private:
+    std::atomic<unsigned> asked_{0};
+};
+
 template <class Backend>
 class pool_stack : public stack {
 public:

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// That figures can fail: one whose planted fault isn't found is void, and a time that doubles is seen to.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "harness.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using bench::at_least, bench::at_most;
+
+void spin(std::chrono::nanoseconds span) {
+    for (const auto end = std::chrono::steady_clock::now() + span; std::chrono::steady_clock::now() < end;) {
+    }
+}
+
+/// The JSON text of a report with one figure, of value 1, beside such a control.
+std::string written(const bench::control& planted) {
+    const auto path = std::filesystem::temp_directory_path() / "gpushare_harness_test.json";
+    bench::report r("a test", "_of_a_kind");
+    r.figure("a.cost", {1}, "x", planted);
+    r.write(path.c_str());
+    std::ifstream file(path);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    std::filesystem::remove(path);
+    return text;
+}
+
+bool has(const std::string& text, const char* what) { return text.find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("a figure whose planted fault isn't found is void", "[bench]") {
+    for (const auto& [bar, found, missed] : {std::tuple{at_most(2), 2.1, 2.0}, {at_least(5), 4.9, 5.0}}) {
+        const auto good = written({bar, found, "a fault"});
+        CHECK(has(good, "\"a.cost_of_a_kind\": {"));
+        CHECK(has(good, "\"a.cost_with_a_planted_fault_of_a_kind\": {"));
+        CHECK(has(good, "\"void\": {}"));
+        for (const double unseen : {missed, std::numeric_limits<double>::quiet_NaN()}) {
+            const auto bad = written({bar, unseen, "a fault"});
+            CHECK_FALSE(has(bad, "\"a.cost_of_a_kind\": {"));
+            CHECK(has(bad, "\"void\": {\"a.cost_of_a_kind\": \"not found: a fault\"}"));
+        }
+    }
+}
+
+TEST_CASE("what takes twice as long is measured as twice as long", "[bench]") {
+    const auto once = [] { return bench::ns_per_call(50, [] { spin(20us); }); };
+    const auto twice = [] { return bench::ns_per_call(50, [] { spin(20us), spin(20us); }); };
+    CHECK(bench::value_of(bench::statistic::median, bench::repeated(5, once)) >= 20'000);
+    const double ratio = bench::value_of(bench::statistic::median, bench::ratios(9, twice, once));
+    CHECK(ratio > 1.6);
+    CHECK(ratio < 2.5);
+}
