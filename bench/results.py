@@ -11,10 +11,14 @@
                                         several files of a folder have is compared by its values there, run by run
 
 A table whose head has a column "measured" is filled: its cells get the value of the figure named in the row, either in
-backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. Above the table stands the machine:
-<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. In the text of the guide and of
+backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. In a table without such a column each cell names its
+own figures: what stands behind a comment, as far as the next one or a semicolon, is that figure's value. Above the table stands the
+machine: <!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. In the text of the guide and of
 the primitives' pages each figure in backticks, below such a line, has its value behind it: `memory.refusal_ns` **14 ns**. A figure that
 bench/README.md defines and that these results lack is "not measured yet"; one that a control made void says why.
+
+Each figure with a bar can fail: bench/README.md says by what, in its table "what makes it fail", and it is an error where that lacks one. A
+figure that is named there as the control of others, and each NAME_with_a_planted_fault, has to miss their bars in all results.
 """
 import json
 import math
@@ -27,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-DOCUMENTS = ["README.md", "docs/placement.md", "docs/figures.md"]
+DOCUMENTS = ["README.md", "docs/placement.md", "docs/figures.md", "docs/cpu_engines.md"]
 PAGES = ["docs/guide", "docs/primitives"]  # whose text has values, too
 
 
@@ -137,19 +141,23 @@ def number(x):
 
 
 def cell(figure):
-    unit = {"x": "x", "%": " %"}.get(figure["unit"], "" if figure["unit"] == "count" else " " + figure["unit"])
+    unit = {"x": "x", "%": " %"}.get(figure["unit"], "" if figure["unit"] == "count" else " " + figure["unit"].replace("_", " "))
     if figure["least"] == figure["most"]:
         return number(figure["value"]) + unit
     return f"{number(figure['value'])}{unit} ({number(figure['least'])} to {number(figure['most'])})"
 
 
 def short(figure):
-    return cell(figure | {"least": figure["value"], "most": figure["value"]}).replace("_", " ")
+    return cell(figure | {"least": figure["value"], "most": figure["value"]})
 
 
 def figure_of(row):
     named = re.search(r"<!-- ([a-z_]+\.[a-z0-9_]+) -->", row) or re.search(r"`([a-z_]+\.[a-z0-9_]+)`", row)
     return named[1] if named else None
+
+
+GRID = -2  # instead of a column: each cell names its figures
+FIGURE_IN_CELL = re.compile(r"<!-- ([a-z]+\.[a-z0-9_]+) -->([^;|<]*)")
 
 
 def split_row(line):
@@ -168,7 +176,7 @@ def measured(document, machine, name, known, show=cell, commits=None):
         return show(area["figures"][name])
     if name in area.get("void", {}):
         return "void: " + area["void"][name]
-    if name in known:
+    if is_defined(name, known):
         return "not measured yet"
     raise Problem(f"{document}: {name} was not measured on {machine}, and bench/README.md doesn't define it")
 
@@ -201,8 +209,12 @@ def filled(document, text):
                 line = with_value(document, machine, line, known)
         elif column is None:
             head = split_row(line)
-            column = head.index("measured") if machine and "measured" in head else -1
-        elif column >= 0 and not set(line) <= set("|-: "):
+            column = head.index("measured") if machine and "measured" in head else GRID if machine else -1
+        elif column == GRID and FIGURE_IN_CELL.search(line):
+            line = FIGURE_IN_CELL.sub(
+                lambda found: f"<!-- {found[1]} --> " + measured(document, machine, found[1], known, commits=commits).replace(";", ",") +
+                " " * found[2].endswith(" "), line)
+        elif column is not None and column >= 0 and not set(line) <= set("|-: "):
             name, cells = figure_of(line), split_row(line)
             if name is None:
                 raise Problem(f"{document}: no figure is named in the row: {line}")
@@ -231,8 +243,13 @@ def fill(check):
 
     for document in documents():
         put(ROOT / document, filled(document, (ROOT / document).read_text()))
+    for file in sorted(RESULTS.glob("*.json")):  # data of pictures
+        if check and (why := why_not(file.relative_to(ROOT), load(file))):
+            raise Problem(why)
+    rows, known = can_fail(), bars()
     for file in sorted(RESULTS.glob("*/*.json")):
         area = load(file)
+        check_controls(file.relative_to(ROOT), area["figures"], rows, known)
         if check and (why := why_not(file.relative_to(ROOT), area)):
             raise Problem(why)
         if picture := chart(area):
@@ -350,6 +367,45 @@ def bars():
 def defined():
     """The names of all figures that bench/README.md has."""
     return set(re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", (ROOT / "bench" / "README.md").read_text()))
+
+
+def is_defined(name, known):
+    """Also where it is one of those with an end that bench/README.md has for several: `..._one_sm`, `serving.*_one_sm`."""
+    return name in known or any(name == start + end for end in ends() for start in known)
+
+
+def ends():
+    return set(re.findall(r"`(?:\.\.\.|[a-z]+\.\*)(_[a-z0-9_]+)`", (ROOT / "bench" / "README.md").read_text()))
+
+
+def can_fail():
+    """By what each figure fails: [(its name, the control's name or None)]. An error if one with a bar isn't in the table of these."""
+    demanded, rows, column = set(), [], None
+    for line in (ROOT / "bench" / "README.md").read_text().splitlines():
+        cells = split_row(line) if line.startswith("|") else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = cells[-1]
+        elif column == "what makes it fail":
+            controls = re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[-1]) or [None]
+            rows += [(name, control) for name in re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[0]) for control in controls]
+        elif column == "bar" and cells[-1] and not set(cells[-1]) <= set("-: "):
+            demanded |= set(re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[0]))
+    if lacking := demanded - {name for name, _ in rows}:
+        raise Problem(f"bench/README.md: nothing is said to make {', '.join(sorted(lacking))} fail")
+    return rows
+
+
+def check_controls(path, figures, rows, known):
+    """That what has to miss a bar does."""
+    planted = [(name, f"{name}_with_a_planted_fault") for name in known]
+    for name, control in planted + [row for row in rows if row[1] and row[0] in known]:
+        if name not in figures or control not in figures:
+            continue
+        (way, bar), value = known[name], figures[control]["value"]
+        if value <= bar if way == "at most" else value >= bar:
+            raise Problem(f"{path}: {control} is {number(value)}, so {name} couldn't have failed")
 
 
 def lower_is_better(name, unit, known):

@@ -46,7 +46,9 @@ class ResultsTest(unittest.TestCase):
         results.RESULTS = results.ROOT / "bench" / "results"
         (results.RESULTS / "epyc").mkdir(parents=True)
         (results.ROOT / "bench" / "README.md").write_text(
-            "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n| `a.error` | x | at most 1e-6 |\n")
+            "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n| `a.error` | x | at most 1e-6 |\n"
+            "| `..._of_two` | both | |\n"
+            "\n| figures | what makes it fail |\n|---|---|\n| `a.share` | `a.other` |\n| `a.cost`, `a.error` | a test |\n")
 
     def keep(self, area, commit="c0ffee", machine="epyc", **figures):
         text = json.dumps({"commit": commit, "date": "2026-11-24", "processor": "AMD EPYC, family 25, model 1, 2 cores",
@@ -66,6 +68,43 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("| a charge <!-- not this --> | <!-- memory.pair --> 1.38x |  |", text)
         self.assertIn("| others |", text)
         self.assertEqual(results.filled("x.md", text), text)
+
+    def test_fills_the_cells_of_a_grid_each_by_its_figures(self):
+        self.keep("memory", pair=figure(1, 2, 3), pair_of_two=figure(4), level=figure(5, unit="%"))
+        grid = ("<!-- results: epyc -->\n| | alone | both |\n|-|-|-|\n"
+                "| pair | <!-- memory.pair --> | by two: <!-- memory.pair_of_two --> 9; level <!-- memory.level -->7 |\n"
+                "| share | by hand | <!-- a.share_of_two --> |\n")
+        text = results.filled("x.md", grid)
+        self.assertIn("| pair | <!-- memory.pair --> 2 ns (1 to 3) | by two: <!-- memory.pair_of_two --> 4 ns; level <!-- memory.level --> 5 % |",
+                      text)
+        self.assertIn("| share | by hand | <!-- a.share_of_two --> not measured yet |", text)
+        self.assertEqual(results.filled("x.md", text), text)
+        with self.assertRaisesRegex(results.Problem, "doesn't define"):
+            results.filled("x.md", grid.replace("a.share_of_two", "a.share_of_three"))
+        by_hand = grid.replace("results: epyc", "results: none")
+        self.assertEqual(results.filled("x.md", by_hand), by_hand)
+        self.keep("core", commit="decade", pair=figure(1))
+        with self.assertRaisesRegex(results.Problem, "different commits"):
+            results.filled("x.md", grid.replace("by hand", "<!-- core.pair -->"))
+
+    def test_a_figure_with_a_bar_that_nothing_makes_fail_is_an_error(self):
+        results.DOCUMENTS = []
+        readme = results.ROOT / "bench" / "README.md"
+        results.fill(check=True)
+        readme.write_text(readme.read_text().replace("| `a.cost`, `a.error` |", "| `a.cost` |"))
+        with self.assertRaisesRegex(results.Problem, "nothing is said to make a.error fail"):
+            results.fill(check=True)
+
+    def test_a_control_that_meets_the_bar_is_an_error(self):
+        results.DOCUMENTS = []
+        for name, control, good, bad in (("share", "other", 95.7, 95.8), ("cost", "cost_with_a_planted_fault", 1001, 1000)):
+            unit = {"unit": "%"}
+            self.keep("a", **{name: figure(1, **unit), control: figure(good, **unit)})
+            with contextlib.redirect_stdout(io.StringIO()):
+                results.fill(check=False)
+            self.keep("a", **{name: figure(1, **unit), control: figure(bad, **unit)})
+            with self.assertRaisesRegex(results.Problem, f"a.{control} is .*, so a.{name} couldn't have failed"):
+                results.fill(check=True)
 
     def test_a_table_that_is_out_of_date_fails_the_check(self):
         self.keep("memory", refusal_ns=figure(9, 10, 12), pair=figure(1.384, unit="x"))
