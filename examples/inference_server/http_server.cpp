@@ -300,12 +300,14 @@ private:
         (void)shell_->of.model(route_.model, route_.version);
         const std::size_t size = parser_->get().body().size();
         const bool is_quick = header_length_.value_or(size) <= quick_json && size <= quick_bytes;
-        parse(is_quick, [this] { return parse_infer(parser_->get().body(), header_length_); },
-              [this](infer_request r) { infer(std::move(r)); });
+        parse(
+            is_quick, [this] { return parse_infer(parser_->get().body(), header_length_); },
+            [this](infer_request r) { infer(std::move(r)); });
     }
     void read_generate(void (session::*use)(generate_request)) {
-        parse(parser_->get().body().size() <= quick_json, [this] { return parse_generate(parser_->get().body()); },
-              [this, use](generate_request r) { (this->*use)(std::move(r)); });
+        parse(
+            parser_->get().body().size() <= quick_json, [this] { return parse_generate(parser_->get().body()); },
+            [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
     // JSON of megabytes takes tens of milliseconds, and so does copying many of them: not of this thread, on which everybody waits.
     static constexpr std::size_t quick_json = 65'536, quick_bytes = std::size_t{1} << 20;
