@@ -172,8 +172,8 @@ void mixed(bench::report& r, crew& c, const plan& how, const std::string& suffix
         if (f.name == "goodput_pct" && most_cores > 1.05 * how.cores)  // more than the SMs that both are said to have
             r.is_void(name_of(f, suffix),
                       "the process took " + std::to_string(most_cores) + " cores of " + std::to_string(how.cores));
-        else if (const auto c = controls.find(f.name); c != controls.end())
-            r.figure(name_of(f, suffix), all[f.name], std::string(f.unit), c->second, f.is);
+        else if (const auto planted = controls.find(f.name); planted != controls.end())
+            r.figure(name_of(f, suffix), all[f.name], std::string(f.unit), planted->second, f.is);
         else
             r.figure(name_of(f, suffix), all[f.name], std::string(f.unit), f.is);
     }
