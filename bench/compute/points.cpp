@@ -8,6 +8,7 @@
 #include <deque>
 #include <span>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -57,13 +58,22 @@ static_assert(gpushare::joining_timeline<silent_stream> && !gpushare::sm_timelin
 using silent_limiter = gpushare::compute_limiter<silent_stream, gpushare::host::steady_clock>;
 constexpr std::uint32_t sms = 2;
 
+/// What tenants submit: kernels that fill the device alone, or beside them copies of one block, of which the limiter isn't told that they
+/// are narrow, or is.
+enum class with : std::uint8_t { kernels_alone, copies, told_copies };
+
 /// Keeps 24 submissions handed over.
-void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixture m, const std::stop_token& stop) {
+void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixture m, bool tell,
+               const std::stop_token& stop) {
     buffers b;
     std::deque<silent_limiter::ticket> out;
     while (!stop.stop_requested()) {
         while (out.size() < 24) {
-            auto t = l.submit(c, s, [&b, w = m.next()](silent_stream& to) { enqueue(to.inner(), w, true, sms, b); });
+            const work w = m.next();
+            gpushare::submit_options o;
+            if (tell && w.what == work::kind::copy) o.width = gpushare::sm_width::of_sms(1, sms);
+            auto t = l.submit(
+                c, s, [&b, w](silent_stream& to) { enqueue(to.inner(), w, true, sms, b); }, o);
             if (!t) return;
             out.push_back(*std::move(t));
         }
@@ -76,9 +86,22 @@ void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixtu
 struct errors {
     double of_ten_seconds = 0, in_all = 0;   // percent of the tenant's own, the worst tenant
     double planted = 0, planted_in_all = 0;  // the first tenant's, by a ledger that lacks something
+    double beside_copies = 0;                // what of the device is idle beside a copy, likewise of the worst tenant
 };
 
-errors metering(const std::vector<unsigned>& permille, std::uint64_t seed) {
+/// Device time that is idle beside blocks of `tag` that have no other one beside them, which began when they did.
+double beside_lone_blocks(std::vector<gpushare::host::block_record> blocks, std::uint32_t tag) {
+    std::erase_if(blocks, [=](const auto& b) { return b.tag != tag; });
+    std::ranges::sort(blocks, {}, &gpushare::host::block_record::start);
+    ns idle{};
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        if ((i == 0 || blocks[i - 1].start != blocks[i].start) &&
+            (i + 1 == blocks.size() || blocks[i + 1].start != blocks[i].start))
+            idle += (blocks[i].end - blocks[i].start) * (sms - 1) / sms;
+    return std::chrono::duration<double>(idle).count();
+}
+
+errors metering(const std::vector<unsigned>& permille, std::uint64_t seed, with what) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
     silent_limiter l{configuration};
     std::vector<gpushare::client_id> ids;
@@ -90,7 +113,9 @@ errors metering(const std::vector<unsigned>& permille, std::uint64_t seed) {
     }
     for (std::uint32_t t = 0; t < permille.size(); ++t)
         threads.emplace_back([&, t](const std::stop_token& stop) {
-            keep_busy(l, ids[t], streams[t], mixture{.any = gpushare::sim::random(seed + t)}, stop);
+            keep_busy(l, ids[t], streams[t],
+                      mixture{.any = gpushare::sim::random(seed + t), .only_kernels = what == with::kernels_alone},
+                      what == with::told_copies, stop);
         });
     const auto charged = [&] {
         std::vector<double> all;
@@ -122,6 +147,8 @@ errors metering(const std::vector<unsigned>& permille, std::uint64_t seed) {
     for (std::size_t t = 0; t < ids.size(); ++t) {
         worst.of_ten_seconds = std::max(worst.of_ten_seconds, off(after[t] - before[t], cut.of[t]));
         worst.in_all = std::max(worst.in_all, off(last[t], all.of[t]));
+        const double beside = beside_lone_blocks(blocks, static_cast<std::uint32_t>(t));
+        worst.beside_copies = std::max(worst.beside_copies, 100 * beside / all.of[t]);
     }
     return worst;
 }
@@ -130,23 +157,30 @@ errors metering(const std::vector<unsigned>& permille, std::uint64_t seed) {
 
 void metering_by_points(report& r) {
     const std::vector<std::vector<unsigned>> cases{{300, 700}, {100, 900}, {750, 250}, {20, 980}, {500, 300, 200}};
-    std::vector<errors> found(cases.size());
-    {
-        std::deque<std::jthread> at_once;  // a node each
-        for (std::size_t i = 0; i < cases.size(); ++i)
-            at_once.emplace_back([&, i] { found[i] = metering(cases[i], 100 * i); });
-    }
-    std::vector<double> of_ten_seconds, in_all;
-    for (const auto& e : found) {
-        of_ten_seconds.push_back(e.of_ten_seconds);
-        in_all.push_back(e.in_all);
-    }
-    const auto planted = [&](double errors::*of) {
-        return control{at_most(1), std::ranges::min(found, {}, of).*of, lacks_a_fifth};
+    const auto measure = [&](with what, const std::string& tail) {
+        std::vector<errors> found(cases.size());
+        {
+            std::deque<std::jthread> at_once;  // a node each
+            for (std::size_t i = 0; i < cases.size(); ++i)
+                at_once.emplace_back([&, i] { found[i] = metering(cases[i], 100 * i, what); });
+        }
+        const auto all = [&](double errors::*of) {
+            std::vector<double> values;
+            for (const auto& e : found) values.push_back(e.*of);
+            return values;
+        };
+        const auto figure = [&](const std::string& name, double errors::*of, double errors::*planted) {
+            r.figure("compute." + name + tail + "_pct", all(of), "%",
+                     control{at_most(1), std::ranges::min(all(planted)), lacks_a_fifth}, statistic::most);
+        };
+        figure("metering_error_by_points", &errors::of_ten_seconds, &errors::planted);
+        figure("metering_error_by_points_in_all", &errors::in_all, &errors::planted_in_all);
+        if (what == with::copies)
+            r.figure("compute.idle_beside_copies_pct", all(&errors::beside_copies), "%", statistic::most);
     };
-    r.figure("compute.metering_error_by_points_pct", of_ten_seconds, "%", planted(&errors::planted), statistic::most);
-    r.figure("compute.metering_error_by_points_in_all_pct", in_all, "%", planted(&errors::planted_in_all),
-             statistic::most);
+    measure(with::copies, "");
+    measure(with::told_copies, "_told_widths");
+    measure(with::kernels_alone, "_of_kernels");
 }
 
 }  // namespace bench::compute
