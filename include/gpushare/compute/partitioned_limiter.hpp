@@ -33,6 +33,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/sm_plan.hpp>
 #include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 

@@ -17,47 +17,12 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/placement/labels.hpp>
+#include <gpushare/placement/node_view.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// A node as it is when nothing is placed on it.
-struct node_description {
-    std::uint64_t cpu_milli = 0;  ///< thousandths of a core
-    bytes memory{};               ///< of the host
-    std::uint32_t devices = 0;    ///< at most device_set::capacity
-    device_model model{};         ///< of all its devices
-    bytes device_memory{};        ///< of each device
-
-    friend constexpr bool operator==(const node_description&, const node_description&) = default;
-};
-
-/// What is free on one device.
-struct free_device {
-    std::uint32_t permille = 0;  ///< of device time
-    bytes memory{};              ///< of the device
-
-    friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
-    friend constexpr bool operator==(const free_device&, const free_device&) = default;
-};
-
-/// What is free on one node. A view: valid until the cluster changes.
-struct node_view {
-    node_id id{};                            ///< in its cluster
-    const node_description& whole;           ///< as it is when it is empty
-    std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
-    bytes memory{};                          ///< free, of the host
-    std::span<const free_device> devices{};  ///< what is free on each
-
-    /// Free device time, of all devices.
-    [[nodiscard]] std::uint64_t permille() const noexcept {
-        std::uint64_t sum = 0;
-        for (const auto& d : devices) sum += d.permille;
-        return sum;
-    }
-};
 
 /// Whether one device has room for its part of the request.
 [[nodiscard]] constexpr bool fits(const placement_request& r, const free_device& d) noexcept {

@@ -8,7 +8,6 @@
 //   on_node.remove(request);
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,8 +32,8 @@ public:
 
     /// Of one label.
     [[nodiscard]] count operator[](label of) const noexcept {
-        const auto at = std::ranges::lower_bound(counts_, of, {}, &count::of);
-        return at != counts_.end() && at->of == of ? *at : count{of};
+        const std::size_t at = place_of(of);
+        return at < counts_.size() && counts_[at].of == of ? counts_[at] : count{of};
     }
 
     /// Takes note of a placed request; with room made by `reserve`, doesn't throw.
@@ -64,9 +63,22 @@ public:
     friend bool operator==(const label_counts&, const label_counts&) = default;
 
 private:
+    // Of the first that isn't smaller. Not std::ranges::lower_bound: that alone costs who includes this as much as a header of ours.
+    [[nodiscard]] std::size_t place_of(label of) const noexcept {
+        std::size_t first = 0, end = counts_.size();
+        while (first < end) {
+            const std::size_t middle = first + (end - first) / 2;
+            if (counts_[middle].of < of)
+                first = middle + 1;
+            else
+                end = middle;
+        }
+        return first;
+    }
     count& counter(label of) {
-        const auto at = std::ranges::lower_bound(counts_, of, {}, &count::of);
-        return at != counts_.end() && at->of == of ? *at : *counts_.insert(at, count{of});
+        const std::size_t at = place_of(of);
+        if (at < counts_.size() && counts_[at].of == of) return counts_[at];
+        return *counts_.insert(counts_.begin() + static_cast<std::ptrdiff_t>(at), count{of});
     }
 
     std::vector<count> counts_;  // ascending

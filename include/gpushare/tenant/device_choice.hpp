@@ -15,7 +15,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/partition/equal_split.hpp>
-#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/node_view.hpp>
 #include <gpushare/tenant/specification.hpp>
 
 namespace gpushare {

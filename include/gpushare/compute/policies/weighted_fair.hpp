@@ -102,8 +102,10 @@ public:
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto &its = clients_[a.index], &other = clients_[b.index];
         if (its.level != other.level) return false;
-        const auto level = std::ranges::find(levels_, its.level, &level_state::level);
-        return std::max(its.tag, level->time) < other.tag;
+        std::int64_t time = 0;  // of the level; add() opened it
+        for (const auto& l : levels_)
+            if (l.level == its.level) time = l.time;
+        return std::max(its.tag, time) < other.tag;
     }
 
     /// The client of the highest level whose turn it still is, else the one furthest behind its share.

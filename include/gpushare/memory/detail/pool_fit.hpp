@@ -245,13 +245,15 @@ public:
     /// One in which nothing is, if more than `target` bytes are held. Steps in proportion to the number of segments.
     [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept {
         if (held_ <= target) return {};
-        const auto found =
-            std::ranges::find_if(all_, [](const entry& e) { return e.first->free && e.first->whole_range(); });
-        return found == all_.end() ? pool_segment{} : remove(fit, *found);
+        for (entry& e : all_)
+            if (e.first->free && e.first->whole_range()) return remove(fit, e);
+        return {};
     }
     /// One that is free as a whole, by its first block.
     pool_segment remove(pool_fit& fit, pool_block& whole) noexcept {
-        return remove(fit, *std::ranges::find(all_, &whole, &entry::first));
+        std::size_t at = 0;
+        while (all_[at].first != &whole) ++at;
+        return remove(fit, all_[at]);
     }
     /// Any, whatever is in it: for the end.
     [[nodiscard]] pool_segment remove_any() noexcept { return all_.empty() ? pool_segment{} : drop(all_.back()); }
