@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -95,8 +94,8 @@ public:
 
     /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before
     /// this was true, drop_retired() frees them.
-    [[nodiscard]] bool has_retired() const noexcept { return !retired_.empty(); }
-    void drop_retired() noexcept { retired_.clear(); }
+    [[nodiscard]] bool has_retired() const noexcept { return retired_ != nullptr; }
+    void drop_retired() noexcept { retired_.reset(); }
 
 private:
     static constexpr std::uintptr_t empty = 0, gap = 1;             // no block begins at either
@@ -117,6 +116,7 @@ private:
         std::size_t mask;
         int shift;
         std::unique_ptr<slot[]> slots;
+        std::unique_ptr<table> older;  // of those that are retired
     };
 
     [[nodiscard]] const table& current() const noexcept { return *owned_; }
@@ -125,19 +125,20 @@ private:
     // A table of at least `size` slots with all that is in.
     void renew(std::size_t size) {
         auto fresh = std::make_unique<table>(std::bit_ceil(size));
-        if (owned_ != nullptr) retired_.reserve(retired_.size() + 1);
         auto old = std::exchange(owned_, std::move(fresh));
         live_ = used_ = 0;
         for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i)
             if (old->slots[i].key.load(std::memory_order_relaxed) > gap)
                 insert(*old->slots[i].block.load(std::memory_order_relaxed));
         table_.store(owned_.get(), std::memory_order_release);
-        if (old != nullptr) retired_.push_back(std::move(old));
+        if (old == nullptr) return;
+        old->older = std::move(retired_);
+        retired_ = std::move(old);
     }
 
     std::atomic<const table*> table_{nullptr};
     std::unique_ptr<table> owned_;
-    std::vector<std::unique_ptr<table>> retired_;
+    std::unique_ptr<table> retired_;  // the latest
     std::size_t live_ = 0, used_ = 0;  // used: live, or a gap
 };
 

@@ -113,11 +113,15 @@ private:
             if (!lost[i]) left[i] = {left_on(i, spec), draws[i].left()};
         }
         auto chosen = (*choice_)(spec, rooms, {.whole = whole, .devices = left});
-        for (const auto d : chosen.devices)  // it is the embedder's: what it says is checked
-            if (std::ranges::none_of(rooms, [&](const device_room& r) { return r.device == d; }) ||
-                draws[d.index].left() < chosen.per_device || std::ranges::count(chosen.devices, d) != 1)
+        for (const auto d : chosen.devices) {  // it is the embedder's: what it says is checked
+            bool offered = false;
+            for (const auto& r : rooms) offered = offered || r.device == d;
+            int taken = 0;
+            for (const auto other : chosen.devices) taken += other == d ? 1 : 0;
+            if (!offered || draws[d.index].left() < chosen.per_device || taken != 1)
                 refuse_admission({errc::no_room, chosen.per_device.count(), 0, 0}, spec.name,
                                  "the choice of devices took one without room, or twice");
+        }
         if (chosen.devices.empty() || chosen.total() != spec.memory)
             refuse_admission({errc::not_whole, spec.memory.count(), chosen.total().count(), 0}, spec.name,
                              "the choice of devices split another amount of memory");
@@ -176,10 +180,15 @@ private:
     }
 
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
-        std::vector<std::uint32_t> left;
-        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
-        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
-        const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
+        // The most that as many devices have as are asked for.
+        const auto wanted = std::min<std::size_t>(std::max(spec.devices, 1U), rooms.size());
+        std::uint32_t fits = 0;
+        for (const auto& r : rooms) {
+            const std::uint32_t here = left_on(r.device.index, spec);
+            std::size_t as_much = 0;
+            for (const auto& other : rooms) as_much += left_on(other.device.index, spec) >= here ? 1 : 0;
+            if (as_much >= wanted) fits = std::max(fits, here);
+        }
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
     }
 
