@@ -236,8 +236,9 @@ private:
         return all_pieces(row, end, pass);
     }
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    // With a row of its own: what sinks write may alias another's, which would be read and multiplied again for each piece.
     template <class Pass>
-    [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(const place& row, std::size_t end,
+    [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(place row, std::size_t end,
                                                                               Pass pass) const noexcept {
         return all_pieces(row, end, pass);
     }
