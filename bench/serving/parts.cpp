@@ -225,10 +225,10 @@ void sleep_figures(report& r) {
 
 /// What a bill from the journal has of device time, less what the device's own ledger has; the larger of both tenants, ns. `planted`: the
 /// same by a ledger that lacks a block.
-struct bill {
+struct bill_error {
     double off = 0, planted = 0;
 };
-bill bill_minus_ledger() {
+bill_error bill_minus_ledger() {
     gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 2, .timing = gpushare::host::timing::modelled}};
     gpushare::tenancy shared{node};
     std::array tenants{shared.admit({.name = "chat", .memory = 8_MiB, .compute = 70_pct}),
@@ -275,7 +275,7 @@ bill bill_minus_ledger() {
     if (ledger.dropped != 0) throw std::runtime_error("the ledger isn't complete");
     // The bills of seven periods side by side.
     const auto end = wall() + 1s;
-    bill worst;
+    bill_error worst;
     for (std::size_t n = 0; n < 2; ++n) {
         gpushare::usage_amounts billed;
         for (int part = 0; part < 7; ++part) {

@@ -193,10 +193,10 @@ void overheads(report& r) {
 
 /// What the journal of a server that went down says of device time, less what the device's own ledger has; the larger of two tenants, ns.
 /// `planted`: the same by a ledger that lacks a block.
-struct bill {
+struct bill_error {
     double off = 0, planted = 0;
 };
-bill bill_minus_ledger() {
+bill_error bill_minus_ledger() {
     const temporary_folder folder;
     std::array<std::uint32_t, 2> tags{};
     constexpr std::array names{"chat", "pages"};
@@ -217,7 +217,7 @@ bill bill_minus_ledger() {
     gpushare::usage_invoices bill(gpushare::wall_time::min(), gpushare::wall_time::max());
     if (gpushare::usage_journal::read(folder.path + "/usage", [&](const gpushare::usage_line& l) { bill.add(l); }) != 0)
         throw std::runtime_error("a line was torn");
-    bill worst;
+    bill_error worst;
     for (std::size_t n = 0; n < 2; ++n) {
         gpushare::ns by_ledger{};
         for (const auto& b : ledger.blocks)
@@ -287,7 +287,7 @@ void through_the_server(report& r, bool language_model) {
     overheads(r);
     sleeps(r);
     std::vector<double> apart;
-    bill last;
+    bill_error last;
     for (int i = 0; i < 3; ++i) apart.push_back((last = bill_minus_ledger()).off);
     r.figure("serving.http_bill_minus_ledger", apart, "ns", {at_most(0), last.planted, "a ledger that lacks a block"},
              statistic::most);
