@@ -98,12 +98,7 @@ public:
     }
 
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
-        auto overwrites = overwriting();
-        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) [[unlikely]]
-            return wrong;
-        const errc wrong = clean().on_free() ? overwrite_and_free(nullptr, {p, bytes{size}, alignment})
-                                             : cache_.deallocate(p, size, alignment);
-        if (overwrites) overwrites.unlock();
+        const errc wrong = traced_ ? deallocate_traced(p, size, alignment) : cache_.deallocate(p, size, alignment);
         if (quota_->pressed()) [[unlikely]]
             relieve();
         return wrong;
@@ -306,6 +301,13 @@ private:
     // by frees at once, where blocks are overwritten as they are freed; else by nobody.
     [[nodiscard]] std::shared_lock<std::shared_mutex> overwriting() noexcept {
         return clean().on_free() ? std::shared_lock(overwrites_) : std::shared_lock<std::shared_mutex>{};
+    }
+    // What is overwritten as it is freed is traced, too.
+    [[gnu::noinline]] errc deallocate_traced(void* p, std::size_t size, std::size_t alignment) noexcept {
+        const auto overwrites = overwriting();
+        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
+        return clean().on_free() ? overwrite_and_free(nullptr, {p, bytes{size}, alignment})
+                                 : cache_.deallocate(p, size, alignment);
     }
     [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment) noexcept {
         return traced_ ? traced_->remove(p, bytes{size}, alignment) : errc::none;
