@@ -138,7 +138,7 @@ private:
 
     std::atomic<const table*> table_{nullptr};
     std::unique_ptr<table> owned_;
-    std::unique_ptr<table> retired_;  // the latest
+    std::unique_ptr<table> retired_;   // the latest
     std::size_t live_ = 0, used_ = 0;  // used: live, or a gap
 };
 
