@@ -145,7 +145,7 @@ public:
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
-        pending_.push_back({after, none});  // see make_room_for_frees()
+        pending_.push_back({after, none});  // within what obtain() has reserved
         for (std::size_t i = 0; i < pages.size(); ++i)
             if (!book_.leave(pages[i])) {
                 while (i != 0) book_.stay(pages[--i]);
@@ -210,7 +210,9 @@ private:
             if (limit_->closed()) return {errc::closed};
             (void)collect_reached();
             if (to.size() > options_.pages - std::min(options_.pages, book_.out())) return too_many(to.size());
-            make_room_for_frees(to.size());
+            // For a batch of each page by itself: so free() needs no memory of the host's.
+            if (const auto most = pending_.size() + book_.out() + to.size(); most > pending_.capacity())
+                pending_.reserve(std::max(most, 2 * pending_.capacity()));
             if (book_.take(to)) return {};
             failure why = too_many(to.size());
             // Made before slabs are planned, as this throws.
@@ -287,11 +289,6 @@ private:
 
     // ---- with the lock
 
-    // For as many batches as there would be if each page that is out came back by itself: so it can, where the host has no memory.
-    void make_room_for_frees(std::size_t more) {
-        const std::size_t most = pending_.size() + book_.out() + more;
-        if (most > pending_.capacity()) pending_.reserve(std::max(most, 2 * pending_.capacity()));
-    }
     bool collect_reached() noexcept {
         const auto before = pending_.size();
         std::erase_if(pending_, [&](const batch& b) {

@@ -156,7 +156,8 @@ public:
 
     /// Whether something of this level is in flight on a stream.
     [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-        return std::ranges::any_of(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
+        return std::any_of(streams_.begin(), streams_.end(),
+                           [&](const stream_load& l) { return l.name == name && l.level == level; });
     }
 
     /// Of what fills the device. `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no
@@ -182,8 +183,11 @@ public:
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
     }
 
-    /// After something long it took so long to notice its end, and to enqueue: for so long the device may wait for what is next.
-    void learn_hand_over(ns took) noexcept {
+    /// After something long it took so long to notice its end (0: not known), and to enqueue: for so long the device may wait for what
+    /// is next.
+    void learn_hand_over(ns noticed, ns enqueuing = {}) noexcept {
+        if (noticed <= ns{0}) return;
+        const ns took = saturating_add(noticed, std::max(enqueuing, ns{0}));
         hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
         lead_ = std::max(hand_over_ * 50, horizon_);
         update();
@@ -261,7 +265,7 @@ public:
         return h;
     }
     [[nodiscard]] bool is_held_until(instant t) const noexcept {
-        return std::ranges::any_of(levels_, [=](const level_state& l) { return l.hold_until == t; });
+        return std::any_of(levels_.begin(), levels_.end(), [=](const level_state& l) { return l.hold_until == t; });
     }
     [[nodiscard]] bool any_hold() const noexcept {
         for (const auto& l : levels_)
@@ -352,7 +356,7 @@ private:
         return nullptr;
     }
     [[nodiscard]] bool has_stream(const admission& a) const noexcept {
-        return std::ranges::any_of(streams_, [&](const stream_load& l) { return is_of(l, a); });
+        return std::any_of(streams_.begin(), streams_.end(), [&](const stream_load& l) { return is_of(l, a); });
     }
     static constexpr double uncertain = 0.01;  // widths are learnt to a percent
 
@@ -461,7 +465,7 @@ private:
     }
 
     void update() noexcept {
-        const auto used = std::ranges::find_if(levels_, in_use);
+        const auto used = std::find_if(levels_.begin(), levels_.end(), in_use);
         const bool several =
             std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
         only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
