@@ -90,6 +90,13 @@ concept shared_timeline = timeline<S> && requires(const S& s, const typename S::
     { static_cast<bool>(h) } noexcept;
 };
 
+/// A timeline whose points can be made beforehand, so that recording one can't fail.
+template <class S>
+concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p) {
+    { s.prepare() } -> std::same_as<typename S::point>;
+    { s.record(p) } noexcept;
+};
+
 /// A stream that can be told to wait for a point of another one, on the device.
 template <class S>
 concept joining_timeline = timeline<S> && requires(S& s, const typename S::point& p) { s.wait(p); };
@@ -327,7 +334,7 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
 };
 
 /// A point whose waits tell when they last looked, by its node's clock, and none was reached yet; that stays as it was where they never
-/// did. So it is known how late an end was noticed, at most.
+/// did. So it is known how late an end was noticed, at most. Not asked of points that are interruptible.
 template <class P>
 concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;

@@ -8,9 +8,11 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/units.hpp>
 
@@ -195,6 +197,39 @@ TEST_CASE("a device that can't be asked for a while is asked again", "[compute]"
     CHECK(ticket.wait());
     CHECK(device.failing_waits == 0);
     CHECK(ticket.status() == errc::none);
+}
+
+TEST_CASE("where the host has no memory, work that runs isn't told as over", "[compute][memory]") {
+    using host_limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
+    for (std::size_t nth = 0;; ++nth) {
+        CAPTURE(nth);
+        gpushare::host::node node{{.sms = 1}};  // whose points are all to be made yet
+        auto stream = node.make_stream({0});
+        host_limiter compute;
+        const auto c = compute.add({});
+        std::atomic<bool> go{false};
+        bool launched = false;
+        std::optional<host_limiter::ticket> ticket;
+        const auto call = [&](gpushare::host::stream& to) {
+            to.launch({}, [&](auto&) {
+                while (!go) std::this_thread::yield();
+            });
+            launched = true;
+        };
+        this_heap = {.good = nth, .recovers = false};
+        try {
+            if (auto t = compute.submit(c, stream, call)) ticket = *std::move(t);
+        } catch (const std::bad_alloc&) {
+        }
+        const bool went_without = this_heap.good > 0;
+        this_heap = {};
+        CHECK((!launched || (ticket && !ticket->done())));
+        go = true;
+        if (ticket) CHECK(ticket->wait());
+        CHECK((!launched || ticket->status() == errc::none));
+        if (went_without) break;
+        REQUIRE(nth < 1000);
+    }
 }
 
 #endif

@@ -188,7 +188,7 @@ TEST_CASE("depth, and what is behind long work, to the last one", "[compute]") {
         CHECK(n == gpushare::detail::most_in_flight);
     }
     SECTION("nothing goes behind what takes longer than fifty times what it takes to notice an end") {
-        budget.learn_hand_over(40us);
+        budget.learn_hand_over({.noticed = 40us}, 2ms);
         budget.enter(low, 2ms, 2ms, false);
         CHECK(budget.has_room(low, 2ms, 2ms, false));
         budget.leave(low, 2ms, 2ms, false);

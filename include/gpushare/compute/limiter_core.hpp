@@ -230,7 +230,7 @@ public:
         auto* const kind = costs_.find_or_add(g.client, g.key);
         client.learn_width(o, kind);
         const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
-        if (detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o.noticed, o.enqueuing);
+        if (detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o, lasted);
         const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
         const ns beyond = g.bound > ns{0} && waited > g.bound ? waited - g.bound : ns{0};
         if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);

@@ -145,13 +145,12 @@ public:
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
-        pending_.push_back({after, none});  // within what obtain() has reserved
         for (std::size_t i = 0; i < pages.size(); ++i)
             if (!book_.leave(pages[i])) {
                 while (i != 0) book_.stay(pages[--i]);
-                pending_.pop_back();
                 return errc::unknown_block;
             }
+        pending_.push_back({after, none});  // within what obtain() has reserved
         for (const auto p : pages) next_[p] = std::exchange(pending_.back().head, p);
         pending_pages_ += static_cast<std::uint32_t>(pages.size());
         (void)collect_reached();

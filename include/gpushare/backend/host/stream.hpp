@@ -143,6 +143,9 @@ public:
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
+    /// A point that is reached by nobody until it is recorded, once, as record() would have done it then. Throws std::bad_alloc.
+    [[nodiscard]] point prepare() { return engine_->prepare(); }
+    void record(point& p) noexcept { engine_->record(*state_, p); }
 
     /// As kernel_context::yield, from within the one block of this stream that runs: for an engine's callback, which has the stream
     /// and not the context. Elsewhere it does nothing.
@@ -214,6 +217,7 @@ private:
 static_assert(queue<stream>);
 static_assert(launcher<stream>);
 static_assert(sm_timeline<stream>);
+static_assert(preparing_timeline<stream>);
 static_assert(yielding_timeline<stream>);
 
 }  // namespace host

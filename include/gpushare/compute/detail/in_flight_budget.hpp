@@ -8,8 +8,8 @@
 // A few long submissions keep a device full; of short ones it takes many. So there is always room for `depth` submissions, and
 // for more of them while all together take no longer than the horizon. Nothing goes behind what lasts fifty times as long as it
 // lately took to hand over (to notice an end, and to enqueue what is next), where that is known: who is next is decided when that
-// ends, for 2 % of the time at most. There each counts with the longest that its kind
-// lately took, which is what bounds a wait. Three cases get less:
+// ends, and the device waits for 2 % of the time or so. There each counts with the longest that its kind lately took, which is what
+// bounds a wait. Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
@@ -185,9 +185,10 @@ public:
 
     /// After something long it took so long to notice its end (0: not known), and to enqueue: for so long the device may wait for what
     /// is next.
-    void learn_hand_over(ns noticed, ns enqueuing = {}) noexcept {
-        if (noticed <= ns{0}) return;
-        const ns took = saturating_add(noticed, std::max(enqueuing, ns{0}));
+    void learn_hand_over(const charge& o, ns lasted) noexcept {
+        if (o.noticed <= ns{0}) return;
+        // More than it lasted changes nothing now, and would be remembered for longer: as of a first call, which loads and compiles.
+        const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
         hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
         lead_ = std::max(hand_over_ * 50, horizon_);
         update();

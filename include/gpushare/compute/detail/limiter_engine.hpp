@@ -752,7 +752,7 @@ private:
         } else if constexpr (looking_point<point>) {
             instant pending_at{};
             look([&] { return point::wait_any(points, until.at, pending_at); });
-            observer_.none_reached_at(batches_, mine.watches, mine.looks_at, pending_at);
+            observer_.none_reached_at(batches_, mine.watches, mine.watches ? nullptr : mine.looks_at, pending_at);
         } else {
             look([&] { return point::wait_any(points, until.at); });
         }

@@ -111,7 +111,6 @@ public:
                 if (ask == nullptr) continue;
                 auto when = b.when;
                 if (!place(b.begin, b.end, b.placed, when, *ask)) {
-                    b.pending_at = std::max(b.pending_at, now);
                     if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
                     continue;
                 }
@@ -217,7 +216,7 @@ public:
         }
         return watched_;
     }
-    /// Who looked at these, and at the end of `own`, saw none of them reached then.
+    /// Who looked at these, or at the end of `own`, saw none of them reached then.
     static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
         for (auto& b : all.in_use())
             if (b.at == batch::state::ended && ((watched && b.watched) || (own != nullptr && b.holds(own))))

@@ -166,8 +166,17 @@ struct submission {
             status = errc::submission_failed;
             error = std::current_exception();
         };
+        // What can't fail once its work runs: or that would be told as over.
+        const auto record_end = [this] {
+            if constexpr (preparing_timeline<Stream>)
+                stream->record(*end);
+            else
+                end = stream->record();
+        };
         auto so_far = enqueued_part::nothing;
         try {
+            if constexpr (preparing_timeline<Stream>)
+                if (needs_end) end = stream->prepare();
             if (needs_begin) begin = stream->record();
             so_far = enqueued_part::work;
             try {
@@ -175,9 +184,10 @@ struct submission {
             } catch (...) {  // what it had enqueued before it threw is charged like the rest
                 failed();
             }
-            if (needs_end) end = stream->record();
+            if (needs_end) record_end();
             so_far = enqueued_part::all;
         } catch (...) {
+            end.reset();
             failed();
         }
         work.reset();

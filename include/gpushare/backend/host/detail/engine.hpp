@@ -91,13 +91,18 @@ public:
     /// Throws std::bad_alloc.
     [[nodiscard]] point record(stream_state& s) {
         const section locked{*this};
-        point_state& p = hub_->points.acquire();
-        p.reached.store(false, std::memory_order_relaxed);  // relaxed: nobody else knows the point yet
-        p.references.store(1, std::memory_order_relaxed);   // the model's
-        p.hub = hub_;
-        point made{p};
-        model_.record(s, p, locked.now());
+        point made = new_point();
+        record(s, made, locked.now());
         return made;
+    }
+    /// One to be recorded later, once. Throws std::bad_alloc.
+    [[nodiscard]] point prepare() {
+        const std::lock_guard lock{hub_->mutex};
+        return new_point();
+    }
+    void record(stream_state& s, const point& prepared) noexcept {
+        const section locked{*this};
+        record(s, prepared, locked.now());
     }
 
     /// As kernel_context::yield, for the one block of `s` that the calling thread runs; without any it does nothing.
@@ -209,6 +214,19 @@ public:
 
 private:
     /// The lock, with the model brought up to date at both ends.
+    // Both under the lock.
+    point new_point() {
+        point_state& p = hub_->points.acquire();
+        p.reached.store(false, std::memory_order_relaxed);  // relaxed: nobody else knows the point yet
+        p.references.store(0, std::memory_order_relaxed);
+        p.hub = hub_;
+        return point{p};
+    }
+    void record(stream_state& s, const point& p, instant now) noexcept {
+        p.state()->references.fetch_add(1, std::memory_order_relaxed);  // the model's
+        model_.record(s, *p.state(), now);
+    }
+
     class section {
     public:
         explicit section(engine& e) noexcept : engine_(e), lock_(e.hub_->mutex), now_(steady_clock::now()) {
