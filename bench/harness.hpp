@@ -107,7 +107,7 @@ struct bar {
 /// That a figure can fail: what the same code, in the same run, makes of something that mustn't meet the bar.
 struct control {
     bar missed;         ///< has to be
-    double value;       ///< NaN counts as met: nothing was found
+    double value;       ///< counts as met where it isn't finite: nothing was found
     std::string fault;  ///< what was planted, in words: "a limiter that lets one in at a time"
 };
 
@@ -136,8 +136,9 @@ public:
     /// A figure that is void where its control, NAME_with_a_planted_fault, meets the bar: then it couldn't have failed.
     void figure(const std::string& name, std::vector<double> values, const std::string& unit, const control& planted,
                 statistic s = statistic::median) {
-        figure(name + "_with_a_planted_fault", {planted.value}, unit);
-        if (planted.missed.met_by(planted.value) || std::isnan(planted.value))
+        const bool is_number = std::isfinite(planted.value);  // JSON has no other
+        if (is_number) figure(name + "_with_a_planted_fault", {planted.value}, unit);
+        if (!is_number || planted.missed.met_by(planted.value))
             is_void(name, "not found: " + planted.fault);
         else
             figure(name, std::move(values), unit, s);

@@ -44,8 +44,11 @@ TEST_CASE("a figure whose planted fault isn't found is void", "[bench]") {
         CHECK(has(good, "\"a.cost_of_a_kind\": {"));
         CHECK(has(good, "\"a.cost_with_a_planted_fault_of_a_kind\": {"));
         CHECK(has(good, "\"void\": {}"));
-        for (const double unseen : {missed, std::numeric_limits<double>::quiet_NaN()}) {
+        using limits = std::numeric_limits<double>;
+        for (const double unseen : {missed, limits::quiet_NaN(), limits::infinity(), -limits::infinity()}) {
             const auto bad = written({bar, unseen, "a fault"});
+            CHECK(has(bad, "\"a.cost_with_a_planted_fault_of_a_kind\": {") == std::isfinite(unseen));
+            for (const char* const no_json : {" nan", " inf", " -inf"}) CHECK_FALSE(has(bad, no_json));
             CHECK_FALSE(has(bad, "\"a.cost_of_a_kind\": {"));
             CHECK(has(bad, "\"void\": {\"a.cost_of_a_kind\": \"not found: a fault\"}"));
         }
