@@ -18,7 +18,8 @@ the primitives' pages each figure in backticks, below such a line, has its value
 bench/README.md defines and that these results lack is "not measured yet"; one that a control made void says why.
 
 Each figure with a bar can fail: bench/README.md says by what, in its table "what makes it fail", and it is an error where that lacks one. A
-figure that is named there as the control of others, and each NAME_with_a_planted_fault, has to miss their bars in all results.
+figure that is named there as the control of others, and each NAME_with_a_planted_fault, has to miss their bars in all results. Where results have
+one of the latter, each of their figures whose row there begins with "planted" has to have its own.
 """
 import json
 import math
@@ -378,8 +379,12 @@ def ends():
     return set(re.findall(r"`(?:\.\.\.|[a-z]+\.\*)(_[a-z0-9_]+)`", (ROOT / "bench" / "README.md").read_text()))
 
 
+PLANTED = "_with_a_planted_fault"
+
+
 def can_fail():
-    """By what each figure fails: [(its name, the control's name or None)]. An error if one with a bar isn't in the table of these."""
+    """By what each figure fails: [(its name, the control's name or None)]. An error if one with a bar isn't in the table of these. The
+    control of one that is planted is its own."""
     demanded, rows, column = set(), [], None
     for line in (ROOT / "bench" / "README.md").read_text().splitlines():
         cells = split_row(line) if line.startswith("|") else []
@@ -389,7 +394,9 @@ def can_fail():
             column = cells[-1]
         elif column == "what makes it fail":
             controls = re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[-1]) or [None]
-            rows += [(name, control) for name in re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[0]) for control in controls]
+            names = re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[0])
+            rows += [(name, control) for name in names for control in controls]
+            rows += [(name, name + PLANTED) for name in names if cells[-1].startswith("planted")]
         elif column == "bar" and cells[-1] and not set(cells[-1]) <= set("-: "):
             demanded |= set(re.findall(r"`([a-z]+\.[a-z0-9_]+)`", cells[0]))
     if lacking := demanded - {name for name, _ in rows}:
@@ -398,8 +405,12 @@ def can_fail():
 
 
 def check_controls(path, figures, rows, known):
-    """That what has to miss a bar does."""
-    planted = [(name, f"{name}_with_a_planted_fault") for name in known]
+    """That what has to miss a bar does, and is there if it was planted: results without any are of before that was done."""
+    if any(PLANTED in name for name in figures):
+        for name, control in rows:
+            if control == name + PLANTED and name in figures and control not in figures:
+                raise Problem(f"{path}: {name} lacks {control}, so nobody knows whether it could have failed")
+    planted = [(name, name + PLANTED) for name in known]
     for name, control in planted + [row for row in rows if row[1] and row[0] in known]:
         if name not in figures or control not in figures:
             continue

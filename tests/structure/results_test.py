@@ -106,6 +106,23 @@ class ResultsTest(unittest.TestCase):
             with self.assertRaisesRegex(results.Problem, f"a.{control} is .*, so a.{name} couldn't have failed"):
                 results.fill(check=True)
 
+    def test_a_figure_without_the_control_that_is_planted_is_an_error(self):
+        results.DOCUMENTS = []
+        readme = results.ROOT / "bench" / "README.md"
+        readme.write_text(readme.read_text().replace("| `a.cost`, `a.error` | a test |", "| `a.cost`, `a.error` | planted: a fault |"))
+
+        def check(**figures):
+            self.keep("a", **figures)
+            with contextlib.redirect_stdout(io.StringIO()):
+                results.fill(check=False)
+            results.fill(check=True)
+        both = {"cost": figure(1), "error": figure(0)}
+        check(**both)  # of before there were controls
+        check(cost=figure(1), cost_with_a_planted_fault=figure(1001))  # the other one is void
+        check(**both, cost_with_a_planted_fault=figure(1001), error_with_a_planted_fault=figure(1))
+        with self.assertRaisesRegex(results.Problem, "a.error lacks a.error_with_a_planted_fault"):
+            check(**both, cost_with_a_planted_fault=figure(1001))
+
     def test_a_table_that_is_out_of_date_fails_the_check(self):
         self.keep("memory", refusal_ns=figure(9, 10, 12), pair=figure(1.384, unit="x"))
         results.DOCUMENTS = ["x.md"]
