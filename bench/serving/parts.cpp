@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -223,10 +224,10 @@ void sleep_figures(report& r) {
 
 // ---- bills
 
-/// What a bill from the journal has of device time, less what the device's own ledger has; the larger of both tenants, ns. `planted`: the
-/// same by a ledger that lacks a block.
+/// What a bill from the journal has of device time, less what the device's own ledger has; the larger of both tenants, ns. `planted`: by
+/// a ledger that lacks a block, the smaller.
 struct bill_error {
-    double off = 0, planted = 0;
+    double off = 0, planted = std::numeric_limits<double>::infinity();
 };
 bill_error bill_minus_ledger() {
     gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 2, .timing = gpushare::host::timing::modelled}};
@@ -293,7 +294,7 @@ bill_error bill_minus_ledger() {
         };
         worst.off = std::max(worst.off, off(by_ledger));
         const auto& lacks = *std::ranges::find(ledger.blocks, tenants[n].tag(), &gpushare::host::block_record::tag);
-        worst.planted = std::max(worst.planted, off(by_ledger - (lacks.end - lacks.start)));
+        worst.planted = std::min(worst.planted, off(by_ledger - (lacks.end - lacks.start)));
     }
     const std::string command = "rm -r " + folder;
     if (std::system(command.c_str()) != 0) throw std::runtime_error("cannot remove " + folder);
@@ -305,10 +306,10 @@ bill_error bill_minus_ledger() {
 void parts(report& r) {
     burst_ratio(r);
     sleep_figures(r);
-    double planted = 0;
+    double planted = std::numeric_limits<double>::infinity();
     const auto off = repeated(5, [&] {
         const auto b = bill_minus_ledger();
-        planted = b.planted;
+        planted = std::min(planted, b.planted);
         return b.off;
     });
     r.figure("serving.bill_minus_ledger", off, "ns", {at_most(0), planted, "a ledger that lacks a block"},
