@@ -13,12 +13,6 @@ namespace {
 
 namespace json = inference_server::json;
 
-std::string quoted(std::string_view text) {
-    std::string out;
-    json::append(out, text);
-    return out;
-}
-
 std::string number(double x) {
     if (!std::isfinite(x)) return "null";
     std::array<char, 32> digits{};
@@ -55,6 +49,12 @@ panel panel_of(const json::value& v) {
 }
 
 }  // namespace
+
+std::string quoted(std::string_view text) {
+    std::string out;
+    json::append(out, text);
+    return out;
+}
 
 std::string data_of(const chart& c, std::string_view head) {
     const auto line = [](const series& s) {

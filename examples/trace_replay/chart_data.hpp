@@ -11,6 +11,8 @@
 
 namespace trace_replay {
 
+/// A string of JSON, with its quotation marks.
+[[nodiscard]] std::string quoted(std::string_view text);
 /// JSON with what is under `head` first ("\"date\": \"2026-11-26\",", may be empty), then the chart, its numbers by six digits.
 [[nodiscard]] std::string data_of(const chart& c, std::string_view head = {});
 /// The chart of such a text. Throws std::runtime_error where it isn't one.

@@ -45,10 +45,10 @@ std::string head(const options& o, const bench::machine_load& load) {
                   "{\"average_before\": %.2f, \"others_percent\": %.1f, \"stolen_percent\": %.1f}",
                   load.average_before(), load.others_percent(), load.stolen_percent());
     const auto name = [](const std::string& path) { return path.substr(path.find_last_of('/') + 1); };
-    return "\"commit\": \"" + std::string(commit == nullptr ? "unknown" : commit) + "\",\n \"date\": \"" +
-           bench::today() + "\",\n \"processor\": \"" + bench::processor() + "\",\n \"compiler\": \"" +
-           bench::compiler() + "\",\n \"trace\": \"" + (o.trace.empty() ? "built-in generator" : name(o.trace)) +
-           "\", \"seed\": " + std::to_string(o.seed) + ",\n \"load\": " + percents + ",\n ";
+    return "\"commit\": " + quoted(commit == nullptr ? "unknown" : commit) + ",\n \"date\": " + quoted(bench::today()) +
+           ",\n \"processor\": " + quoted(bench::processor()) + ",\n \"compiler\": " + quoted(bench::compiler()) +
+           ",\n \"trace\": " + quoted(o.trace.empty() ? "built-in generator" : name(o.trace)) +
+           ", \"seed\": " + std::to_string(o.seed) + ",\n \"load\": " + percents + ",\n ";
 }
 
 void draw(const options& o) {
@@ -76,6 +76,11 @@ void run(const options& o) {
 
     std::ofstream svg(o.svg);  // now: a file that can't be written should not cost a minute
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
+    std::ofstream data_file;
+    if (!o.data.empty()) {
+        data_file.open(o.data);
+        if (!data_file) throw usage_error("cannot write the chart's data to '" + o.data + "'");
+    }
     std::ofstream timeline_file;
     gpushare::timeline_trace timeline;
     if (!o.timeline.empty()) {
@@ -94,7 +99,7 @@ void run(const options& o) {
     const auto data = data_of(to_chart(w, runs), head(o, load));
     svg << to_svg(chart_of(data));  // what is kept is what is drawn
     svg.close();
-    if (!o.data.empty() && !(std::ofstream(o.data) << data).flush())
+    if (!o.data.empty() && !(data_file << data).flush())
         throw usage_error("cannot write the chart's data to '" + o.data + "'");
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
     std::printf("chart: %s\n", o.svg.c_str());
