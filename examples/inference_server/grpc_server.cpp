@@ -253,9 +253,10 @@ grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c,
         of.load(caller_of(*c), name, [call, c, to, name](const refused* why) {
             call->answer([&] {
                 if (why != nullptr) return status_of(*c, *why);
-                to->set_model_name(name);
-                to->set_isloaded(true);
-                return grpc::Status::OK;
+                return outcome_of(*c, [&] {
+                    to->set_model_name(name);
+                    to->set_isloaded(true);
+                });
             });
         });
     });
@@ -274,8 +275,8 @@ grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, request<inf
         auto r = read_infer(*q);
         r.timeout_us = timeout(*c, r.timeout_us);
         auto asked = r.outputs;
-        of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) {
-            me->answer_later([call, c, to, asked, a = std::move(a)] {
+        of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) mutable {
+            me->answer_later([call, c, to, asked = std::move(asked), a = std::move(a)] {
                 call->answer([&] {
                     if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
                     return outcome_of(*c, [&] { write_infer(*to, std::get<infer_response>(a), asked); });
@@ -396,54 +397,66 @@ private:
         }
         r.timeout_us = shell::timeout(*context_, r.timeout_us);
         auto asked = r.outputs;
-        shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) {
-            self->shell_->answer_later([self, asked, a = std::move(a)] { self->answered(a, asked); });
+        shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) mutable {
+            self->shell_->answer_later(
+                [self, asked = std::move(asked), a = std::move(a)] { self->answered(a, asked); });
         });
     } catch (...) {
-        end(as_refused(std::current_exception()).what());
+        fail(std::current_exception());
     }
-    void answered(const answer& a, const std::vector<requested_output>& asked) {
+    void answered(const answer& a, const std::vector<requested_output>& asked) noexcept try {
         if (const auto* why = std::get_if<refused>(&a)) return end(why->what());
-        try {
-            inference::ModelStreamInferResponse r;
-            write_infer(*r.mutable_infer_response(), std::get<infer_response>(a), asked);
-            mark_final(r);
-            end({}, std::move(r));
-        } catch (const std::exception& e) {
-            end(e.what());
-        }
+        inference::ModelStreamInferResponse r;
+        write_infer(*r.mutable_infer_response(), std::get<infer_response>(a), asked);
+        mark_final(r);
+        end({}, std::move(r));
+    } catch (...) {
+        fail(std::current_exception());
     }
     void make_piece() {
+        try {
+            ask_for_piece();
+        } catch (...) {
+            fail(std::current_exception());
+        }
+        not_busy();
+    }
+    void ask_for_piece() {
         constexpr std::uint32_t tokens = 8;
         const auto text = text_;  // an end that comes at once lets go of the other one
         text->more(
             tokens,
-            [self = self_](const std::string& token) {
-                self->shell_->answer_later([self, token] {
-                    inference::ModelStreamInferResponse r;
-                    write_token(*r.mutable_infer_response(), *self->model_, self->id_, token);
-                    self->add(std::move(r));
-                });
+            [self = self_](std::string token) {
+                self->shell_->answer_later([self, token = std::move(token)] { self->add_token(token); });
                 return !self->gone_;
             },
-            [self = self_](const token_stream::end& e) {
-                self->shell_->answer_later([self, e] {
-                    if (!e.error.empty()) return self->end(e.error);
-                    if (e.last && self->empty_end_) {
-                        inference::ModelStreamInferResponse r;
-                        write_head(*r.mutable_infer_response(), *self->model_, self->id_);
-                        mark_final(r);
-                        return self->end({}, std::move(r));
-                    }
-                    if (e.last) return self->end({});
-                    {
-                        const std::lock_guard lock(self->mutex_);
-                        self->at_work_ = false;
-                    }
-                    self->step();
-                });
+            [self = self_](token_stream::end e) {
+                self->shell_->answer_later([self, e = std::move(e)] { self->piece_ended(e); });
             });
-        not_busy();
+    }
+    void add_token(const std::string& token) noexcept try {
+        inference::ModelStreamInferResponse r;
+        write_token(*r.mutable_infer_response(), *model_, id_, token);
+        add(std::move(r));
+    } catch (...) {
+        fail(std::current_exception());
+    }
+    void piece_ended(const token_stream::end& e) noexcept try {
+        if (e.why) return end(e.why->what());
+        if (e.last && empty_end_) {
+            inference::ModelStreamInferResponse r;
+            write_head(*r.mutable_infer_response(), *model_, id_);
+            mark_final(r);
+            return end({}, std::move(r));
+        }
+        if (e.last) return end({});
+        {
+            const std::lock_guard lock(mutex_);
+            at_work_ = false;
+        }
+        step();
+    } catch (...) {
+        fail(std::current_exception());
     }
     static void mark_final(inference::ModelStreamInferResponse& r) {
         (*r.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
@@ -454,6 +467,15 @@ private:
             waiting_.push_back(std::move(r));
         }
         step();
+    }
+    /// The request is answered by an error; the whole stream ends where there is no memory for that.
+    void fail(const std::exception_ptr& why) noexcept {
+        try {
+            end(as_refused(why).what());
+        } catch (...) {
+            gone_ = true;
+            step();
+        }
     }
     /// The request is answered: by what went before, `last` or an error.
     void end(const std::string& error, std::optional<inference::ModelStreamInferResponse> last = {}) {

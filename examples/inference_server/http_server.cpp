@@ -79,6 +79,7 @@ struct http_server::shell {
     std::atomic<std::size_t> count{0};      // of them
     std::atomic<std::size_t> bodies{0};     // bytes
     bool over = false;                      // under it, too: nothing runs what is posted
+    std::atomic<bool> ends{false};          // nobody waits for what is left to be parsed
     bool stopping = false, front_waits = false;
     asio::thread_pool parsers{1};  // of what takes long to read: nobody else waits for it
     std::thread thread;
@@ -315,6 +316,7 @@ private:
     void parse(bool is_quick, Parse what, Use use) {
         if (is_quick) return use(what());
         asio::post(shell_->parsers, [self = shared_from_this(), what, use] {
+            if (self->shell_->ends) return;
             std::optional<decltype(what())> r;
             std::optional<refused> why;
             try {
@@ -354,9 +356,9 @@ private:
     void more(std::shared_ptr<token_stream> text, std::shared_ptr<std::string> all) {
         text->more(
             tokens_of_piece, [all, gone = gone_](const std::string& t) { return all->append(t), !*gone; },
-            [self = shared_from_this(), text, all](const token_stream::end& e) {
-                self->later([self, text, all, e] {
-                    if (!e.error.empty()) return self->refuse({e.status, e.error});
+            [self = shared_from_this(), text, all](token_stream::end e) {
+                self->later([self, text, all, e = std::move(e)] {
+                    if (e.why) return self->refuse(*e.why);
                     if (!e.last) return self->more(text, all);
                     self->reply(200, generate_json(self->route_.model, model_version, *all));
                 });
@@ -467,7 +469,7 @@ private:
             },
             [self = shared_from_this()](token_stream::end e) {
                 self->later([self, e = std::move(e)] {
-                    if (!e.error.empty()) self->add_event("data: " + error_json(e.error) + "\n\n");
+                    if (e.why) self->add_event("data: " + error_json(e.why->what()) + "\n\n");
                     self->out_->piece_ended = true;
                     self->out_->last = e.last;
                     self->flush();
@@ -603,6 +605,7 @@ void http_server::post(std::function<void()> f) { asio::post(shell_->io, std::mo
 
 http_server::~http_server() {
     stop(0ms);
+    shell_->ends = true;
     shell_->parsers.join();
     {
         const std::lock_guard lock(shell_->mutex);

@@ -45,7 +45,23 @@ void sort_inputs(const model_info& m, infer_request& r) {
 
 }  // namespace
 
-refused as_refused(const gpushare::failure& why) {
+namespace {
+
+/// Made before there is no memory.
+const refused out_of_memory{503, "the server is out of memory", 1};  // NOLINT(cert-err58-cpp)
+
+template <class F>
+refused or_out_of_memory(F f) noexcept try {
+    return f();
+} catch (...) {
+    return out_of_memory;
+}
+
+refused refusal(int status, const char* text) noexcept {
+    return or_out_of_memory([&] { return refused(status, text); });
+}
+
+refused text_of(const gpushare::failure& why) {
     const std::string text(to_string(why.code));
     switch (why.code) {
         case errc::queue_full: return {429, text, 1};
@@ -61,19 +77,26 @@ refused as_refused(const gpushare::failure& why) {
     }
 }
 
-refused as_refused(const std::exception_ptr& why) noexcept try {
-    std::rethrow_exception(why);
-} catch (const refused& r) {
+refused text_of(const std::exception_ptr& why) try { std::rethrow_exception(why); } catch (const refused& r) {
     return r;
 } catch (const gpushare::error& e) {
-    auto r = as_refused(gpushare::failure{e.code()});
+    const auto r = text_of(gpushare::failure{e.code()});
     return {r.status, e.what(), r.retry_after};
 } catch (const std::bad_alloc&) {
-    return {503, "the server is out of memory", 1};
+    return out_of_memory;
 } catch (const std::exception& e) {
     return {500, e.what()};
 } catch (...) {
     return {500, "the engine failed"};
+}
+
+}  // namespace
+
+refused as_refused(const gpushare::failure& why) noexcept {
+    return or_out_of_memory([&] { return text_of(why); });
+}
+refused as_refused(const std::exception_ptr& why) noexcept {
+    return or_out_of_memory([&] { return text_of(why); });
 }
 
 namespace {
@@ -138,9 +161,12 @@ struct lane::batch {
     std::shared_ptr<lane> of;
     std::shared_ptr<engine> on;
     std::vector<request> requests;
+    std::vector<request> late;  // to be refused: their deadlines are over
     std::vector<call> calls;
-    std::span<std::byte> room;  // leased until its work is over
-    gpushare::ns took{};        // all calls
+    std::span<std::byte> room;         // leased until its work is over
+    gpushare::ns took{};               // all calls
+    bool starved = false;              // there was no memory to take requests
+    std::atomic<bool> entered{false};  // the engine: it may be in any state where that throws
 
     void arrange(std::uint32_t max_rows) {
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -161,6 +187,7 @@ struct lane::batch {
     }
     void run(gpushare::host::kernel_context& context) {
         const auto began = std::chrono::steady_clock::now();
+        entered.store(true, std::memory_order_relaxed);  // its end is told behind it
         for (auto& c : calls) try {
                 on->run_in(room, c.inputs, c.outputs, context);
             } catch (const refused&) {
@@ -313,7 +340,7 @@ std::shared_ptr<engine> lane::loaded_engine() {
 }
 
 // The batch is put together when it is let onto the device, so that it has all that came while it waited.
-void lane::submit(std::shared_ptr<batch> mine) {
+void lane::submit(std::shared_ptr<batch> mine) noexcept {
     const auto run = [mine](gpushare::host::stream& s) {
         mine->of->take(*mine);
         if (mine->requests.empty()) return;
@@ -330,38 +357,52 @@ void lane::submit(std::shared_ptr<batch> mine) {
         else if (const auto why = s.launch_cooperative({.blocks = blocks}, kernel); why != errc::none)
             gpushare::raise({why}, {}, "the model needs more SMs than the device has");
     };
+    gpushare::completion how;
     try {
         const auto ticket = tenant_->try_submit(
-            run, options(false), [mine](const gpushare::completion& how) { mine->of->finish(*mine, how); });
+            run, options(false), [mine](const gpushare::completion& end) { mine->of->finish(*mine, end); });
         if (ticket) return;
-        take(*mine);
-        finish(*mine, ended_by(ticket.code()));
+        how = ended_by(ticket.code());
     } catch (...) {
-        take(*mine);
-        finish(*mine, ended_by(errc::submission_failed, std::current_exception()));
+        how = ended_by(errc::submission_failed, std::current_exception());
     }
+    try {
+        take(*mine);
+    } catch (...) {  // of the host's memory: what it has is refused, and the others wait
+    }
+    finish(*mine, how);
 }
 
+// Throws where the host has no memory: what it has taken by then is in the batch, for finish().
 void lane::take(batch& b) {
-    std::vector<request> late;
+    if (!b.requests.empty() || !b.late.empty()) return;  // it was on the device already
+    b.starved = true;
     {
         const std::lock_guard lock(mutex_);
         const auto now = tenant_->now();
-        late = waiting_.take_expired(now);
+        b.late = waiting_.take_expired(now);
         b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
         if (b.on != nullptr) b.requests = waiting_.take_now(now);
     }
-    for (auto& r : late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
-    if (!late.empty()) {
-        const std::lock_guard lock(mutex_);
-        over(late.size());
-    }
+    b.starved = false;
+    refuse_late(b);
     b.arrange(model_.info.max_batch);
 }
 
+void lane::refuse_late(batch& b) noexcept {
+    if (b.late.empty()) return;
+    {
+        const std::lock_guard lock(mutex_);
+        over(b.late.size());
+    }
+    for (auto& r : b.late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
+    b.late.clear();
+}
+
 void lane::finish(batch& b, const gpushare::completion& how) noexcept {
-    auto broken = broke(how) ? b.on : nullptr;
+    auto broken = broke(how) && b.entered.load(std::memory_order_relaxed) ? b.on : nullptr;
     b.on.reset();
+    refuse_late(b);
     {  // before they are answered: who has its answer may unload the model
         const std::lock_guard lock(mutex_);
         over(b.requests.size());
@@ -391,7 +432,10 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
             if (r.reply) refuse(r, as_refused(std::current_exception()));
     }
     const auto calls = static_cast<gpushare::ns::rep>(b.calls.size());
-    ended all{.call_took = calls == 0 ? gpushare::ns{} : b.took / calls, .batch = true, .broken = std::move(broken)};
+    ended all{.call_took = calls == 0 ? gpushare::ns{} : b.took / calls,
+              .batch = true,
+              .broken = std::move(broken),
+              .starved = b.starved};
     b.requests.clear();
     b.calls.clear();
     end(std::move(all));
@@ -427,7 +471,7 @@ void lane::end(ended what) noexcept {
     what.broken.reset();
     gone.reset();
     beside.reset();
-    pump_or_later();
+    if (!what.starved) pump_or_later();
 }
 
 // Under the lock.
@@ -459,9 +503,10 @@ void lane::load_later() {
     sleep_.began(gpushare::sleep_level::awake, tenant_->now());
 }
 
-void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why) {
+void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why) noexcept {
     decltype(on_loaded_) told;
     std::vector<request> lost;
+    bool starved = false;
     {
         const std::lock_guard lock(mutex_);
         if (state_ == state::loading) {
@@ -470,18 +515,25 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
             beside_ = std::move(beside);
         }
         sleep_.ended(engine_ != nullptr, tenant_->now());
-        if (why != nullptr) lost = waiting_.take_all();
         told.swap(on_loaded_);
+        try {
+            if (why != nullptr) lost = waiting_.take_all();
+        } catch (...) {  // of the host's memory: they wait for another load
+            starved = true;
+        }
     }
     e.reset();
     beside.reset();
     for (auto& r : lost) refuse(r, *why);
-    for (const auto& f : told) f(why);
+    for (const auto& f : told) try {
+            f(why);
+        } catch (...) {  // of the host's memory: the others are told all the same
+        }
     {
         const std::lock_guard lock(mutex_);
         over(lost.size() + told.size());
     }
-    pump_or_later();
+    if (!starved) pump_or_later();
 }
 
 void lane::load(std::function<void(const refused*)> done) { when_loaded(std::move(done), true); }
@@ -628,9 +680,12 @@ struct token_stream::piece {
     bool waited = false;             // and is the first of those that do, or was
     std::uint64_t freed_before = 0;  // of settings::freed, before it looked for memory
     bool last = false, has_no_room = false;
+    bool entered = false;          // the engine: it may be in any state where that throws
+    std::optional<refused> why{};  // its reader failed
 
     void run(gpushare::host::kernel_context& context) {
         auto& of = *text;
+        entered = true;
         if (of.text_ == nullptr) {
             try {
                 of.text_ = of.engine_->generate(of.prompt_, of.left_);
@@ -643,14 +698,19 @@ struct token_stream::piece {
             auto token = of.text_->next();
             if (!token) break;
             of.lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
-            last = !on_token(*std::move(token));
+            try {
+                last = !on_token(*std::move(token));
+            } catch (...) {  // of the host's memory, as a rule: nothing of the engine
+                last = true;
+                why = as_refused(std::current_exception());
+            }
             gpushare::yield_point(context);  // who is more urgent goes between two tokens
         }
         last = last || most > 0 || of.left_ == 0;
     }
-    void refuse(const refused& why) noexcept {
+    void refuse(const refused& r) noexcept {
         text->lane_->began(*this);
-        on_end({true, why.what(), why.status});
+        on_end({true, r});
     }
 };
 
@@ -673,16 +733,18 @@ void lane::cache_freed() noexcept {
 
 // Throws where the host has no memory; then it isn't in the line.
 void lane::wait_for_memory(const piece& p) {
+    const auto before = p->freed_before;  // in the line it is whoever's who takes it from there
     {
         const std::lock_guard lock(mutex_);
-        if (p->waited)
-            for_memory_.push_front(p);  // it was the first
-        else
+        if (p->waited) {
+            for_memory_.push_front(p);  // it was the first, and tried
+            trying_ = false;
+        } else {
             for_memory_.push_back(p);
-        trying_ = false;
+        }
     }
     // acquire: what was freed before it was counted is found.
-    if (settings_.freed->load(std::memory_order_acquire) != p->freed_before || now() == state::closed) memory_came();
+    if (settings_.freed->load(std::memory_order_acquire) != before || now() == state::closed) memory_came();
 }
 
 void lane::began(const token_stream::piece& p) noexcept {
@@ -713,7 +775,8 @@ void lane::memory_came() noexcept {
         }
         account_->refusals.fetch_add(1, std::memory_order_relaxed);
         if (std::exchange(first->text->open_, false)) close_text();
-        first->on_end({true, closed ? "the tenant is gone" : "no memory for the text's cache came in time", 503});
+        first->on_end(
+            {true, refusal(503, closed ? "the tenant is gone" : "no memory for the text's cache came in time")});
     }
 }
 
@@ -726,13 +789,9 @@ void token_stream::finish(const std::shared_ptr<piece>& p, const gpushare::compl
             lane_->end({});
             return p->refuse(as_refused(std::current_exception()));
         }
-    end e{p->last || how.status != errc::none, {}};
-    if (how.status != errc::none) {
-        const auto why = reason_of(how);
-        e.error = why.what();
-        e.status = why.status;
-    }
-    lane::ended all{.broken = broke(how) ? engine_ : nullptr};
+    end e{p->last || how.status != errc::none, p->why};
+    if (how.status != errc::none) e.why = reason_of(how);
+    lane::ended all{.broken = broke(how) && p->entered ? engine_ : nullptr};
     if (e.last) {
         text_.reset();
         engine_.reset();
@@ -741,7 +800,7 @@ void token_stream::finish(const std::shared_ptr<piece>& p, const gpushare::compl
         lane_->cache_freed();
     }
     lane_->began(*p);
-    auto& count = how.status == errc::none ? lane_->account_->requests : lane_->account_->failures;
+    auto& count = e.why ? lane_->account_->failures : lane_->account_->requests;
     if (e.last) count.fetch_add(1, std::memory_order_relaxed);
     lane_->end(std::move(all));
     p->on_end(std::move(e));
@@ -769,7 +828,7 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     if (engine_ == nullptr)  // loaded first
         return lane_->when_loaded([p](const refused* why) { why == nullptr ? go_on(p) : p->refuse(*why); }, false);
     const auto run = [p](gpushare::host::stream& s) {
-        p->has_no_room = false;  // it may have waited
+        p->has_no_room = p->entered = false;  // it may have waited
         p->freed_before = p->text->lane_->settings_.freed->load(std::memory_order_acquire);
         s.launch({}, [p](gpushare::host::kernel_context& context) { p->run(context); });
     };

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,9 +40,10 @@ class token_stream;
 
 /// How a piece of a text ended.
 struct token_end {
-    bool last = false;  ///< nothing follows
-    std::string error;  ///< what went wrong, if it did
-    int status = 200;   ///< the same, as HTTP has it
+    bool last = false;             ///< nothing follows
+    std::optional<refused> why{};  ///< what went wrong, if it did
+
+    [[nodiscard]] int status() const noexcept { return why ? why->status : 200; }
 };
 
 /// What a tenant's engines work in, one after the other.
@@ -53,8 +55,8 @@ using on_answer = std::function<void(answer)>;
 /// Runs a function soon, on a thread that may take its time: to load a model.
 using later = std::function<void(std::function<void()>)>;
 
-/// A refusal as clients see it.
-[[nodiscard]] refused as_refused(const gpushare::failure& why);
+/// A refusal as clients see it. Where the host has no memory for its text, it says that.
+[[nodiscard]] refused as_refused(const gpushare::failure& why) noexcept;
 [[nodiscard]] refused as_refused(const std::exception_ptr& why) noexcept;
 
 /// A text that is being continued, in pieces that its reader asks for. So who reads slowly is waited for, and takes neither memory nor
@@ -69,7 +71,7 @@ public:
     ~token_stream();
 
     /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
-    /// there; `on_end` once. Both from any thread; on_end mustn't throw. A text that is over gives an error. One that begins waits until
+    /// there; `on_end` once. Both from any thread; on_end mustn't throw, and where on_token does the text is over. A text that is over gives an error. One that begins waits until
     /// there is memory for it. Throws std::bad_alloc where the host has none for what it was given; then neither is called.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
@@ -148,11 +150,12 @@ private:
         gpushare::ns call_took{};  ///< each call of the engine; 0: not known
         bool batch = false, text = false;
         std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
+        bool starved = false;              ///< there was no memory for a batch: what waits is looked at again later
     };
 
     void when_loaded(std::function<void(const refused*)> done, bool limited);
     void load_later();
-    void loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why);
+    void loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why) noexcept;
     void asked(gpushare::instant now);
     void came_to(gpushare::sleep_level level, gpushare::instant now) noexcept;
     void over(std::size_t requests) noexcept;
@@ -160,8 +163,9 @@ private:
     [[nodiscard]] std::size_t at_once() const noexcept;
     void pump();
     void pump_or_later() noexcept;
-    void submit(std::shared_ptr<batch> mine);
+    void submit(std::shared_ptr<batch> mine) noexcept;
     void take(batch& b);
+    void refuse_late(batch& b) noexcept;
     void finish(batch& b, const gpushare::completion& how) noexcept;
     void refuse(request& r, const refused& why) noexcept;
     [[nodiscard]] refused full();

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,13 +21,19 @@
 
 namespace inference_server {
 
-/// Why a request isn't served, as its client is told. Copies go from thread to thread, so each has its own text: copies of a
-/// std::runtime_error share one, by a count in the standard library that ThreadSanitizer can't see.
+/// Why a request isn't served, as its client is told. Copies share their text, so copying needs no memory. By a pointer of our own:
+/// std::runtime_error counts in the standard library, where ThreadSanitizer can't see it, and copies go from thread to thread.
 struct refused : std::exception {
     refused(int http_status, std::string reason, unsigned retry_after_s = 0)
-        : why(std::move(reason)), status(http_status), retry_after(retry_after_s) {}
-    [[nodiscard]] const char* what() const noexcept override { return why.c_str(); }
-    std::string why;
+        : why(std::make_shared<const std::string>(std::move(reason))),
+          status(http_status),
+          retry_after(retry_after_s) {}
+    // Not moved from: its text is always there.
+    refused(const refused&) noexcept = default;
+    refused& operator=(const refused&) noexcept = default;
+    ~refused() override = default;
+    [[nodiscard]] const char* what() const noexcept override { return why->c_str(); }
+    std::shared_ptr<const std::string> why;
     int status;            ///< of HTTP
     unsigned retry_after;  ///< seconds; 0: not said
 };

@@ -220,6 +220,11 @@ void service::keep_house(const std::stop_token& stop) {
             for (const auto& done : asked) done("the server is going down");
             return;
         }
+        try {  // first: what waits for this waits for nothing else
+            for (const auto& l : all_lanes()) l->look_again();
+        } catch (const std::exception& e) {
+            tell(e.what());
+        }
         try {
             if (asked.empty()) {
                 reload_if_changed();
@@ -229,7 +234,6 @@ void service::keep_house(const std::stop_token& stop) {
             }
             bill();
             let_idle_go();
-            for (const auto& l : all_lanes()) l->look_again();
             if (asked.empty() && ++round % 5 == 0)
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
         } catch (const std::exception& e) {

@@ -16,7 +16,7 @@ namespace inference_server {
 
 class worker {
 public:
-    /// Runs `f`, which must not throw, soon; never, once stop() is over. From any thread. Throws std::bad_alloc.
+    /// Runs `f` soon, and drops what it throws; never, once stop() is over. From any thread. Throws std::bad_alloc.
     void later(std::function<void()> f) {
         {
             const std::lock_guard lock(mutex_);
@@ -44,7 +44,10 @@ private:
             auto f = std::move(waiting_.front());
             waiting_.pop_front();
             lock.unlock();
-            f();
+            try {
+                f();
+            } catch (...) {  // of the host's memory, as a rule: the others are run all the same
+            }
             f = {};
             lock.lock();
         }

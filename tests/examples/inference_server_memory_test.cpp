@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -94,24 +95,24 @@ struct outcome {
 
 void ask(token_stream& text, const std::shared_ptr<outcome>& o) {
     text.more(
-        1, [](const std::string&) { return true; }, [o](const token_end& e) { o->answer(e.status); });
+        1, [](const std::string&) { return true; }, [o](const token_end& e) { o->answer(e.status()); });
 }
 
-/// Calls `f(outcome)` with the nth allocation of this thread failing, for n = 0, 1, ... until it goes without one that fails.
-/// `before` and `after`, where all succeed.
+/// Calls `f(outcome)` with the nth allocation of this thread failing, for n = 0, 1, ... until it goes without one that fails. Where the
+/// heap doesn't recover all that come behind it in `f` fail, too. `before` and `after`, where all succeed.
 template <class Before, class F, class After>
-void each_allocation_fails(Before before, F f, After after) {
+void each_allocation_fails(bool recovers, Before before, F f, After after) {
     for (std::size_t nth = 0;; ++nth) {
         CAPTURE(nth);
         auto what = before();
         const auto o = std::make_shared<outcome>();
-        this_heap = {.good = nth, .recovers = true};
+        this_heap = {.good = nth, .recovers = recovers};
         try {
             f(what, o);
         } catch (const std::bad_alloc&) {
             o->threw = true;
         }
-        const bool went_without = this_heap.good != SIZE_MAX;
+        const bool went_without = this_heap.allocations <= nth;
         this_heap = {};
         after(what, o);
         if (went_without) {
@@ -126,6 +127,8 @@ void each_allocation_fails(Before before, F f, After after) {
 
 TEST_CASE("where the host has no memory texts are refused or go on, and the next ones begin", "[examples]") {
     const small_server s;
+    const bool recovers = GENERATE(true, false);
+    CAPTURE(recovers);
     const auto works = [&] {
         const auto o = std::make_shared<outcome>();
         const auto t = s.text();
@@ -135,6 +138,7 @@ TEST_CASE("where the host has no memory texts are refused or go on, and the next
     };
     SECTION("the model is loaded first") {
         each_allocation_fails(
+            recovers,
             [&] {
                 s.unload("letters");
                 return s.text();
@@ -148,18 +152,20 @@ TEST_CASE("where the host has no memory texts are refused or go on, and the next
     }
     SECTION("it is there") {
         works();
-        each_allocation_fails([&] { return s.text(); }, [](auto& t, const auto& o) { ask(*t, o); },
-                              [&](auto& t, const auto& o) {
-                                  o->check();
-                                  t.reset();
-                                  works();
-                              });
+        each_allocation_fails(
+            recovers, [&] { return s.text(); }, [](auto& t, const auto& o) { ask(*t, o); },
+            [&](auto& t, const auto& o) {
+                o->check();
+                t.reset();
+                works();
+            });
     }
     SECTION("another text has the memory") {
         struct both {
             std::shared_ptr<token_stream> first, second;
         };
         each_allocation_fails(
+            recovers,
             [&] {
                 both b{s.text(), s.text()};
                 const auto o = std::make_shared<outcome>();
@@ -181,6 +187,7 @@ TEST_CASE("where the host has no memory texts are refused or go on, and the next
             std::shared_ptr<outcome> of_second;
         };
         each_allocation_fails(
+            recovers,
             [&] {
                 both b{s.text(), s.text(), std::make_shared<outcome>()};
                 const auto o = std::make_shared<outcome>();
@@ -201,6 +208,8 @@ TEST_CASE("where the host has no memory texts are refused or go on, and the next
 
 TEST_CASE("where the host has no memory requests are refused or answered, and so are the next ones", "[examples]") {
     const small_server s;
+    const bool recovers = GENERATE(true, false);
+    CAPTURE(recovers);
     const auto request = [] {
         infer_request r;
         r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
@@ -215,6 +224,7 @@ TEST_CASE("where the host has no memory requests are refused or answered, and so
     const bool loaded = GENERATE(false, true);
     CAPTURE(loaded);
     each_allocation_fails(
+        recovers,
         [&] {
             if (!loaded) s.unload("mlp");
             return request();
@@ -227,6 +237,50 @@ TEST_CASE("where the host has no memory requests are refused or answered, and so
             next->check();
             CHECK(next->status == 200);
         });
+}
+
+TEST_CASE("a text whose reader has no memory is over, and its engine goes on with the others", "[examples]") {
+    const small_server s;
+    const auto first = s.text();
+    const auto went_on = [&] {
+        const auto o = std::make_shared<outcome>();
+        ask(*first, o);
+        o->check();
+        CHECK(o->status == 200);
+    };
+    went_on();
+    const auto other =
+        s.core->generate(s.core->authenticate("key-of-chat"), "letters", {.prompt = "a", .most_tokens = 10});
+    const auto o = std::make_shared<outcome>();
+    other->more(
+        4, [](const std::string&) -> bool { throw std::bad_alloc(); },
+        [o](const token_end& e) { o->answer(e.last ? e.status() : 0); });
+    o->check();
+    CHECK(o->status == 503);
+    went_on();
+}
+
+TEST_CASE("requests are answered once where the thread that puts batches together has no memory", "[examples]") {
+    const small_server s;
+    constexpr int many = 6;
+    const auto asks = std::this_thread::get_id();
+    for (std::size_t nth = 0; nth < 24; ++nth) {
+        CAPTURE(nth);
+        std::array<std::shared_ptr<outcome>, many> all;
+        for (int i = 0; i < many; ++i) {
+            const auto o = all[static_cast<std::size_t>(i)] = std::make_shared<outcome>();
+            infer_request r;
+            r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
+            // Whoever answers the first one takes the next ones, too.
+            s.core->infer(s.core->authenticate("key-of-chat"), "mlp", std::move(r), [o, nth, i, asks](const answer& a) {
+                const auto* const why = std::get_if<refused>(&a);
+                o->answer(why == nullptr ? 200 : why->status);
+                if (std::this_thread::get_id() == asks) return;
+                this_heap = i == 0 ? support::heap{.good = nth, .recovers = true} : support::heap{};
+            });
+        }
+        for (const auto& o : all) o->check();
+    }
 }
 
 }  // namespace inference_server_memory_test

@@ -469,15 +469,15 @@ TEST_CASE("an engine that breaks twice is followed by one, not by two", "[exampl
             8, [](const std::string&) { return true; },
             [end = &ends[n++]](token_stream::end e) { end->set_value(std::move(e)); });
     s.script->may_break = 1;
-    CHECK(ends[0].get_future().get().status == 500);
+    CHECK(ends[0].get_future().get().status() == 500);
     c.send_request("POST", "/v2/models/fragile/infer", chat_key, one("1", "[1]"));
     eventually([&] { return s.script->loads == 2; });
     s.script->may_break = 2;
-    CHECK(ends[1].get_future().get().status == 500);
+    CHECK(ends[1].get_future().get().status() == 500);
     CHECK(c.answer().status == 200);
     CHECK(ask("1") == 200);
     CHECK(s.script->loads == 2);
-    CHECK(piece(first).status == 503);  // another engine doesn't know the text
+    CHECK(piece(first).status() == 503);  // another engine doesn't know the text
 }
 
 TEST_CASE("tokens come as events, and a client that goes away ends its text alone", "[examples]") {
@@ -912,7 +912,8 @@ struct paused_text {
     }
     [[nodiscard]] bool waits() const { return end.wait_for(100ms) == std::future_status::timeout; }
     [[nodiscard]] token_stream::end how() {
-        return end.wait_for(60s) == std::future_status::ready ? end.get() : token_stream::end{true, "nothing comes", 0};
+        return end.wait_for(60s) == std::future_status::ready ? end.get()
+                                                              : token_stream::end{true, refused(0, "nothing comes")};
     }
     std::shared_ptr<std::promise<token_stream::end>> ended = std::make_shared<std::promise<token_stream::end>>();
     std::future<token_stream::end> end = ended->get_future();
@@ -928,43 +929,44 @@ constexpr std::string_view room_for_one =
 TEST_CASE("a text that waits for memory begins as soon as another one's is free", "[examples]") {
     server s({}, room_for_one);
     std::optional<paused_text> first(std::in_place, s);
-    CHECK(first->how().status == 200);
+    CHECK(first->how().status() == 200);
     std::optional<paused_text> second(std::in_place, s), third(std::in_place, s);
     CHECK(second->waits());
     CHECK(third->waits());
     first.reset();
-    CHECK(second->how().status == 200);
+    CHECK(second->how().status() == 200);
     CHECK(third->waits());  // it came later
     second.reset();
-    CHECK(third->how().status == 200);
+    CHECK(third->how().status() == 200);
 }
 
 TEST_CASE("a text that waits for memory too long, or whose tenant goes, is told so", "[examples]") {
     server s({}, room_for_one, {.text_waits = 300ms});
     paused_text first(s), other(s, batch_key);
-    CHECK(first.how().status == 200);
-    CHECK(other.how().status == 200);
+    CHECK(first.how().status() == 200);
+    CHECK(other.how().status() == 200);
     paused_text late(s);
     const auto end = late.how();
-    CHECK(end.status == 503);
-    CHECK(end.error == "no memory for the text's cache came in time");
+    CHECK(end.status() == 503);
+    REQUIRE(end.why);
+    CHECK(std::string(end.why->what()) == "no memory for the text's cache came in time");
     CHECK(end.last);
     // What is asked of it then isn't a new text.
     std::promise<token_stream::end> again;
     late.text->more(
         1, [](const std::string&) { return true; }, [&](const token_stream::end& e) { again.set_value(e); });
-    CHECK(again.get_future().get().error == "the text is over");
+    CHECK(std::string(again.get_future().get().why.value().what()) == "the text is over");
 }
 
 TEST_CASE("texts that wait for memory are refused when their tenant is closed", "[examples]") {
     server s({}, room_for_one);
     paused_text first(s);
-    CHECK(first.how().status == 200);
+    CHECK(first.how().status() == 200);
     paused_text waiting(s);
     CHECK(waiting.waits());
     s.rewrite("name=batch api_key=key-of-batch memory=1MiB compute=40%\n");
     CHECK(s.core->reload().empty());
-    CHECK(waiting.how().status == 503);
+    CHECK(waiting.how().status() == 503);
 }
 
 TEST_CASE("engines of a tenant work in one block of scratch", "[examples]") {
