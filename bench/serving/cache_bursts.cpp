@@ -63,7 +63,7 @@ struct split_server {
                 },
                 [&](inference_server::token_stream::end e) { told.set_value(std::move(e)); });
             const auto end = told.get_future().get();
-            if (!end.error.empty()) throw std::runtime_error(end.error);
+            if (end.why) throw inference_server::refused(*end.why);
             last = end.last;
             if (!last) std::this_thread::sleep_until(next);
         }
