@@ -108,7 +108,7 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
         for (int step = 0; step < 400; ++step) {
             if (nth % 2 == 0 && any.one_in(50)) {
                 const ns took{static_cast<ns::rep>(1000 + any.below(15'000))};
-                budget.learn_hand_over(took);
+                budget.learn_hand_over({.noticed = took}, 1s);
                 hand_over += (took - hand_over) / (hand_over > 0ns ? 8 : 1);
                 rule.lead = std::max(50 * hand_over, rule.horizon);
             }
