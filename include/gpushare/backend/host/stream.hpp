@@ -145,7 +145,7 @@ public:
     [[nodiscard]] point record() { return engine_->record(*state_); }
     /// A point that is reached by nobody until it is recorded, once, as record() would have done it then. Throws std::bad_alloc.
     [[nodiscard]] point prepare() { return engine_->prepare(); }
-    void record(point& p) noexcept { engine_->record(*state_, p); }
+    void record(point& p) noexcept { engine_->record(*state_, p); }  ///< What prepare() gave.
 
     /// As kernel_context::yield, from within the one block of this stream that runs: for an engine's callback, which has the stream
     /// and not the context. Elsewhere it does nothing.
