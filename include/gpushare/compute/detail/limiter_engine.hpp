@@ -568,7 +568,8 @@ private:
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
         // How late, at most where points don't say when they were reached: since it was last seen pending, or its work was enqueued. On
         // another clock than the device's that says nothing: cut to the length, it changes nothing.
-        const auto noticed = [&, pending_at = b.pending_at](const submission& s, instant now) {
+        [[maybe_unused]] const instant pending_at = b.pending_at;
+        const auto noticed = [&](const submission& s, instant now) {
             if (now <= instant{}) return ns{0};
             if constexpr (dated_point<point>)
                 return std::clamp(now - reached_at(end), ns{0}, seen.length);
