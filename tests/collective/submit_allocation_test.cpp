@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,19 +15,7 @@
 
 #ifndef SUPPORT_SANITIZED
 
-namespace {
-thread_local std::size_t allocations = 0;  // of the thread that submits
-}
-
-// Not inlined: g++ 12 takes what it sees of only one of them for a mistake.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-    ++allocations;
-    if (void* const p = std::malloc(size)) return p;
-    throw std::bad_alloc{};
-}
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+#include "support/failing_new.hpp"
 
 namespace gs = gpushare;
 
@@ -41,11 +27,11 @@ std::size_t allocations_of(std::span<gs::host::stream> streams, const Submit& su
     bool good = true;
     std::size_t before = 0;
     for (int i = 0; i < 40; ++i) {
-        if (i == 20) before = allocations;
+        if (i == 20) before = support::this_heap.allocations;
         good = submit() == gs::errc::none && good;
         for (auto& s : streams) s.record().wait(gs::never);
     }
-    const std::size_t made = allocations - before;
+    const std::size_t made = support::this_heap.allocations - before;
     CHECK(good);
     return made;
 }

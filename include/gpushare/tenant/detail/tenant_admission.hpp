@@ -180,15 +180,10 @@ private:
     }
 
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
-        // The most that as many devices have as are asked for.
-        const auto wanted = std::min<std::size_t>(std::max(spec.devices, 1U), rooms.size());
-        std::uint32_t fits = 0;
-        for (const auto& r : rooms) {
-            const std::uint32_t here = left_on(r.device.index, spec);
-            std::size_t as_much = 0;
-            for (const auto& other : rooms) as_much += left_on(other.device.index, spec) >= here ? 1 : 0;
-            if (as_much >= wanted) fits = std::max(fits, here);
-        }
+        std::vector<std::uint32_t> left;
+        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
+        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
+        const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
     }
 

@@ -213,7 +213,6 @@ public:
     }
 
 private:
-    /// The lock, with the model brought up to date at both ends.
     // Both under the lock.
     point new_point() {
         point_state& p = hub_->points.acquire();
@@ -227,6 +226,7 @@ private:
         model_.record(s, *p.state(), now);
     }
 
+    /// The lock, with the model brought up to date at both ends.
     class section {
     public:
         explicit section(engine& e) noexcept : engine_(e), lock_(e.hub_->mutex), now_(steady_clock::now()) {
