@@ -2,10 +2,14 @@
 #include "inference_server/grpc_protocol.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
 
 namespace inference_server {
 
@@ -91,6 +95,28 @@ inference::DataType config_type(datatype t) {
 }
 
 }  // namespace
+
+void check_lists(google::protobuf::io::ZeroCopyInputStream& bytes, std::size_t most) {
+    using google::protobuf::internal::WireFormatLite;
+    using request = inference::ModelInferRequest;
+    google::protobuf::io::CodedInputStream in(&bytes);
+    std::size_t raw = 0, inputs = 0, outputs = 0, raws = 0;
+    while (const std::uint32_t tag = in.ReadTag()) {
+        const bool is_bytes = WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+        const int field = is_bytes ? WireFormatLite::GetTagFieldNumber(tag) : 0;
+        inputs += field == request::kInputsFieldNumber;
+        outputs += field == request::kOutputsFieldNumber;
+        raws += field == request::kRawInputContentsFieldNumber;
+        const int begin = in.CurrentPosition();
+        if (!WireFormatLite::SkipField(&in, tag)) throw refused(400, "not a message of the protocol");
+        if (field == request::kRawInputContentsFieldNumber)
+            raw += static_cast<std::size_t>(in.CurrentPosition() - begin);
+    }
+    if (!in.ConsumedEntireMessage()) throw refused(400, "not a message of the protocol");
+    if (std::max({inputs, outputs, raws}) > most_tensors) throw refused(400, "more than 64 tensors");
+    if (static_cast<std::size_t>(in.CurrentPosition()) - raw > most)
+        throw refused(413, "lists, names and parameters are too large; elements can come as raw bytes");
+}
 
 infer_request read_infer(const inference::ModelInferRequest& m) try {
     infer_request r;

@@ -5,6 +5,7 @@
 //   write_infer(reply, response, outputs);          // its tensors as bytes, as Triton answers
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "inference_server/protocol.hpp"
@@ -12,6 +13,9 @@
 
 namespace inference_server {
 
+/// Looks at a request's bytes before a message is made of them, which takes many times their memory where they are many small things.
+/// Throws refused: 413 where more than `most` bytes are no raw tensors, 400 for more than 64 tensors or what isn't a message.
+void check_lists(google::protobuf::io::ZeroCopyInputStream& bytes, std::size_t most);
 /// Tensors as bytes (raw_input_contents), as lists, or some so and some so. Throws refused (400).
 [[nodiscard]] infer_request read_infer(const inference::ModelInferRequest& m);
 /// Of a request to a model that streams, which was checked: its text, and the parameter max_tokens. Throws refused (400).

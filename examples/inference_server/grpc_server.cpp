@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's threads read and write; engines answer from theirs by posting to one that puts answers into messages. The only file that
-// includes gRPC.
+// gRPC's threads read and write bytes; messages are made of them here, once it is known who sends them: on gRPC's thread where that is
+// quick, else on one for all. Engines answer from their threads by posting to another one, which makes bytes of answers. The only file
+// that includes gRPC.
 #include "inference_server/grpc_server.hpp"
 
 #include <atomic>
@@ -43,19 +44,38 @@ StatusCode code_of(int http) noexcept {
     }
 }
 
-grpc::Status status_of(context& c, const refused& why) {
+/// Without its words where there is no memory for them.
+grpc::Status status_of(context& c, const refused& why) noexcept try {
     if (why.retry_after != 0) c.AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(1000 * why.retry_after));
     return {code_of(why.status), why.what()};
+} catch (...) {
+    return {code_of(why.status), {}};
 }
 
 /// OK, or why `f` threw.
 template <class F>
-grpc::Status outcome_of(context& c, F f) try {
+grpc::Status outcome_of(context& c, F f) noexcept try {
     f();
     return grpc::Status::OK;
 } catch (...) {
     return status_of(c, as_refused(std::current_exception()));
 }
+
+/// Throws refused (400).
+template <class Message>
+void read(Message& to, grpc::ByteBuffer from) {
+    grpc::ProtoBufferReader bytes(&from);
+    if (!bytes.status().ok() || !to.ParseFromZeroCopyStream(&bytes)) throw refused(400, "the message can't be read");
+}
+template <class Message>
+void write(grpc::ByteBuffer& to, const Message& from) {
+    bool own = false;
+    const auto status = grpc::SerializationTraits<Message>::Serialize(from, &to, &own);
+    if (!status.ok()) throw refused(500, status.error_message());
+}
+
+// As over HTTP: of what is sent, gRPC's own threads read so much, and one thread what takes longer.
+constexpr std::size_t quick_message = 65'536;
 
 /// So many of a number of things, counted until it goes.
 class counted {
@@ -91,7 +111,32 @@ struct counted_message {
 
 }  // namespace
 
-struct grpc_server::shell final : inference::GRPCInferenceService::CallbackService {
+namespace {
+
+using inference::GRPCInferenceService;
+template <class S>
+using raw_health =
+    GRPCInferenceService::WithRawCallbackMethod_ServerLive<GRPCInferenceService::WithRawCallbackMethod_ServerReady<
+        GRPCInferenceService::WithRawCallbackMethod_ServerMetadata<S>>>;
+template <class S>
+using raw_models =
+    GRPCInferenceService::WithRawCallbackMethod_ModelReady<GRPCInferenceService::WithRawCallbackMethod_ModelMetadata<
+        GRPCInferenceService::WithRawCallbackMethod_ModelConfig<S>>>;
+template <class S>
+using raw_inference = GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
+    GRPCInferenceService::WithRawCallbackMethod_ModelStreamInfer<S>>;
+template <class S>
+using raw_repository = GRPCInferenceService::WithRawCallbackMethod_RepositoryIndex<
+    GRPCInferenceService::WithRawCallbackMethod_RepositoryModelLoad<
+        GRPCInferenceService::WithRawCallbackMethod_RepositoryModelUnload<S>>>;
+/// gRPC reads no message by itself: it would for anybody, and 64 MiB of empty ones are gigabytes when they are read.
+using raw_service = raw_health<raw_models<raw_inference<raw_repository<GRPCInferenceService::Service>>>>;
+
+using grpc::ByteBuffer;
+
+}  // namespace
+
+struct grpc_server::shell final : raw_service {
     shell(service& s, grpc_options o) : of(s), options(std::move(o)) {}
 
     [[nodiscard]] service::caller caller_of(const context& c) const {
@@ -105,8 +150,7 @@ struct grpc_server::shell final : inference::GRPCInferenceService::CallbackServi
         const auto bearer = value("authorization");
         return of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : value("x-api-key"));
     }
-    [[nodiscard]] counted_message count(const service::caller& who, const inference::ModelInferRequest& m) {
-        const auto size = m.ByteSizeLong();
+    [[nodiscard]] counted_message count(const service::caller& who, std::size_t size) {
         return {
             {{who.counts, &who.counts->uploads},
              size,
@@ -115,8 +159,7 @@ struct grpc_server::shell final : inference::GRPCInferenceService::CallbackServi
             {{self.lock(), &message_bytes}, size, options.max_messages, refused(503, "too much is being uploaded", 1)}};
     }
     /// The sooner one of the request's own and of the call.
-    static std::uint64_t timeout(const context& c, std::uint64_t us) {
-        const auto deadline = c.deadline();
+    static std::uint64_t timeout(std::chrono::system_clock::time_point deadline, std::uint64_t us) {
         if (deadline == std::chrono::system_clock::time_point::max()) return us;
         const auto left =
             std::chrono::duration_cast<std::chrono::microseconds>(deadline - std::chrono::system_clock::now()).count();
@@ -129,86 +172,111 @@ struct grpc_server::shell final : inference::GRPCInferenceService::CallbackServi
         answers.later(std::move(f));
     } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
     }
-    template <class F>
-    static grpc::ServerUnaryReactor* at_once(context* c, F f) {
+    /// `f` gets the request, and what it returns is the answer.
+    template <class Request, class F>
+    static grpc::ServerUnaryReactor* at_once(context* c, const ByteBuffer& from, ByteBuffer* to, F f) {
         auto* const reactor = c->DefaultReactor();
-        reactor->Finish(outcome_of(*c, std::move(f)));
+        reactor->Finish(outcome_of(*c, [&] { write(*to, f(short_message<Request>(from))); }));
         return reactor;
     }
+    template <class Request>
+    static Request short_message(const ByteBuffer& from) {
+        if (from.Length() > quick_message) throw refused(413, "the message is too large");
+        Request q;
+        read(q, from);
+        return q;
+    }
 
-    template <class T>
-    using request = const T*;
-
-    grpc::ServerUnaryReactor* ServerLive(context* c, request<inference::ServerLiveRequest>,
-                                         inference::ServerLiveResponse* to) override {
-        return at_once(c, [&] { to->set_live(true); });
+    grpc::ServerUnaryReactor* ServerLive(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ServerLiveRequest>(c, *from, to, [](const auto&) {
+            inference::ServerLiveResponse r;
+            r.set_live(true);
+            return r;
+        });
     }
-    grpc::ServerUnaryReactor* ServerReady(context* c, request<inference::ServerReadyRequest>,
-                                          inference::ServerReadyResponse* to) override {
-        return at_once(c, [&] { to->set_ready(of.ready()); });
+    grpc::ServerUnaryReactor* ServerReady(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ServerReadyRequest>(c, *from, to, [&](const auto&) {
+            inference::ServerReadyResponse r;
+            r.set_ready(of.ready());
+            return r;
+        });
     }
-    grpc::ServerUnaryReactor* ServerMetadata(context* c, request<inference::ServerMetadataRequest>,
-                                             inference::ServerMetadataResponse* to) override {
-        return at_once(c, [&] { write_server_metadata(*to); });
+    grpc::ServerUnaryReactor* ServerMetadata(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ServerMetadataRequest>(c, *from, to, [](const auto&) {
+            inference::ServerMetadataResponse r;
+            write_server_metadata(r);
+            return r;
+        });
     }
-    grpc::ServerUnaryReactor* ModelReady(context* c, request<inference::ModelReadyRequest> q,
-                                         inference::ModelReadyResponse* to) override {
-        return at_once(c, [&] {
+    grpc::ServerUnaryReactor* ModelReady(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ModelReadyRequest>(c, *from, to, [&](const auto& q) {
+            inference::ModelReadyResponse r;
             const auto who = caller_of(*c);
-            to->set_ready(of.ready(who, of.model(q->name(), q->version()).name));
+            r.set_ready(of.ready(who, of.model(q.name(), q.version()).name));
+            return r;
         });
     }
-    grpc::ServerUnaryReactor* ModelMetadata(context* c, request<inference::ModelMetadataRequest> q,
-                                            inference::ModelMetadataResponse* to) override {
-        return at_once(c, [&] {
+    grpc::ServerUnaryReactor* ModelMetadata(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ModelMetadataRequest>(c, *from, to, [&](const auto& q) {
+            inference::ModelMetadataResponse r;
             (void)caller_of(*c);
-            write_metadata(*to, of.model(q->name(), q->version()));
+            write_metadata(r, of.model(q.name(), q.version()));
+            return r;
         });
     }
-    grpc::ServerUnaryReactor* ModelConfig(context* c, request<inference::ModelConfigRequest> q,
-                                          inference::ModelConfigResponse* to) override {
-        return at_once(c, [&] {
+    grpc::ServerUnaryReactor* ModelConfig(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::ModelConfigRequest>(c, *from, to, [&](const auto& q) {
+            inference::ModelConfigResponse r;
             (void)caller_of(*c);
-            write_config(*to->mutable_config(), of.model(q->name(), q->version()));
+            write_config(*r.mutable_config(), of.model(q.name(), q.version()));
+            return r;
         });
     }
-    grpc::ServerUnaryReactor* RepositoryIndex(context* c, request<inference::RepositoryIndexRequest> q,
-                                              inference::RepositoryIndexResponse* to) override {
-        return at_once(c, [&] {
+    grpc::ServerUnaryReactor* RepositoryIndex(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::RepositoryIndexRequest>(c, *from, to, [&](const auto& q) {
+            inference::RepositoryIndexResponse r;
             for (const auto& m : of.index(caller_of(*c))) {
-                if (q->ready() && !m.ready) continue;
-                auto& e = *to->add_models();
+                if (q.ready() && !m.ready) continue;
+                auto& e = *r.add_models();
                 e.set_name(m.name);
                 e.set_version(std::string(model_version));
                 e.set_state(m.ready ? "READY" : "UNAVAILABLE");
                 e.set_reason(m.ready ? "" : "not loaded yet");
             }
+            return r;
         });
     }
     template <class T>
     static const std::string& model_of(const T& q) {
         return q.model_name().empty() ? q.repository_name() : q.model_name();
     }
-    grpc::ServerUnaryReactor* RepositoryModelUnload(context* c, request<inference::RepositoryModelUnloadRequest> q,
-                                                    inference::RepositoryModelUnloadResponse* to) override {
-        return at_once(c, [&] {
-            of.unload(caller_of(*c), model_of(*q));
-            to->set_model_name(model_of(*q));
-            to->set_isunloaded(true);
+    grpc::ServerUnaryReactor* RepositoryModelUnload(context* c, const ByteBuffer* from, ByteBuffer* to) override {
+        return at_once<inference::RepositoryModelUnloadRequest>(c, *from, to, [&](const auto& q) {
+            inference::RepositoryModelUnloadResponse r;
+            of.unload(caller_of(*c), model_of(q));
+            r.set_model_name(model_of(q));
+            r.set_isunloaded(true);
+            return r;
         });
     }
-    grpc::ServerUnaryReactor* RepositoryModelLoad(context* c, request<inference::RepositoryModelLoadRequest> q,
-                                                  inference::RepositoryModelLoadResponse* to) override;
-    grpc::ServerUnaryReactor* ModelInfer(context* c, request<inference::ModelInferRequest> q,
-                                         inference::ModelInferResponse* to) override;
-    grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>* ModelStreamInfer(
-        context* c) override;
+    grpc::ServerUnaryReactor* RepositoryModelLoad(context* c, const ByteBuffer* from, ByteBuffer* to) override;
+    grpc::ServerUnaryReactor* ModelInfer(context* c, const ByteBuffer* from, ByteBuffer* to) override;
+    grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>* ModelStreamInfer(context* c) override;
+
+    /// Of somebody whose key is known, and counted.
+    [[nodiscard]] inference::ModelInferRequest infer_message(ByteBuffer from) const {
+        grpc::ProtoBufferReader bytes(&from);
+        check_lists(bytes, options.max_lists);
+        inference::ModelInferRequest q;
+        read(q, std::move(from));
+        return q;
+    }
 
     service& of;
     const grpc_options options;
     std::atomic<std::size_t> message_bytes{0}, streams{0};
     std::weak_ptr<shell> self;
-    worker answers;
+    worker reads, answers;
     int port = 0;
     std::unique_ptr<grpc::Server> server;  // goes first: it calls the others
 };
@@ -228,6 +296,7 @@ public:
     void answer(F f) {
         if (!answered_.exchange(true)) Finish(f());
     }
+    [[nodiscard]] bool is_answered() const noexcept { return answered_; }
     void hold(counted_message m) { held_ = std::move(m); }
 
 private:
@@ -243,19 +312,21 @@ private:
 
 }  // namespace
 
-grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c,
-                                                                  request<inference::RepositoryModelLoadRequest> q,
-                                                                  inference::RepositoryModelLoadResponse* to) {
+grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c, const ByteBuffer* from, ByteBuffer* to) {
     const auto call = pending::make();
     auto* const reactor = call.get();
     const auto status = outcome_of(*c, [&] {
-        const auto& name = model_of(*q);
-        of.load(caller_of(*c), name, [call, c, to, name](const refused* why) {
+        const auto who = caller_of(*c);
+        const auto q = short_message<inference::RepositoryModelLoadRequest>(*from);
+        const auto name = model_of(q);
+        of.load(who, name, [call, c, to, name](const refused* why) {
             call->answer([&] {
                 if (why != nullptr) return status_of(*c, *why);
                 return outcome_of(*c, [&] {
-                    to->set_model_name(name);
-                    to->set_isloaded(true);
+                    inference::RepositoryModelLoadResponse r;
+                    r.set_model_name(name);
+                    r.set_isloaded(true);
+                    write(*to, r);
                 });
             });
         });
@@ -264,24 +335,40 @@ grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c,
     return reactor;
 }
 
-grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, request<inference::ModelInferRequest> q,
-                                                         inference::ModelInferResponse* to) {
+grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, const ByteBuffer* from, ByteBuffer* to) {
     const auto call = pending::make();
     auto* const reactor = call.get();
     const auto status = outcome_of(*c, [&] {
         const auto who = caller_of(*c);
-        const auto& name = of.model(q->model_name(), q->model_version()).name;
-        call->hold(count(who, *q));
-        auto r = read_infer(*q);
-        r.timeout_us = timeout(*c, r.timeout_us);
-        auto asked = r.outputs;
-        of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) mutable {
-            me->answer_later([call, c, to, asked = std::move(asked), a = std::move(a)] {
-                call->answer([&] {
-                    if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
-                    return outcome_of(*c, [&] { write_infer(*to, std::get<infer_response>(a), asked); });
+        call->hold(count(who, from->Length()));
+        // On whichever thread: of the call only what can't be over, or answer() gives.
+        auto infer = [this, call, c, to, who, bytes = *from, deadline = c->deadline()] {
+            const auto q = infer_message(bytes);
+            const auto& name = of.model(q.model_name(), q.model_version()).name;
+            auto r = read_infer(q);
+            r.timeout_us = timeout(deadline, r.timeout_us);
+            auto asked = r.outputs;
+            of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) mutable {
+                me->answer_later([call, c, to, asked = std::move(asked), a = std::move(a)] {
+                    call->answer([&] {
+                        if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
+                        return outcome_of(*c, [&] {
+                            inference::ModelInferResponse m;
+                            write_infer(m, std::get<infer_response>(a), asked);
+                            write(*to, m);
+                        });
+                    });
                 });
             });
+        };
+        if (from->Length() <= quick_message) return infer();
+        reads.later([call, c, infer = std::move(infer)]() mutable {
+            if (call->is_answered()) return;
+            try {
+                infer();
+            } catch (...) {
+                call->answer([&] { return status_of(*c, as_refused(std::current_exception())); });
+            }
         });
     });
     if (!status.ok()) call->answer([&] { return status; });
@@ -291,7 +378,7 @@ grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, request<inf
 namespace {
 
 using shell = grpc_server::shell;
-using stream_reactor = grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>;
+using stream_reactor = grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>;
 
 /// A stream: one request after the other, each with one answer or with a token each. The next one is read when the last one is
 /// answered, and the next piece of a text made when the last one is written: who reads slowly is waited for.
@@ -345,7 +432,7 @@ private:
             }
         }
         switch (what) {
-            case next::read: return StartRead(&request_);
+            case next::read: return StartRead(&bytes_);
             case next::write: return StartWrite(&writing_);
             case next::piece: return make_piece();
             case next::finish: return Finish(gone_ ? grpc::Status::CANCELLED : grpc::Status::OK);
@@ -357,8 +444,14 @@ private:
             reads_ = ok;
             at_work_ = ok;
         }
-        if (ok) serve();
-        not_busy();
+        if (!ok) return not_busy();
+        if (bytes_.Length() <= quick_message) return serve();
+        try {
+            shell_->reads.later([self = self_] { self->serve(); });
+        } catch (...) {
+            fail(std::current_exception());
+            not_busy();
+        }
     }
     void OnWriteDone(bool ok) override {
         if (!ok) gone_ = true;
@@ -379,37 +472,45 @@ private:
 
     // ---- a request
 
-    void serve() try {
+    void serve() {
+        try {
+            begin_request();
+        } catch (...) {
+            fail(std::current_exception());
+        }
+        not_busy();
+    }
+    void begin_request() {
+        id_.clear();
         const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
-        model_ = &shell_->of.model(request_.model_name(), request_.model_version());
-        id_ = request_.id();
-        const auto wants = request_.parameters().find("triton_enable_empty_final_response");
-        empty_end_ = wants != request_.parameters().end() && wants->second.bool_param();
-        held_ = shell_->count(who, request_);
-        auto r = read_infer(request_);
+        held_ = shell_->count(who, bytes_.Length());
+        const auto q = shell_->infer_message(std::exchange(bytes_, {}));
+        id_ = q.id();
+        model_ = &shell_->of.model(q.model_name(), q.model_version());
+        const auto wants = q.parameters().find("triton_enable_empty_final_response");
+        empty_end_ = wants != q.parameters().end() && wants->second.bool_param();
+        auto r = read_infer(q);
         if (model_->streams) {
             check_inputs(*model_, r);
-            auto text = shell_->of.generate(who, model_->name, read_generate(request_, r));
+            auto text = shell_->of.generate(who, model_->name, read_generate(q, r));
             const std::lock_guard lock(mutex_);
             text_ = std::move(text);
             at_work_ = false;
             return;
         }
-        r.timeout_us = shell::timeout(*context_, r.timeout_us);
+        r.timeout_us = shell::timeout(context_->deadline(), r.timeout_us);
         auto asked = r.outputs;
         shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) mutable {
             self->shell_->answer_later(
                 [self, asked = std::move(asked), a = std::move(a)] { self->answered(a, asked); });
         });
-    } catch (...) {
-        fail(std::current_exception());
     }
     void answered(const answer& a, const std::vector<requested_output>& asked) noexcept try {
         if (const auto* why = std::get_if<refused>(&a)) return end(why->what());
         inference::ModelStreamInferResponse r;
         write_infer(*r.mutable_infer_response(), std::get<infer_response>(a), asked);
         mark_final(r);
-        end({}, std::move(r));
+        end({}, bytes_of(r));
     } catch (...) {
         fail(std::current_exception());
     }
@@ -437,7 +538,7 @@ private:
     void add_token(const std::string& token) noexcept try {
         inference::ModelStreamInferResponse r;
         write_token(*r.mutable_infer_response(), *model_, id_, token);
-        add(std::move(r));
+        add(r);
     } catch (...) {
         fail(std::current_exception());
     }
@@ -447,7 +548,7 @@ private:
             inference::ModelStreamInferResponse r;
             write_head(*r.mutable_infer_response(), *model_, id_);
             mark_final(r);
-            return end({}, std::move(r));
+            return end({}, bytes_of(r));
         }
         if (e.last) return end({});
         {
@@ -461,10 +562,16 @@ private:
     static void mark_final(inference::ModelStreamInferResponse& r) {
         (*r.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
     }
-    void add(inference::ModelStreamInferResponse r) {
+    static ByteBuffer bytes_of(const inference::ModelStreamInferResponse& r) {
+        ByteBuffer b;
+        write(b, r);
+        return b;
+    }
+    void add(const inference::ModelStreamInferResponse& r) {
+        auto bytes = bytes_of(r);
         {
             const std::lock_guard lock(mutex_);
-            waiting_.push_back(std::move(r));
+            waiting_.push_back(std::move(bytes));
         }
         step();
     }
@@ -478,17 +585,17 @@ private:
         }
     }
     /// The request is answered: by what went before, `last` or an error.
-    void end(const std::string& error, std::optional<inference::ModelStreamInferResponse> last = {}) {
+    void end(const std::string& error, std::optional<ByteBuffer> last = {}) {
+        if (!error.empty()) {
+            inference::ModelStreamInferResponse r;
+            r.set_error_message(error);
+            r.mutable_infer_response()->set_id(id_);
+            last = bytes_of(r);
+        }
         decltype(text_) over;  // it tells its lane when it goes: not under the lock
         {
             const std::lock_guard lock(mutex_);
-            if (!error.empty()) {
-                auto& r = waiting_.emplace_back();
-                r.set_error_message(error);
-                r.mutable_infer_response()->set_id(id_);
-            } else if (last) {
-                waiting_.push_back(*std::move(last));
-            }
+            if (last) waiting_.push_back(*std::move(last));
             over.swap(text_);
             held_ = {};
             at_work_ = false;
@@ -501,16 +608,17 @@ private:
     std::shared_ptr<stream_call> self_;  // until it is done
     counted open_;
     counted_message held_;
-    inference::ModelInferRequest request_;
+    ByteBuffer bytes_;                   // the request, until it is read
     const model_info* model_ = nullptr;  // of the request, as the next two
     std::string id_;
     bool empty_end_ = false;
 
     std::mutex mutex_;
-    std::deque<inference::ModelStreamInferResponse> waiting_;
-    inference::ModelStreamInferResponse writing_;
+    std::deque<ByteBuffer> waiting_;
+    ByteBuffer writing_;
     std::shared_ptr<token_stream> text_;
-    bool busy_ = false;     // gRPC reads or writes, or a thread is in serve() or make_piece(): it isn't ended meanwhile
+    // gRPC reads or writes, or a thread is in serve() or make_piece(), or asked to be: it isn't ended meanwhile.
+    bool busy_ = false;
     bool at_work_ = false;  // an engine
     bool reads_ = true;     // the client has more to say, perhaps
     bool over_ = false;
@@ -519,8 +627,7 @@ private:
 
 }  // namespace
 
-grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
-grpc_server::shell::ModelStreamInfer(context* c) {
+grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>* grpc_server::shell::ModelStreamInfer(context* c) {
     return stream_call::begin(self.lock(), c);
 }
 
@@ -552,6 +659,7 @@ std::uint16_t grpc_server::port() const noexcept { return static_cast<std::uint1
 
 void grpc_server::stop(std::chrono::milliseconds patience) {
     shell_->server->Shutdown(std::chrono::system_clock::now() + patience);  // returns when all calls are over
+    shell_->reads.stop();
     shell_->answers.stop();
 }
 

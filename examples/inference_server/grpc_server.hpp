@@ -23,6 +23,7 @@ struct grpc_options {
     std::uint16_t port = 0;                           ///< 0: any
     std::size_t max_metadata = 8192;                  ///< bytes of a call's metadata
     std::size_t max_message = std::size_t{64} << 20;  ///< bytes of a request
+    std::size_t max_lists = std::size_t{4} << 20;  ///< bytes of one that aren't raw tensors: lists, names, parameters
     std::size_t max_messages = std::size_t{256}
                                << 20;  ///< bytes of all requests that are being served; a tenant's: half of it
     std::size_t max_buffers = std::size_t{512}

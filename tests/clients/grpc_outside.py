@@ -149,6 +149,47 @@ def uploads(server, stub, _):
     return f'{most / MIB:.0f} MiB at most'
 
 
+def many_small_things(server, stub, _):
+    """Messages of so many empty ones that reading them takes a hundred times their bytes, by somebody whom nobody knows and by a tenant."""
+    few, rather, many = (b'\x2a\x00' * (n // 2) for n in (1000, 3 * MIB, 60 * MIB))
+    of_texts = row()
+    of_texts.ClearField('raw_input_contents')
+    of_texts.inputs[0].contents.bytes_contents.extend([b''] * (3 * MIB // 2))
+    unknown = b'\xf8\x07\x01' * (20 * MIB)
+    code_of = grpc.StatusCode
+    before, most, over = server.memory(), 0, threading.Event()
+
+    def watch():
+        nonlocal most
+        while not over.wait(0.002):
+            most = max(most, server.memory() - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        with grpc.insecure_channel(server.grpc, options=BIG) as channel:
+            def ask(method, message, key):
+                return code(channel.unary_unary('/inference.GRPCInferenceService/' + method), message, metadata=metadata(key), timeout=60)
+
+            def stream(message, key):
+                call = channel.stream_stream('/inference.GRPCInferenceService/ModelStreamInfer')
+                return pb.ModelStreamInferResponse.FromString(next(call(iter([message]), metadata=metadata(key), timeout=60))).error_message
+
+            for message in few, rather, many, unknown:
+                assert ask('ModelInfer', message, 'nobody') == code_of.UNAUTHENTICATED
+            assert ask('ModelInfer', few, BATCH) == ask('ModelInfer', rather, BATCH) == ask('ModelInfer', many, BATCH) == code_of.INVALID_ARGUMENT
+            assert ask('ModelInfer', unknown, BATCH) == code_of.RESOURCE_EXHAUSTED
+            assert ask('ModelInfer', of_texts.SerializeToString(), BATCH) == code_of.INVALID_ARGUMENT
+            assert ask('ModelReady', unknown, 'nobody') == ask('RepositoryModelLoad', unknown, BATCH) == code_of.RESOURCE_EXHAUSTED
+            assert '64 tensors' in stream(many, BATCH)
+            assert 'too large' in stream(unknown, BATCH)
+    finally:
+        over.set()
+        watching.join()
+    assert most < 400 * MIB, f'{most / MIB:.0f} MiB'
+    return f'{most / MIB:.0f} MiB at most'
+
+
 def deadlines(server, stub, _):
     """A call that can't be served in time is ended then, and its tenant's others aren't."""
     begin = time.monotonic()
@@ -241,7 +282,7 @@ class Neighbour(threading.Thread):
         assert self.answered and not self.failed, (self.answered, self.failed[:3])
 
 
-ALL = wrong_keys, wrong_requests, any_bytes, texts_that_are_none, too_large, uploads, deadlines, vanishing, connections, streams
+ALL = wrong_keys, wrong_requests, any_bytes, texts_that_are_none, too_large, uploads, many_small_things, deadlines, vanishing, connections, streams
 
 if __name__ == '__main__':
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1 << 32)

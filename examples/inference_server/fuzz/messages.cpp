@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer's way into what clients send by gRPC, once protobuf has read it; protocol.cpp is that for HTTP.
+// libFuzzer's way into what clients send by gRPC, before protobuf reads it and after; protocol.cpp is that for HTTP.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/stubs/logging.h>
 
 #include "inference_server/grpc_protocol.hpp"
@@ -11,8 +13,24 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace inference_server;
     [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(nullptr);  // of what isn't UTF-8
+    google::protobuf::io::ArrayInputStream bytes(data, static_cast<int>(size));
+    int looked_at = 0;  // 200: it is one, and isn't too large
+    try {
+        check_lists(bytes, 256);
+        looked_at = 200;
+    } catch (const refused& why) {
+        looked_at = why.status;
+    }
     inference::ModelInferRequest m;
-    if (!m.ParseFromArray(data, static_cast<int>(size))) return 0;
+    const bool is_one = m.ParseFromArray(data, static_cast<int>(size));
+    const bool is_wide = std::max({m.inputs_size(), m.outputs_size(), m.raw_input_contents_size()}) > 64;
+    if (is_one && !is_wide && looked_at == 400) std::abort();
+    if (is_one && looked_at == 200) {
+        std::size_t raw = 0;
+        for (const auto& r : m.raw_input_contents()) raw += r.size() + 3;  // with what says how long it is, at most
+        if (is_wide || size > 256 + raw) std::abort();
+    }
+    if (!is_one) return 0;
     // Only the refusals of the protocol may come out.
     try {
         const auto r = read_infer(m);
