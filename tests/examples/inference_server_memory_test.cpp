@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -281,6 +282,63 @@ TEST_CASE("requests are answered once where the thread that puts batches togethe
         }
         for (const auto& o : all) o->check();
     }
+}
+
+// By one thread, which loads the model as well: what waits is put together there, with one request among it that is late.
+TEST_CASE("requests that wait for a model are answered once where the host has no memory", "[examples]") {
+    const small_server s;
+    const bool recovers = GENERATE(true, false), refused_by_device = GENERATE(true, false);
+    CAPTURE(recovers, refused_by_device);
+    constexpr gpushare::bytes chunk{64 << 10};
+    gpushare::host::virtual_memory memory(s.core->node().memory({0}), chunk);
+    gpushare::host::stream scrubbing = s.core->node().make_stream({0});
+    cache_chunks chunks(memory, scrubbing, {.capacity = 1});
+    const auto who = s.core->authenticate("key-of-chat").who;
+    const auto room = std::make_shared<scratch>(who->memory(), chunk);
+    const auto model = tiny_mlp();
+    if (refused_by_device) REQUIRE(who->sleep(gpushare::never, {}, gpushare::while_asleep::refuse));
+
+    std::function<void()> load;
+    struct waiting {
+        std::shared_ptr<lane> at;
+        std::array<std::shared_ptr<outcome>, 3> all{};
+    };
+    each_allocation_fails(
+        recovers,
+        [&] {
+            waiting w{.at = std::make_shared<lane>(
+                          who, model, std::make_shared<account>(),
+                          lane::settings{.run_later = [&load](std::function<void()> f) { load = std::move(f); },
+                                         .chunks = &chunks,
+                                         .room = room})};
+            for (std::size_t i = 0; i < w.all.size(); ++i) {
+                const auto o = w.all[i] = std::make_shared<outcome>();
+                infer_request r;
+                r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
+                r.timeout_us = i == 1 ? 1 : 0;
+                w.at->infer(std::move(r), [o](const answer& a) {
+                    const auto* const why = std::get_if<refused>(&a);
+                    o->answer(why == nullptr ? 200 : why->status);
+                });
+            }
+            std::this_thread::sleep_for(10us);
+            return w;
+        },
+        [&](auto&, const auto&) { std::exchange(load, {})(); },
+        [&](auto& w, const auto&) {
+            for (const auto& o : w.all)
+                for (int i = 0; i < 1000 && o->answers == 0; ++i) {
+                    w.at->look_again();
+                    if (load) std::exchange(load, {})();
+                    std::this_thread::sleep_for(1ms);
+                }
+            REQUIRE(w.at->close(gpushare::saturating_add(who->now(), 10s)));
+            for (const auto& o : w.all) CHECK(o->answers == 1);
+            CHECK((w.all[1]->status == 504 || w.all[1]->status == 503));  // it is late, or the model isn't loaded
+            for (const auto& o : {w.all[0], w.all[2]})
+                CHECK((o->status == 503 || (!refused_by_device && o->status == 200)));
+        });
+    who->wake();
 }
 
 }  // namespace inference_server_memory_test
