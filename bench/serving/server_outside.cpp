@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "inference_server/client.hpp"
+#include "serving/grpc_client.hpp"
 #include "serving/server.hpp"
 #include "serving/server_process.hpp"
 
@@ -175,60 +178,125 @@ void bad_requests(report& r, std::uint64_t wanted) {
 
 // ---- the bound on what others notice
 
-/// What the stated bound rests on: a body as long as the thread that serves all parses itself, parsed to its end and refused. Sixteen
-/// connections of one tenant send these without a pause, and another one's requests come by a schedule.
-void longest_bodies(report& r) {
-    constexpr int attackers = 16, rounds = 5;
-    std::string body = R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5)";
-    while (body.size() < 65'000) body += ",0.123456789";
-    body += "]}]}";
-    const server_process server(tenants, {});
-    const auto bad = [&](connection& c) {
-        const auto began = std::chrono::steady_clock::now();
-        if (c.ask("POST", "/v2/models/mlp/infer", "key-of-noise", body).status != 400)
-            throw std::runtime_error("a body of the wrong length wasn't refused");
-        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+/// Sixteen connections send without a pause what takes as long to read as something short may, and is refused, and another tenant's requests come by a
+/// schedule. These wait for one such message of the attacker's, and for what 4 KiB of each connection take.
+struct attack {
+    /// Asks once over a connection of its own with something of so many bytes, and says whether it was refused as it should be.
+    std::function<std::function<bool(std::size_t bytes)>(std::string key)> connect;
+    std::function<std::vector<double>(std::uint64_t seed)> others;  ///< what they waited, ms
+};
+constexpr int attackers = 16;
+constexpr std::size_t longest = 65'000, quick = 4'000;
+constexpr double a_second = 50;
+constexpr auto lasts = 4s;
+
+std::string attacked_tenants() {
+    std::string all = "name=chat api_key=key-of-chat memory=64MiB compute=60% priority=1\n";
+    for (int i = 0; i < attackers; ++i) {
+        const auto n = std::to_string(i);
+        all += "name=noise" + n + " api_key=key-of-noise" + n + " memory=16MiB compute=2%\n";
+    }
+    return all;
+}
+
+/// `over`: a part of the figures' names.
+void longest_requests(report& r, const std::string& over, const attack& by) {
+    constexpr int rounds = 5;
+    std::atomic<int> sent{0}, otherwise{0};
+    const auto median_ms = [&](std::size_t bytes) {
+        std::vector<double> takes;
+        const auto ask = by.connect("key-of-noise0");
+        for (int i = 0; i < 100; ++i) {
+            const auto began = std::chrono::steady_clock::now();
+            if (!ask(bytes)) ++otherwise;
+            takes.push_back(
+                std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count());
+        }
+        std::ranges::nth_element(takes, takes.begin() + 50);
+        return takes[50];
     };
     const auto p99_of_others = [&](std::uint64_t seed) {
-        auto some = asked_by_schedule(server.port(), nothing("key-of-chat"), 50, 4s, seed);
+        auto some = by.others(seed);
         std::ranges::sort(some);
         return some[some.size() * 99 / 100];
     };
+    const auto attacked_p99 = [&](int noisy, std::uint64_t seed) {
+        std::vector<std::jthread> attack;  // each sends the next as soon as it is answered, whatever the others do
+        for (int i = 0; i < attackers; ++i)
+            attack.emplace_back([&, i](const std::stop_token& stop) {
+                const auto ask = by.connect("key-of-noise" + std::to_string(i % noisy));
+                while (!stop.stop_requested() && otherwise == 0) ++(ask(longest) ? sent : otherwise);
+            });
+        return p99_of_others(seed);
+    };
     std::vector<double> ratios, planted, attacked, one, per_s;
     for (int round = 0; round < rounds; ++round) {
-        const auto seed = static_cast<std::uint64_t>(2 * round + 1);
+        const auto seed = static_cast<std::uint64_t>(3 * round + 1);
         const double alone = p99_of_others(seed);
-        std::vector<double> takes;
-        connection c(server.port());
-        for (int i = 0; i < 100; ++i) takes.push_back(bad(c));
-        std::ranges::nth_element(takes, takes.begin() + 50);
-        one.push_back(takes[50]);
-        std::atomic<int> sent{0}, otherwise{0};
-        double meanwhile = 0;
-        {
-            std::vector<std::jthread> attack;  // each sends the next as soon as it is answered, whatever the others do
-            for (int i = 0; i < attackers; ++i)
-                attack.emplace_back([&](const std::stop_token& stop) {
-                    connection a(server.port());
-                    while (!stop.stop_requested() && otherwise == 0)
-                        ++(a.ask("POST", "/v2/models/mlp/infer", "key-of-noise", body).status == 400 ? sent
-                                                                                                     : otherwise);
-                });
-            const auto began = std::chrono::steady_clock::now();
-            meanwhile = p99_of_others(seed + 1);
-            per_s.push_back(sent / std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
-        }
+        one.push_back(median_ms(longest));
+        const double bound = alone + one.back() + attackers * median_ms(quick);
+        sent = 0;
+        const auto began = std::chrono::steady_clock::now();
+        attacked.push_back(attacked_p99(1, seed + 1));
+        per_s.push_back(sent / std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+        ratios.push_back(attacked.back() / bound);
+        planted.push_back(attacked_p99(attackers, seed + 2) / bound);
         if (otherwise != 0)
-            return r.is_void("serving.attacked_p99_vs_bound", "a body of the wrong length wasn't refused as one");
-        attacked.push_back(meanwhile);
-        ratios.push_back(meanwhile / (alone + attackers * takes[50]));
-        planted.push_back(meanwhile / (alone + 1 * takes[50]));
+            return r.is_void("serving.attacked_" + over + "p99_vs_bound",
+                             "a request wasn't refused as one that is wrong");
     }
-    r.figure("serving.attacked_p99_vs_bound", ratios, "x",
-             {at_most(1), std::ranges::min(planted), "a bound that counts one connection for sixteen"});
-    r.figure("serving.attacked_p99_ms", attacked, "ms");
-    r.figure("serving.bad_request_of_64kib_ms", one, "ms");
-    r.figure("serving.attacked_bad_requests_per_s", per_s, "1/s");
+    r.figure("serving.attacked_" + over + "p99_vs_bound", ratios, "x",
+             {at_most(1), std::ranges::min(planted),
+              "each connection is of a tenant of its own, so that turns are of connections"});
+    r.figure("serving.attacked_" + over + "p99_ms", attacked, "ms");
+    r.figure("serving.bad_" + over + "request_of_64kib_ms", one, "ms");
+    r.figure("serving.attacked_" + over + "bad_requests_per_s", per_s, "1/s");
+}
+
+/// A tensor that is longer than it says.
+std::string many_numbers(std::size_t bytes) {
+    std::string body = R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5)";
+    while (body.size() < bytes) body += ",0.123456789";
+    return body + "]}]}";
+}
+
+void over_http(report& r) {
+    const server_process server(attacked_tenants(), {});
+    longest_requests(
+        r, "",
+        {[&](std::string key) -> std::function<bool(std::size_t)> {
+             return [=, c = std::make_shared<connection>(server.port()), long_one = many_numbers(longest),
+                     short_one = many_numbers(quick)](std::size_t bytes) {
+                 return c->ask("POST", "/v2/models/mlp/infer", key, bytes == quick ? short_one : long_one).status ==
+                        400;
+             };
+         },
+         [&](std::uint64_t seed) {
+             return asked_by_schedule(server.port(), nothing("key-of-chat"), a_second, lasts, seed);
+         }});
+}
+
+/// Tens of thousands of texts, where the model takes numbers.
+void over_grpc(report& r) {
+    const server_process server(attacked_tenants(), {});
+    longest_requests(r, "grpc_",
+                     {[&](std::string key) -> std::function<bool(std::size_t)> {
+                          return [=, c = std::make_shared<grpc_client>(server.grpc_port()),
+                                  long_one = many_texts(longest), short_one = many_texts(quick)](std::size_t bytes) {
+                              constexpr int invalid_argument = 3;
+                              return c->infer(key, bytes == quick ? short_one : long_one) == invalid_argument;
+                          };
+                      },
+                      [&](std::uint64_t seed) {
+                          const auto connect = [&]() -> asker {
+                              return [c = std::make_shared<grpc_client>(server.grpc_port()), right = small_row()] {
+                                  if (c->infer("key-of-chat", right) != 0)
+                                      throw std::runtime_error("it wasn't answered");
+                                  return std::string();
+                              };
+                          };
+                          return asked_by_schedule(connect, a_second, lasts, seed);
+                      }});
 }
 
 // ---- thousands of connections
@@ -280,7 +348,8 @@ void load_generator(report& r) {
 
 void from_outside(report& r) {
     bad_requests(r, 1'000'000);
-    longest_bodies(r);
+    over_http(r);
+    over_grpc(r);
     many_connections(r, 5000);
     load_generator(r);
 }

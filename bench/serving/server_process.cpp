@@ -13,6 +13,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <stdexcept>
@@ -55,15 +56,17 @@ server_process::server_process(std::string_view tenants, const std::vector<std::
     }
     (void)::close(pipe[1]);
     std::FILE* const said = ::fdopen(pipe[0], "r");
-    unsigned port = 0, admin = 0;
-    const int found = std::fscanf(said, "HTTP http://127.0.0.1:%u, operators http://127.0.0.1:%u", &port, &admin);
+    unsigned port = 0, admin = 0, grpc = 0;
+    const int found = std::fscanf(said, "HTTP http://127.0.0.1:%u, operators http://127.0.0.1:%u gRPC 127.0.0.1:%u",
+                                  &port, &admin, &grpc);
     (void)std::fclose(said);
-    if (found != 2) {
+    if (found != 3) {
         (void)::kill(process_, SIGKILL);
         (void)::waitpid(process_, nullptr, 0);
         throw std::runtime_error("the example server didn't start");
     }
     port_ = static_cast<std::uint16_t>(port);
+    grpc_port_ = static_cast<std::uint16_t>(grpc);
     admin_port_ = static_cast<std::uint16_t>(admin);
 }
 
@@ -151,7 +154,7 @@ std::string answer_to(connection& c, const question& q) {
 
 }  // namespace
 
-std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, double per_second,
+std::vector<double> asked_by_schedule(const std::function<asker()>& connect, double per_second,
                                       std::chrono::milliseconds lasts, std::uint64_t seed) {
     using clock = std::chrono::steady_clock;
     using seconds = std::chrono::duration<double>;
@@ -162,9 +165,9 @@ std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, 
 
     // So many can be under way; who comes when all are is late, and that counts, since it counts from when it was due.
     constexpr std::size_t connections = 32;
-    std::vector<connection> open;
-    for (std::size_t i = 0; i < connections; ++i) open.emplace_back(port);
-    const auto right = answer_to(open[0], what);  // loads the model
+    std::vector<asker> open;
+    for (std::size_t i = 0; i < connections; ++i) open.push_back(connect());
+    const auto right = open[0]();  // loads the model
     std::vector<double> took(due.size());
     std::atomic<std::size_t> next{0};
     std::mutex mutex;
@@ -172,13 +175,13 @@ std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, 
     const auto begin = clock::now() + std::chrono::milliseconds(50);
     {
         std::vector<std::jthread> askers;
-        for (auto& c : open)
+        for (auto& ask : open)
             askers.emplace_back([&] {
                 try {
                     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < due.size();) {
                         const auto at = begin + std::chrono::duration_cast<clock::duration>(due[i]);
                         std::this_thread::sleep_until(at);
-                        if (answer_to(c, what) != right) throw std::runtime_error(what.path + ": another answer");
+                        if (ask() != right) throw std::runtime_error("another answer");
                         took[i] = std::chrono::duration<double, std::milli>(clock::now() - at).count();
                     }
                 } catch (...) {
@@ -189,6 +192,14 @@ std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, 
     }
     if (wrong) std::rethrow_exception(wrong);
     return took;
+}
+
+std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, double per_second,
+                                      std::chrono::milliseconds lasts, std::uint64_t seed) {
+    const auto connect = [&]() -> asker {
+        return [&, c = std::make_shared<connection>(port)] { return answer_to(*c, what); };
+    };
+    return asked_by_schedule(connect, per_second, lasts, seed);
 }
 
 neighbour::neighbour(std::uint16_t port, const question& what, std::size_t connections) {

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -39,6 +40,7 @@ public:
     ~server_process();
 
     [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+    [[nodiscard]] std::uint16_t grpc_port() const noexcept { return grpc_port_; }
     [[nodiscard]] bool runs() const;
     /// Bytes that are the process's own.
     [[nodiscard]] std::size_t memory() const;
@@ -52,7 +54,7 @@ public:
 private:
     temporary_folder folder_;
     ::pid_t process_ = -1;
-    std::uint16_t port_ = 0, admin_port_ = 0;
+    std::uint16_t port_ = 0, admin_port_ = 0, grpc_port_ = 0;
 };
 
 /// What is asked.
@@ -70,8 +72,13 @@ struct question {
 /// What costs the server's smallest model nothing.
 [[nodiscard]] question nothing(std::string_view key);
 
-/// Asks at times by chance (Poisson) that are fixed beforehand, whether or not others have been answered. Milliseconds from when each was due until its
-/// answer was there, in the order in which they were due. Throws std::runtime_error for an answer that isn't like the others.
+/// Asks once, over a connection of its own, and returns the answer. Throws std::runtime_error where it is refused.
+using asker = std::function<std::string()>;
+/// Asks at times by chance (Poisson) that are fixed beforehand, whether or not others have been answered, by as many askers as are needed. Milliseconds from
+/// when each was due until its answer was there, in the order in which they were due. Throws std::runtime_error for an answer that isn't like the others.
+[[nodiscard]] std::vector<double> asked_by_schedule(const std::function<asker()>& connect, double per_second,
+                                                    std::chrono::milliseconds lasts, std::uint64_t seed);
+/// The same over HTTP.
 [[nodiscard]] std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, double per_second,
                                                     std::chrono::milliseconds lasts, std::uint64_t seed);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's threads read and write bytes; messages are made of them here, once it is known who sends them: on gRPC's thread where that is
-// quick, else on one for all. Engines answer from their threads by posting to another one, which makes bytes of answers. The only file
-// that includes gRPC.
+// gRPC's threads carry bytes; messages are made of them here, once it is known who sends them, one after the other: so others wait for one
+// message of each client that sends. Engines answer by posting to a thread that makes bytes of answers. The only file that includes gRPC.
 #include "inference_server/grpc_server.hpp"
 
 #include <atomic>
@@ -74,7 +73,7 @@ void write(grpc::ByteBuffer& to, const Message& from) {
     if (!status.ok()) throw refused(500, status.error_message());
 }
 
-// As over HTTP: of what is sent, gRPC's own threads read so much, and one thread what takes longer.
+// As over HTTP, one thread makes messages of what is as short, and another one of what takes longer.
 constexpr std::size_t quick_message = 65'536;
 
 /// So many of a number of things, counted until it goes.
@@ -275,8 +274,11 @@ struct grpc_server::shell final : raw_service {
     service& of;
     const grpc_options options;
     std::atomic<std::size_t> message_bytes{0}, streams{0};
+    /// Not gRPC's threads, which have the bytes of all to carry.
+    worker& reader_of(std::size_t message) noexcept { return message <= quick_message ? reads : long_reads; }
+
     std::weak_ptr<shell> self;
-    worker reads, answers;
+    worker reads, long_reads, answers;
     int port = 0;
     std::unique_ptr<grpc::Server> server;  // goes first: it calls the others
 };
@@ -361,15 +363,17 @@ grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, const ByteB
                 });
             });
         };
-        if (from->Length() <= quick_message) return infer();
-        reads.later([call, c, infer = std::move(infer)]() mutable {
-            if (call->is_answered()) return;
-            try {
-                infer();
-            } catch (...) {
-                call->answer([&] { return status_of(*c, as_refused(std::current_exception())); });
-            }
-        });
+        reader_of(from->Length())
+            .later(
+                [call, c, infer = std::move(infer)] {
+                    if (call->is_answered()) return;
+                    try {
+                        infer();
+                    } catch (...) {
+                        call->answer([&] { return status_of(*c, as_refused(std::current_exception())); });
+                    }
+                },
+                who.counts.get());
     });
     if (!status.ok()) call->answer([&] { return status; });
     return reactor;
@@ -445,9 +449,10 @@ private:
             at_work_ = ok;
         }
         if (!ok) return not_busy();
-        if (bytes_.Length() <= quick_message) return serve();
         try {
-            shell_->reads.later([self = self_] { self->serve(); });
+            const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
+            held_ = shell_->count(who, bytes_.Length());
+            shell_->reader_of(bytes_.Length()).later([self = self_, who] { self->serve(who); }, who.counts.get());
         } catch (...) {
             fail(std::current_exception());
             not_busy();
@@ -472,18 +477,16 @@ private:
 
     // ---- a request
 
-    void serve() {
+    void serve(const service::caller& who) {
         try {
-            begin_request();
+            begin_request(who);
         } catch (...) {
             fail(std::current_exception());
         }
         not_busy();
     }
-    void begin_request() {
+    void begin_request(const service::caller& who) {
         id_.clear();
-        const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
-        held_ = shell_->count(who, bytes_.Length());
         const auto q = shell_->infer_message(std::exchange(bytes_, {}));
         id_ = q.id();
         model_ = &shell_->of.model(q.model_name(), q.model_version());
@@ -660,6 +663,7 @@ std::uint16_t grpc_server::port() const noexcept { return static_cast<std::uint1
 void grpc_server::stop(std::chrono::milliseconds patience) {
     shell_->server->Shutdown(std::chrono::system_clock::now() + patience);  // returns when all calls are over
     shell_->reads.stop();
+    shell_->long_reads.stop();
     shell_->answers.stop();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread reads, parses and writes; engines answer from theirs by posting to it. The only file that includes Beast.
+// One thread reads, parses what is short and writes; engines answer from theirs by posting to it. The only file that includes Beast.
 #include "inference_server/http_server.hpp"
 
 #include <algorithm>
@@ -18,12 +18,12 @@
 
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
 #include "inference_server/status_page.hpp"
+#include "inference_server/worker.hpp"
 
 namespace inference_server {
 
@@ -81,7 +81,7 @@ struct http_server::shell {
     bool over = false;                      // under it, too: nothing runs what is posted
     std::atomic<bool> ends{false};          // nobody waits for what is left to be parsed
     bool stopping = false, front_waits = false;
-    asio::thread_pool parsers{1};  // of what takes long to read: nobody else waits for it
+    worker reads, long_reads;               // of what takes this thread too long
     std::thread thread;
 };
 
@@ -300,22 +300,23 @@ private:
     void read_infer() {
         (void)shell_->of.model(route_.model, route_.version);
         const std::size_t size = parser_->get().body().size();
-        const bool is_quick = header_length_.value_or(size) <= quick_json && size <= quick_bytes;
         parse(
-            is_quick, [this] { return parse_infer(parser_->get().body(), header_length_); },
+            header_length_.value_or(size), size, [this] { return parse_infer(parser_->get().body(), header_length_); },
             [this](infer_request r) { infer(std::move(r)); });
     }
     void read_generate(void (session::*use)(generate_request)) {
+        const std::size_t size = parser_->get().body().size();
         parse(
-            parser_->get().body().size() <= quick_json, [this] { return parse_generate(parser_->get().body()); },
+            size, size, [this] { return parse_generate(parser_->get().body()); },
             [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
-    // JSON of megabytes takes tens of milliseconds, and so does copying many of them: not of this thread, on which everybody waits.
-    static constexpr std::size_t quick_json = 65'536, quick_bytes = std::size_t{1} << 20;
+    // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. What takes longer isn't of this thread, on which everybody waits, but of one
+    // where tenants take turns; and another one has what takes up to a hundred.
+    static constexpr std::size_t quick_json = 4096, quick_bytes = std::size_t{1} << 20, short_json = 65'536;
     template <class Parse, class Use>
-    void parse(bool is_quick, Parse what, Use use) {
-        if (is_quick) return use(what());
-        asio::post(shell_->parsers, [self = shared_from_this(), what, use] {
+    void parse(std::size_t json, std::size_t all, Parse what, Use use) {
+        if (json <= quick_json && all <= quick_bytes) return use(what());
+        auto read = [self = shared_from_this(), what, use] {
             if (self->shell_->ends) return;
             std::optional<decltype(what())> r;
             std::optional<refused> why;
@@ -327,7 +328,9 @@ private:
             self->later([self, use, r = std::move(r), why = std::move(why)]() mutable {
                 self->attempt([&] { why ? self->refuse(*why) : use(*std::move(r)); });
             });
-        });
+        };
+        auto& reader = json <= short_json && all <= quick_bytes ? shell_->reads : shell_->long_reads;
+        reader.later(std::move(read), caller_.counts.get());
     }
     void infer(infer_request r) {
         asked_ = {.outputs = r.outputs, .binary_by_default = r.binary_by_default};
@@ -606,7 +609,8 @@ void http_server::post(std::function<void()> f) { asio::post(shell_->io, std::mo
 http_server::~http_server() {
     stop(0ms);
     shell_->ends = true;
-    shell_->parsers.join();
+    shell_->reads.stop();
+    shell_->long_reads.stop();
     {
         const std::lock_guard lock(shell_->mutex);
         shell_->over = true;  // or what is posted from here on would keep its session, which keeps this, for ever

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may take its time: functions that others leave to it, one after the other.
+// A thread that may take its time: functions that others leave to it, one after the other. Those for whom they are take turns, so that nobody waits
+// for more than one of each other's.
 //
-//   worker loads;    loads.later([] { ... });    loads.stop();
+//   worker loads;    loads.later([] { ... });                  loads.stop();
+//   worker reads;    reads.later([] { ... }, &tenant);
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <stop_token>
 #include <thread>
@@ -16,12 +20,20 @@ namespace inference_server {
 
 class worker {
 public:
-    /// Runs `f` soon, and drops what it throws; never, once stop() is over. From any thread. Throws std::bad_alloc.
-    void later(std::function<void()> f) {
+    /// Runs `f` soon, after what was left to it of the same `whose`, and drops what it throws; never, once stop() is over. From any thread.
+    /// Throws std::bad_alloc.
+    void later(std::function<void()> f, const void* whose = nullptr) {
         {
             const std::lock_guard lock(mutex_);
             if (over_) return;
-            waiting_.push_back(std::move(f));
+            const auto mine = std::ranges::find(lines_, whose, &line::whose);
+            if (mine != lines_.end()) {
+                mine->waiting.push_back(std::move(f));
+            } else {
+                decltype(lines_) last;
+                last.emplace_back(whose).waiting.push_back(std::move(f));
+                lines_.splice(lines_.end(), last);
+            }
         }
         comes_.notify_one();
     }
@@ -30,19 +42,19 @@ public:
     void stop() {
         thread_.request_stop();
         if (thread_.joinable()) thread_.join();
-        decltype(waiting_)
+        decltype(lines_)
             dropped;  // what came as the thread ended: this may go with the last of it, so not under the lock
         const std::lock_guard lock(mutex_);
         over_ = true;
-        dropped.swap(waiting_);
+        dropped.swap(lines_);
     }
 
 private:
     void run(const std::stop_token& stop) {
         std::unique_lock lock(mutex_);
-        while (comes_.wait(lock, stop, [this] { return !waiting_.empty(); })) {
-            auto f = std::move(waiting_.front());
-            waiting_.pop_front();
+        while (comes_.wait(lock, stop, [this] { return !lines_.empty(); })) {
+            auto f = std::move(lines_.front().waiting.front());
+            lines_.front().waiting.pop_front();
             lock.unlock();
             try {
                 f();
@@ -50,12 +62,23 @@ private:
             }
             f = {};
             lock.lock();
+            // Only now, so that who came meanwhile is before it.
+            if (lines_.front().waiting.empty())
+                lines_.pop_front();
+            else
+                lines_.splice(lines_.end(), lines_, lines_.begin());
         }
     }
 
+    struct line {
+        explicit line(const void* of) : whose(of) {}
+        const void* whose;
+        std::deque<std::function<void()>> waiting;
+    };
+
     std::mutex mutex_;
     std::condition_variable_any comes_;
-    std::deque<std::function<void()>> waiting_;
+    std::list<line> lines_;  // none is empty, but perhaps the first while its last function runs
     bool over_ = false;
     std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
