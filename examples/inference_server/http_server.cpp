@@ -373,8 +373,8 @@ private:
         const auto& head = parser_->get();
         const auto path = view(head.target());
         if (head.method() == http::verb::post && path == "/reload")
-            return s.reload_soon([self = shared_from_this()](std::string why) {
-                self->later([self, why = std::move(why)] {
+            return s.reload_soon([self = shared_from_this()](std::string_view text) {
+                self->later([self, why = std::string(text)] {
                     why.empty() ? self->reply(200, "{}") : self->refuse({409, why});
                 });
             });

@@ -199,13 +199,21 @@ bool service::drain(instant deadline) {
 
 // What loads: one at a time, so that a slow one of many doesn't take all the memory.
 void service::later(std::function<void()> f) {
-    loads_.later([this, f = std::move(f)] {
+    loads_.later([f = std::move(f)] {
         try {
             f();
         } catch (const std::exception& e) {
             tell(e.what());
         }
     });
+}
+
+// Each is called, whatever one throws.
+void service::answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept {
+    for (const auto& done : asked) try {
+            done(why);
+        } catch (...) {  // of the host's memory: the others are told all the same
+        }
 }
 
 // What comes once a second, and reloads. By a thread of its own: no load that takes long keeps bills and tenants waiting, and no
@@ -216,22 +224,19 @@ void service::keep_house(const std::stop_token& stop) {
         reload_comes_.wait_for(lock, stop, 1s, [&] { return !reloads_.empty(); });
         const auto asked = std::exchange(reloads_, {});
         lock.unlock();
-        if (stop.stop_requested()) {
-            for (const auto& done : asked) done("the server is going down");
-            return;
-        }
+        if (stop.stop_requested()) return answer_all(asked, "the server is going down");
         try {  // first: what waits for this waits for nothing else
             for (const auto& l : all_lanes()) l->look_again();
         } catch (const std::exception& e) {
             tell(e.what());
         }
-        try {
-            if (asked.empty()) {
-                reload_if_changed();
-            } else {
-                const auto why = reload();
-                for (const auto& done : asked) done(why);
+        if (!asked.empty()) try {
+                answer_all(asked, reload());
+            } catch (const std::exception& e) {
+                answer_all(asked, e.what());
             }
+        try {
+            if (asked.empty()) reload_if_changed();
             bill();
             let_idle_go();
             if (asked.empty() && ++round % 5 == 0)
@@ -269,11 +274,11 @@ std::string service::reload() {
         const std::lock_guard lock(mutex_);
         wrong_ = why;
     }
-    tell(why.empty() ? "tenants: as the file has them" : "tenants: " + why);
+    tell("tenants: ", why.empty() ? std::string_view("as the file has them") : why);
     return why;
 }
 
-void service::reload_soon(std::function<void(std::string)> done) {
+void service::reload_soon(on_reload done) {
     {
         const std::lock_guard lock(reloads_mutex_);
         reloads_.push_back(std::move(done));
@@ -365,7 +370,7 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     if (why.code == gpushare::errc::none) {
         unwritten_.clear();
     } else {  // it is tried again with the next ones: no bill is ever dropped
-        tell("the journal can't be written: " + std::string(to_string(why.code)));
+        tell("the journal can't be written: ", to_string(why.code));
         if (unwritten_.size() > options_.kept_lines) sum_by_tenant(unwritten_);
     }
     const std::lock_guard lock(mutex_);
@@ -389,6 +394,9 @@ void service::let_texts_begin() const {
     for (const auto& l : all_lanes()) l->memory_came();
 }
 
-void service::tell(const std::string& what) const { std::fprintf(stderr, "inference_server: %s\n", what.c_str()); }
+void service::tell(std::string_view what, std::string_view more) noexcept {
+    std::fprintf(stderr, "inference_server: %.*s%.*s\n", static_cast<int>(what.size()), what.data(),
+                 static_cast<int>(more.size()), more.data());
+}
 
 }  // namespace inference_server

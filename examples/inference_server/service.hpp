@@ -92,8 +92,11 @@ public:
     /// Reads the file of tenants again, now. What was wrong; empty: nothing. It may wait for the work of tenants that are gone, for some
     /// seconds. A file that can't be read, or is invalid in any line, changes nothing.
     std::string reload();
-    /// The same by another thread, which then calls back: at the end of the service, too.
-    void reload_soon(std::function<void(std::string)> done);
+    /// What was wrong, as reload() says. What it throws is dropped.
+    using on_reload = std::function<void(std::string_view)>;
+    /// The same by another thread, which then calls back, once: at the end of the service, too, and where the host has no memory.
+    /// Throws std::bad_alloc; then it isn't called.
+    void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
     [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
 
@@ -114,13 +117,14 @@ private:
     /// Runs a function on a thread that may take its time.
     void later(std::function<void()> f);
     void keep_house(const std::stop_token& stop);
+    static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;
     void reload_if_changed();
     void apply(tenants_file next);
     [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
     void let_idle_go();
     void let_texts_begin() const;
-    void tell(const std::string& what) const;
+    static void tell(std::string_view what, std::string_view more = "") noexcept;
 
     const service_options options_;
     const gpushare::sleep_rule rule_;
@@ -151,7 +155,7 @@ private:
 
     std::mutex reloads_mutex_;
     std::condition_variable_any reload_comes_;
-    std::vector<std::function<void(std::string)>> reloads_;  // who waits for one
+    std::vector<on_reload> reloads_;  // who waits for one
     worker loads_;
     std::jthread dispatcher_, housekeeper_;
 };

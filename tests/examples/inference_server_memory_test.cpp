@@ -19,6 +19,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -339,6 +340,74 @@ TEST_CASE("requests that wait for a model are answered once where the host has n
                 CHECK((o->status == 503 || (!refused_by_device && o->status == 200)));
         });
     who->wake();
+}
+
+TEST_CASE("who asks for a reload is told once, whatever throws", "[examples]") {
+    small_server s;
+    struct told {
+        std::atomic<int> begun{0}, first{0}, second{0};
+        std::atomic<bool> as_it_is{false}, without{false}, goes{false};
+    };
+    const auto eventually = [](const auto& f) {
+        for (int i = 0; i < 1000 && !f(); ++i) std::this_thread::sleep_for(10ms);
+        return f();
+    };
+    // Two ask while the thread that reloads answers somebody: it comes to both at once, after `f`.
+    const auto two_ask = [&](const std::shared_ptr<told>& t, auto f, auto then) {
+        s.core->reload_soon([&core = *s.core, t, f, then](std::string_view) {
+            core.reload_soon([t](std::string_view) {
+                ++t->first;
+                throw std::bad_alloc();
+            });
+            core.reload_soon([t, then](std::string_view why) {
+                then(why);
+                ++t->second;
+            });
+            ++t->begun;
+            f();
+        });
+        REQUIRE(eventually([&] { return t->begun == 1; }));
+    };
+    SECTION("its thread has no memory") {
+        const bool recovers = GENERATE(true, false), valid = GENERATE(true, false);
+        CAPTURE(recovers, valid);
+        if (!valid) std::ofstream(s.folder / "tenants") << "name=chat memory=nonsense\n";
+        for (std::size_t nth = 0;; ++nth) {
+            CAPTURE(nth);
+            const auto t = std::make_shared<told>();
+            two_ask(
+                t, [=] { this_heap = {.good = nth, .recovers = recovers}; },
+                [=](std::string_view why) {
+                    t->without = this_heap.allocations <= nth;
+                    this_heap = {};
+                    t->as_it_is = why.empty() == valid && why != "std::bad_alloc";
+                });
+            REQUIRE(eventually([&] { return t->second == 1; }));
+            CHECK(t->first == 1);
+            if (t->without) {
+                CHECK(nth > 0);  // there were some
+                CHECK(t->as_it_is);
+                break;
+            }
+            REQUIRE(nth < 1000);
+        }
+        CHECK(s.core->reload().empty() == valid);
+        CHECK(s.core->authenticate("key-of-chat").who != nullptr);
+    }
+    SECTION("the server goes") {
+        const auto t = std::make_shared<told>();
+        two_ask(
+            t,
+            [=] {
+                while (!t->goes) std::this_thread::yield();
+                std::this_thread::sleep_for(50ms);  // most often it is told to stop by then
+            },
+            [](std::string_view) {});
+        t->goes = true;
+        s.core.reset();
+        CHECK(t->first == 1);
+        CHECK(t->second == 1);
+    }
 }
 
 }  // namespace inference_server_memory_test
