@@ -81,7 +81,7 @@ struct http_server::shell {
     bool over = false;                      // under it, too: nothing runs what is posted
     std::atomic<bool> ends{false};          // nobody waits for what is left to be parsed
     bool stopping = false, front_waits = false;
-    worker reads, long_reads;               // of what takes this thread too long
+    worker reads, long_reads;  // of what takes this thread too long
     std::thread thread;
 };
 
