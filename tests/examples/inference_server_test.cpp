@@ -14,7 +14,9 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <latch>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -22,6 +24,7 @@
 
 #include "inference_server/client.hpp"
 #include "inference_server/http_server.hpp"
+#include "inference_server/worker.hpp"
 #include "support/catch.hpp"
 
 namespace inference_server_test {
@@ -567,10 +570,36 @@ TEST_CASE("a body isn't kept when it has been read", "[examples]") {
     for (auto& c : all) CHECK(c.answer().status == 200);
 }
 
+TEST_CASE("who leaves much to a thread keeps others waiting for one piece of it", "[examples]") {
+    inference_server::worker reads;
+    std::string order;
+    const auto letter = [&](char c) { return [&order, c] { order += c; }; };
+    const int a = 0, b = 0, c = 0;
+    std::latch begun(1), all_there(1);
+    reads.later(
+        [&] {
+            begun.count_down();
+            all_there.wait();
+            order += 'a';
+        },
+        &a);
+    begun.wait();
+    for (int i = 0; i < 3; ++i) reads.later(letter('a'), &a);
+    reads.later([]() -> void { throw std::runtime_error("nobody hears of it"); }, &b);
+    reads.later(letter('b'), &b);
+    reads.later(letter('c'), &c);
+    all_there.count_down();
+    reads.stop();
+    CHECK(order == "acabaa");
+    reads.later(letter('d'), &c);
+    CHECK(order == "acabaa");
+}
+
 TEST_CASE("a large body is answered as a small one is, though another thread reads it", "[examples]") {
     server s;
     auto c = s.connect();
-    const std::string padding(100'000, ' '), text = R"({"text_input":"abc","max_tokens":5})";
+    const std::string padding(GENERATE(10'000, 100'000), ' ');  // another one reads each
+    const std::string text = R"({"text_input":"abc","max_tokens":5})";
     const auto generate = "/v2/models/letters/generate";
     const auto small = c.ask("POST", generate, chat_key, text);
     REQUIRE(small.status == 200);
