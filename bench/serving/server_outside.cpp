@@ -262,6 +262,11 @@ std::string many_numbers(std::size_t bytes) {
 
 void over_http(report& r) {
     const server_process server(attacked_tenants(), {});
+    // Long enough to be read where tenants take turns.
+    const question other{
+        "/v2/models/mlp/infer", "key-of-chat",
+        R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6]}]})" +
+            std::string(5'000, ' ')};
     longest_requests(
         r, "",
         {[&](std::string key) -> std::function<bool(std::size_t)> {
@@ -271,9 +276,7 @@ void over_http(report& r) {
                         400;
              };
          },
-         [&](std::uint64_t seed) {
-             return asked_by_schedule(server.port(), nothing("key-of-chat"), a_second, lasts, seed);
-         }});
+         [&](std::uint64_t seed) { return asked_by_schedule(server.port(), other, a_second, lasts, seed); }});
 }
 
 /// Tens of thousands of texts, where the model takes numbers.
