@@ -307,6 +307,18 @@ gpushare::submit_options lane::options(bool text) const {
     return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = settings_.stream};
 }
 
+// Under no lock. A tenant that sleeps is woken.
+template <class Run, class Done>
+errc lane::hand_over(const Run& run, bool text, const Done& done) {
+    const auto submit = [&] { return tenant_->try_submit(run, options(text), done); };
+    auto ticket = submit();
+    if (ticket.code() == errc::asleep) {
+        tenant_->wake();
+        ticket = submit();
+    }
+    return ticket ? errc::none : ticket.code();
+}
+
 void lane::pump() {
     std::shared_ptr<batch> next;
     {
@@ -359,10 +371,10 @@ void lane::submit(std::shared_ptr<batch> mine) noexcept {
     };
     gpushare::completion how;
     try {
-        const auto ticket = tenant_->try_submit(
-            run, options(false), [mine](const gpushare::completion& end) { mine->of->finish(*mine, end); });
-        if (ticket) return;
-        how = ended_by(ticket.code());
+        const auto why =
+            hand_over(run, false, [mine](const gpushare::completion& end) { mine->of->finish(*mine, end); });
+        if (why == errc::none) return;
+        how = ended_by(why);
     } catch (...) {
         how = ended_by(errc::submission_failed, std::current_exception());
     }
@@ -834,9 +846,8 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     };
     if (!lane_->begin_piece()) throw refused(503, std::string(to_string(errc::closed)));
     try {
-        const auto ticket = lane_->tenant_->try_submit(
-            run, lane_->options(true), [p](const gpushare::completion& how) { p->text->finish(p, how); });
-        if (!ticket) finish(p, ended_by(ticket.code()));
+        const auto why = lane_->hand_over(run, true, [p](const gpushare::completion& how) { p->text->finish(p, how); });
+        if (why != errc::none) finish(p, ended_by(why));
     } catch (...) {
         lane_->end({});
         throw;

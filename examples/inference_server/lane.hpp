@@ -161,6 +161,8 @@ private:
     void over(std::size_t requests) noexcept;
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
+    template <class Run, class Done>
+    gpushare::errc hand_over(const Run& run, bool text, const Done& done);
     void pump();
     void pump_or_later() noexcept;
     void submit(std::shared_ptr<batch> mine) noexcept;

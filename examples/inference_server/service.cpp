@@ -107,10 +107,7 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     // Another one may have its name by now.
     if (whose == rows_.end() || whose->second.who != c.who) throw refused(503, "the tenant is gone");
     auto& row = whose->second;
-    if (row.asleep) {
-        c.who->wake();
-        row.asleep = false;
-    }
+    row.asleep = false;  // the lane wakes it
     if (const auto found = row.lanes.find(model); found != row.lanes.end()) return found->second;
     const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
     if (m == models_.end()) throw refused(404, "unknown model");
@@ -377,15 +374,34 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     lines_waiting_ = unwritten_.size();
 }
 
-// Under the lock, so that nobody finds a lane meanwhile whose tenant is put to sleep.
+// Engines and tenants under no lock: what they call back, of whatever tenant, may take it. Who asks a tenant meanwhile wakes it.
 void service::let_idle_go() {
-    const std::lock_guard lock(mutex_);
-    for (auto& [name, row] : rows_) {
-        if (row.who == nullptr || row.asleep || row.lanes.empty()) continue;
+    struct candidate {
+        std::shared_ptr<tenant> who;
+        std::shared_ptr<scratch> room;
+        std::vector<std::shared_ptr<lane>> lanes;
+    };
+    std::vector<candidate> all;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [name, row] : rows_) {
+            if (row.who == nullptr || row.lanes.empty()) continue;
+            auto& c = all.emplace_back(candidate{row.who, row.room, {}});
+            for (const auto& [model, l] : row.lanes) c.lanes.push_back(l);
+        }
+    }
+    for (const auto& c : all) {
         bool idle = true;
-        for (const auto& [model, l] : row.lanes) idle = l->let_sleep() && idle;
-        if (idle && row.room != nullptr) (void)row.room->trim();
-        if (idle) row.asleep = row.who->sleep(now());  // its pools and caches go as well
+        for (const auto& l : c.lanes) idle = l->let_sleep() && idle;
+        const auto was_asleep = [&](bool is) {
+            const std::lock_guard lock(mutex_);
+            const auto row = rows_.find(c.who->name());
+            return row == rows_.end() || row->second.who != c.who || std::exchange(row->second.asleep, is);
+        };
+        if (was_asleep(idle) || !idle) continue;
+        if (c.room != nullptr) (void)c.room->trim();
+        // Its pools and caches go as well. What comes is refused, and so its lane knows that it has to wake it.
+        if (!c.who->sleep(now(), {}, gpushare::while_asleep::refuse)) (void)was_asleep(false);
     }
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -1023,6 +1024,46 @@ TEST_CASE("an idle model sleeps by levels, and what waking took is known", "[exa
     CHECK_THAT(s.core->metrics(), Catch::Contains(R"(server_model_sleep_level{tenant="chat",model="mlp"} 3)") &&
                                       Catch::Contains("server_model_predicted_wake_seconds{"));
     CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("who wakes a tenant calls others back, and they may ask the service", "[examples]") {
+    server s({}, two_tenants, {.idle_after = 200ms});
+    const auto sleeper = s.core->authenticate(chat_key), other = s.core->authenticate(batch_key);
+    const auto ask = [&](const service::caller& who, const char* model, const std::string& body, on_answer f) {
+        s.core->infer(who, model, parse_infer(body, {}), std::move(f));
+    };
+    const auto sleeps = [&] {
+        return sleeper.who->try_submit([](gpushare::host::stream&) {}).code() == gpushare::errc::asleep;
+    };
+    ask(sleeper, "mlp", rows_of_mlp(1), [](const answer&) {});
+    eventually(sleeps);
+
+    // Two end together. Whoever drives calls the first back, is kept there, and leaves the second to who comes.
+    std::atomic<int> called{0}, ready{0};
+    std::atomic<bool> go_on{false};
+    for (int i = 0; i < 2; ++i)
+        ask(other, "held", one("1", "[1]"), [&](const answer&) {
+            if (++called == 1)
+                while (!go_on) std::this_thread::sleep_for(1ms);
+            ready += s.core->ready();
+        });
+    eventually([&] { return s.core->status_json().find(R"("waiting":0)") != std::string::npos; });
+    s.go->store(true);
+    eventually([&] { return called == 1; });
+    std::this_thread::sleep_for(20ms);
+    std::promise<bool> answered;
+    auto woken = std::async(std::launch::async, [&] {
+        ask(sleeper, "mlp", rows_of_mlp(1),
+            [&](const answer& a) { answered.set_value(std::holds_alternative<infer_response>(a)); });
+    });
+    if (woken.wait_for(30s) != std::future_status::ready) {
+        std::fputs("who wakes a tenant waits for itself\n", stderr);
+        std::abort();  // it would wait for ever
+    }
+    go_on = true;
+    CHECK(answered.get_future().get());
+    eventually([&] { return ready == 2; });
+    s.http.reset();
 }
 
 TEST_CASE("a killed server comes back with its tenants and its journal", "[examples]") {
