@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's threads carry bytes; messages are made of them here, once it is known who sends them, one after the other: so others wait for one
-// message of each client that sends. Engines answer by posting to a thread that makes bytes of answers. The only file that includes gRPC.
+// gRPC's threads carry bytes. Messages are made of them here, once it is known who sends them, one after the other and in turns by tenant.
+// Engines answer by posting to a thread that makes bytes of answers. The only file that includes gRPC.
 #include "inference_server/grpc_server.hpp"
 
 #include <atomic>
@@ -171,16 +171,16 @@ struct grpc_server::shell final : raw_service {
         answers.later(std::move(f));
     } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
     }
-    /// `f` gets the request, and what it returns is the answer.
+    /// `f` gets the request, and what it returns is the answer. It is read on gRPC's thread, whoever asks: it is short.
     template <class Request, class F>
     static grpc::ServerUnaryReactor* at_once(context* c, const ByteBuffer& from, ByteBuffer* to, F f) {
         auto* const reactor = c->DefaultReactor();
-        reactor->Finish(outcome_of(*c, [&] { write(*to, f(short_message<Request>(from))); }));
+        reactor->Finish(outcome_of(*c, [&] { write(*to, f(message<Request>(from, 4096))); }));
         return reactor;
     }
     template <class Request>
-    static Request short_message(const ByteBuffer& from) {
-        if (from.Length() > quick_message) throw refused(413, "the message is too large");
+    static Request message(const ByteBuffer& from, std::size_t most) {
+        if (from.Length() > most) throw refused(413, "the message is too large");
         Request q;
         read(q, from);
         return q;
@@ -319,7 +319,7 @@ grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c, co
     auto* const reactor = call.get();
     const auto status = outcome_of(*c, [&] {
         const auto who = caller_of(*c);
-        const auto q = short_message<inference::RepositoryModelLoadRequest>(*from);
+        const auto q = message<inference::RepositoryModelLoadRequest>(*from, quick_message);
         const auto name = model_of(q);
         of.load(who, name, [call, c, to, name](const refused* why) {
             call->answer([&] {
@@ -449,11 +449,13 @@ private:
             at_work_ = ok;
         }
         if (!ok) return not_busy();
+        id_.clear();
         try {
             const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
             held_ = shell_->count(who, bytes_.Length());
             shell_->reader_of(bytes_.Length()).later([self = self_, who] { self->serve(who); }, who.counts.get());
         } catch (...) {
+            bytes_ = {};
             fail(std::current_exception());
             not_busy();
         }
@@ -486,7 +488,6 @@ private:
         not_busy();
     }
     void begin_request(const service::caller& who) {
-        id_.clear();
         const auto q = shell_->infer_message(std::exchange(bytes_, {}));
         id_ = q.id();
         model_ = &shell_->of.model(q.model_name(), q.model_version());
