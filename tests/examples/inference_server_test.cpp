@@ -599,7 +599,7 @@ TEST_CASE("who leaves much to a thread keeps others waiting for one piece of it"
 TEST_CASE("a large body is answered as a small one is, though another thread reads it", "[examples]") {
     server s;
     auto c = s.connect();
-    const std::string padding(GENERATE(10'000, 100'000), ' ');  // another one reads each
+    const std::string padding(GENERATE(std::size_t{10'000}, std::size_t{100'000}), ' ');  // another one reads each
     const std::string text = R"({"text_input":"abc","max_tokens":5})";
     const auto generate = "/v2/models/letters/generate";
     const auto small = c.ask("POST", generate, chat_key, text);
