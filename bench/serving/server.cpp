@@ -267,8 +267,8 @@ void sleeps(report& r) {
                 std::this_thread::sleep_for(50ms);
                 seen = server.tenant("pages");
             } while (std::ranges::count(seen.models, levels[n]) != 2);
-            std::this_thread::sleep_for(
-                500ms);  // a model's engine goes after it is said to sleep, and the tenant's pool after that
+            // A model's engine goes after it is said to sleep, and the tenant's pool after that.
+            std::this_thread::sleep_for(500ms);
             idle[n].push_back(server.tenant("pages").used);
             timed(cold[n]);
         }
