@@ -266,6 +266,10 @@ std::string service::reload() {
         apply(parse_tenants(read_file(options_.tenants)));
         const std::lock_guard lock(mutex_);
         why = wrong_;
+    } catch (const std::bad_alloc&) {  // it isn't the file that is bad: it is read again a second later
+        const std::lock_guard lock(mutex_);
+        seen_ = {};
+        throw;
     } catch (const std::exception& e) {
         why = e.what();
         const std::lock_guard lock(mutex_);

@@ -394,6 +394,28 @@ TEST_CASE("who asks for a reload is told once, whatever throws", "[examples]") {
         CHECK(s.core->reload().empty() == valid);
         CHECK(s.core->authenticate("key-of-chat").who != nullptr);
     }
+    SECTION("a change that came while there was no memory comes later by itself") {
+        const auto t = std::make_shared<told>();
+        two_ask(
+            t,
+            [file = s.folder / "tenants"] {
+                std::ofstream(file, std::ios::app) << "name=late api_key=key-of-late memory=64KiB compute=20%\n";
+                this_heap = {.good = 0};
+            },
+            [t](std::string_view why) {
+                t->without = why == "std::bad_alloc";
+                this_heap = {};
+            });
+        REQUIRE(eventually([&] { return t->second == 1; }));
+        CHECK(t->without);
+        CHECK(eventually([&] {
+            try {
+                return s.core->authenticate("key-of-late").who != nullptr;
+            } catch (const refused&) {
+                return false;
+            }
+        }));
+    }
     SECTION("the server goes") {
         const auto t = std::make_shared<told>();
         two_ask(
