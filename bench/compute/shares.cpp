@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,8 +27,9 @@ constexpr int windows = 10;  // of a second, after the first one
 
 struct errors {
     double pp = 0, relative = 0, metering = 0, metering_in_all = 0, metering_second = 0;
-    double planted = 0, planted_in_all = 0;  // metering, by a ledger that lacks something
-    std::uint64_t gaps = 0;                  // how often somebody wasn't backlogged
+    // Metering, by a ledger that lacks something: the best of all devices.
+    double planted = std::numeric_limits<double>::infinity(), planted_in_all = planted;
+    std::uint64_t gaps = 0;  // how often somebody wasn't backlogged
 };
 
 using permille_of_tenants = std::vector<unsigned>;
@@ -94,9 +96,10 @@ public:
             const auto of_first = [&](instant from, instant to) {
                 return device_seconds(lacking, from, to, permille_.size(), sms).of[0];
             };
-            worst.planted = std::max(worst.planted, off(charged(0), of_first(at_.front(), at_.back())));
+            // Each device's has to be found.
+            worst.planted = std::min(worst.planted, off(charged(0), of_first(at_.front(), at_.back())));
             worst.planted_in_all =
-                std::max(worst.planted_in_all, off(in_all[d][0], of_first(instant{}, instant::max())));
+                std::min(worst.planted_in_all, off(in_all[d][0], of_first(instant{}, instant::max())));
         }
         return worst;
     }
