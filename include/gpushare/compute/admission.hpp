@@ -61,18 +61,19 @@ struct submission_facts {
 
 /// A submission that was admitted, with what was predicted of it.
 struct admission {
-    client_id client{};             ///< whose
-    priority level{};               ///< the client's level then
-    ns predicted{};                 ///< device time (duration times width) that was charged in advance
-    ns length{};                    ///< how long it takes, as predicted
-    sm_width width{};               ///< the part of the SMs that it can fill; not known of a kind's first ones
-    std::uint64_t timeline = 0;     ///< its stream, as far as it is known: work of one runs one after the other
-    ns longest{};                   ///< the longest that its kind was declared or seen to take; 0: unknown
-    ns at_least{};                  ///< what it takes with the device to itself; 0: unknown
-    ns yields_within{};             ///< it lets levels above have its SMs at least this often; 0: it doesn't
-    ns bound{};                     ///< on its wait for work of lower levels; 0: unknown
-    ns served_before{};             ///< what work of its level and above had taken when it was admitted
-    std::uint64_t key = 0;          ///< its kind
+    client_id client{};          ///< whose
+    priority level{};            ///< the client's level then
+    ns predicted{};              ///< device time (duration times width) that was charged in advance
+    ns length{};                 ///< how long it takes, as predicted
+    sm_width width{};            ///< the part of the SMs that it can fill; not known of a kind's first ones
+    std::uint64_t timeline = 0;  ///< its stream, as far as it is known: work of one runs one after the other
+    ns longest{};                ///< the longest that its kind was declared or seen to take; 0: unknown
+    ns usual_longest{};     ///< the same, but for one that is longer now and then; for whether it is lent what is kept
+    ns at_least{};          ///< what it takes with the device to itself; 0: unknown
+    ns yields_within{};     ///< it lets levels above have its SMs at least this often; 0: it doesn't
+    ns bound{};             ///< on its wait for work of lower levels; 0: unknown
+    ns served_before{};     ///< what work of its level and above had taken when it was admitted
+    std::uint64_t key = 0;  ///< its kind
     std::uint32_t level_index = 0;  ///< the level, as the core counts them
     std::uint32_t policy = 0;       ///< which of the policies so far admitted it
     std::uint32_t lent = 0;         ///< what that policy said of it when it served it

@@ -36,6 +36,8 @@ public:
         }
         if (cold_for_ > 0 && --cold_for_ == 0) cold_ = {};
         now_.learn(took);
+        lately_ = std::max(lately_, took);
+        if (now_.seen % lately == 0) before_lately_ = std::exchange(lately_, ns{0});
         if (now_.seen == window) before_ = std::exchange(now_, {});
     }
     /// The longest; 0 before the first.
@@ -46,10 +48,14 @@ public:
         for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
         return std::max(*now, *before);
     }
+    /// What the next may well end within, though a longer one is remembered: the latest 64 to 127 all did, and of the latest 512 to 1023
+    /// at most one in a hundred took longer (p99). 0 before the first.
+    [[nodiscard]] ns usual() const noexcept { return std::max({lately_, before_lately_, p99(), cold_}); }
     /// How many measurements these are.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
     static constexpr std::uint32_t window = 512;     ///< So many are remembered at least.
+    static constexpr std::uint32_t lately = 64;      ///< So many at least were all no longer than what is usual.
     static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
@@ -68,7 +74,10 @@ private:
         }
     };
 
+    static_assert(window % lately == 0);
+
     measurements now_, before_;
+    ns lately_{}, before_lately_{};  // the longest of up to 64, and of the 64 before these
     ns cold_{};
     std::uint32_t cold_for_ = 0;
 };
@@ -138,6 +147,7 @@ public:
     struct outlook {
         ns at_least{};       ///< 0: unknown
         ns longest{};        ///< 0: as long as any of its client
+        ns usual{};          ///< the same, but for one that is longer now and then (recent_longest::usual)
         bool known = false;  ///< whether enough were seen to say anything
         sm_width width{};    ///< that it can fill
     };
@@ -148,7 +158,12 @@ public:
         const auto& kind = find(c, key);
         if (kind.seen < seen_enough) return {.width = kind.width};
         // A kind that was seen a few times only may be as long as anything of its client.
-        return {kind.at_least(false), kind.seen >= 8 ? kind.longest.get() : ns{0}, true, kind.width};
+        const bool tells = kind.seen >= 8;
+        return {.at_least = kind.at_least(false),
+                .longest = tells ? kind.longest.get() : ns{0},
+                .usual = tells ? kind.longest.usual() : ns{0},
+                .known = true,
+                .width = kind.width};
     }
 
     /// Where to write what one of this kind took; it may take the place of the kind that was used longest ago. Valid until

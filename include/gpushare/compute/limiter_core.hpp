@@ -312,8 +312,8 @@ public:
     /// level did, the longest of all, and if nobody did, 0: unknown. Where none is below, for what of its own is in flight. It
     /// waits for levels above without a bound. What takes longer breaks that bound, and is an event. Where its level keeps a
     /// part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its kind, waits for short work below
-    /// (a quarter of the horizon a level), for the longest that may be lent that part (client_settings::back_within), and for what
-    /// is too wide to be kept off.
+    /// (a quarter of the horizon a level), for the longest that may be lent that part (client_settings::back_within, which
+    /// says how often a call that is lent it may be longer), and for what is too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         const auto& client = clients_[c.index];
         if (!budget_.keeps(client.level)) return budget_.bound(client.level);

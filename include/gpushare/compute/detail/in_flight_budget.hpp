@@ -16,7 +16,8 @@
 //   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
 //
 // A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let in beside that part. It is lent
-// to short work, which ends within the horizon, and to what ends or yields within the time that the level states (`back_within`).
+// to short work, which ends within the horizon, and to what usually ends or yields within the time that the level states
+// (`back_within`).
 // What is wider than the rest can't be kept off it, and goes as it would.
 #pragma once
 
@@ -371,15 +372,16 @@ private:
             1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
         return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
     }
-    // So long whoever is above it waits for it: it ends, or yields.
-    [[nodiscard]] static ns waited_for(const admission& a) noexcept {
-        if (a.yields_within <= ns{0}) return std::max(a.longest, a.length);
-        return a.longest > ns{0} ? std::min(a.longest, a.yields_within) : a.yields_within;
+    // So long whoever is above it waits for it, if it may take `longest`: it ends, or yields.
+    [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept {
+        if (a.yields_within <= ns{0}) return std::max(longest, a.length);
+        return longest > ns{0} ? std::min(longest, a.yields_within) : a.yields_within;
     }
-    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill more of them.
+    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill more of them. One call that was
+    // unusually long, as its thread had no core, is no reason to lend nothing for the hundreds of calls for which it is remembered.
     [[nodiscard]] static ns back_after(const admission& a) noexcept {
-        const bool may_take_any = a.longest <= ns{0} && a.yields_within <= ns{0};
-        return may_take_any || !a.width.known() ? ns::max() : waited_for(a);
+        const bool may_take_any = a.usual_longest <= ns{0} && a.yields_within <= ns{0};
+        return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
     }
     // In so much time what `above` keeps is given back by work of this level that is lent it.
     [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept {
@@ -416,7 +418,7 @@ private:
     void note_if_on_kept(const admission& a) noexcept {
         auto& l = of(a.level_index);
         if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
-        if (const ns length = waited_for(a); length > l.not_kept_off) {
+        if (const ns length = waited_for(a, a.longest); length > l.not_kept_off) {
             l.not_kept_off = length;
             update();
         }

@@ -144,6 +144,8 @@ struct limiter_client {
     }
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
+    /// The same, but for one that is longer now and then (recent_longest::usual).
+    [[nodiscard]] ns usual_longest() const noexcept { return std::max(settings.longest, costs.longest.usual()); }
     /// How long the bounds of others count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
     /// The same but for one in a hundred, if so many were seen. Of whom nothing is known, for ever.
@@ -181,6 +183,7 @@ struct limiter_client {
         a.of_request = next.of_request;
         a.at_least = kind.at_least;
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
+        a.usual_longest = kind.longest > ns{0} ? kind.usual : usual_longest();
         a.yields_within = settings.yields_within;
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
     }
