@@ -185,6 +185,8 @@ void training_over_a_link([[maybe_unused]] report& r) {
             r.setting(what, std::to_string(took.at(name).back()));
         const auto& theirs = took.at("ddp_exposed");
         r.setting("exposed by DDP", milliseconds(theirs) + " of " + milliseconds(took.at("ddp")));
+        const auto& least = took.at("floor_exposed");
+        r.setting("exposed by a link that costs the cores nothing", milliseconds(least));
         // Or the machine did something else in the steps without communication.
         if (median(theirs) < median(took.at("ddp")) / 20) {
             for (const char* figure :
@@ -199,6 +201,7 @@ void training_over_a_link([[maybe_unused]] report& r) {
             r.setting(std::string("exposed by ") + name, milliseconds(exposed) + " of " + milliseconds(took.at(name)));
             r.figure(figure, each(medians_of_blocks(exposed), medians_of_blocks(theirs), ratio), "x");
         }
+        r.figure("gradient.exposed_floor_vs_ddp", each(medians_of_blocks(least), medians_of_blocks(theirs), ratio), "x");
     } catch (const not_here& e) {
         r.is_void("gradient.exposed_vs_ddp", e.what());
     }

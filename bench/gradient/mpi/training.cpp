@@ -4,7 +4,8 @@
 // Reducer, as torch.nn.parallel drives it), and by torch_gradients over an MPI transport, without options, with the best of the bucket
 // sizes that DDP may have, and with fp16 on the wire; a step of each in turn, between two without communication, from its own parameters.
 // A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the slower process counting, and
-// "NAME_exposed SECONDS", less the mean of the steps around it; ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
+// "NAME_exposed SECONDS", less the mean of the steps around it; "floor_exposed SECONDS" of a link that costs the core nothing and carries
+// each gradient from when it was ready in a step without communication. Ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
 #define USE_C10D_GLOO
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -44,6 +45,7 @@ using bench::rank;
 using bench::ranks;
 
 int batch = 16;
+constexpr double link = 1e9 / 8 * 1448 / 1514;  // bytes of data a second of the shaped link, in frames of 1,514
 
 torch::nn::Sequential network() {
     torch::manual_seed(1);
@@ -152,6 +154,52 @@ private:
     std::unique_ptr<c10d::Reducer> reducer_;
 };
 
+/// Without communication. When was which gradient ready?
+class alone : public training {
+public:
+    alone() : training("compute") {
+        for (const auto& p : parameters()) {
+            accumulators_.push_back(torch::autograd::impl::grad_accumulator(p));
+            accumulators_.back()->add_post_hook(std::make_unique<hook>(this, p.numel() * 4));
+        }
+    }
+    /// What the last step would have waited for if a link had carried each gradient as soon as it was ready and could be sent, in seconds.
+    /// Of two ranks each sends as many bytes as there are.
+    [[nodiscard]] double exposed(double bytes_per_second) const {
+        double sent = 0;
+        for (const auto& [at, bytes] : ready_) sent = std::max(sent, at) + static_cast<double>(bytes) / bytes_per_second;
+        return std::max(0.0, sent - passes_);
+    }
+
+private:
+    struct hook final : torch::autograd::FunctionPostHook {
+        hook(alone* in, std::int64_t size) : all(in), bytes(size) {}
+        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                                  const torch::autograd::variable_list&) override {
+            all->ready_.emplace_back(all->since(), bytes);
+            return outputs;
+        }
+        alone* all;
+        std::int64_t bytes;
+    };
+    [[nodiscard]] double since() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    }
+    void before_backward() override {
+        begin_ = std::chrono::steady_clock::now();
+        ready_.clear();
+    }
+    void update(torch::optim::SGD& optimiser) override {
+        passes_ = since();
+        optimiser.step();
+    }
+
+    std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+    std::vector<std::pair<double, std::int64_t>> ready_;
+    std::chrono::steady_clock::time_point begin_;
+    double passes_ = 0;
+};
+
 /// As interop/torch_gradients.hpp drives it.
 class ours : public training {
 public:
@@ -220,7 +268,7 @@ int run(int rounds) {
         ours tried("look_ours" + name, buckets_of(mebibytes << 20));
         look(tried, {0, mebibytes << 20}, our_best);
     }
-    training alone("compute");
+    alone compute;
     ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views);
     ours floats("ours"), tuned("ours_tuned", buckets_of(our_best.bucket)),
         halves("ours_half", {.wire = {.large = gs::wire_format::fp16}});
@@ -229,13 +277,15 @@ int run(int rounds) {
     for (int round = -2; round < rounds; ++round) {
         for (std::size_t i = 0; i < all.size(); ++i) {
             training& t = *all[(i + static_cast<std::size_t>(round + 2)) % all.size()];
-            alone.follow(t);
-            const double before = alone.step(), took = t.step();
-            alone.follow(t);
-            const double behind = alone.step();
+            compute.follow(t);
+            const double before = compute.step(), took = t.step();
+            compute.follow(t);
+            const double behind = compute.step();
+            const double least = bench::longest_of_all(compute.exposed(link));
             if (round >= 0) {
                 say(t.name(), took);
                 say(t.name() + "_exposed", took - (before + behind) / 2);
+                if (i == 0) say("floor_exposed", least);
             }
         }
     }
