@@ -201,7 +201,8 @@ void training_over_a_link([[maybe_unused]] report& r) {
             r.setting(std::string("exposed by ") + name, milliseconds(exposed) + " of " + milliseconds(took.at(name)));
             r.figure(figure, each(medians_of_blocks(exposed), medians_of_blocks(theirs), ratio), "x");
         }
-        r.figure("gradient.exposed_floor_vs_ddp", each(medians_of_blocks(least), medians_of_blocks(theirs), ratio), "x");
+        r.figure("gradient.exposed_floor_vs_ddp", each(medians_of_blocks(least), medians_of_blocks(theirs), ratio),
+                 "x");
     } catch (const not_here& e) {
         r.is_void("gradient.exposed_vs_ddp", e.what());
     }

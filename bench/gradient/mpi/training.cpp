@@ -167,7 +167,8 @@ public:
     /// Of two ranks each sends as many bytes as there are.
     [[nodiscard]] double exposed(double bytes_per_second) const {
         double sent = 0;
-        for (const auto& [at, bytes] : ready_) sent = std::max(sent, at) + static_cast<double>(bytes) / bytes_per_second;
+        for (const auto& [at, bytes] : ready_)
+            sent = std::max(sent, at) + static_cast<double>(bytes) / bytes_per_second;
         return std::max(0.0, sent - passes_);
     }
 

@@ -121,6 +121,7 @@ public:
     [[nodiscard]] static tuning_table measured_on_epyc() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
+                             {2, std::uint64_t{256} << 10, {two_shot, false, 1, 16}},
                              {2, std::uint64_t{4} << 20, {two_shot}},
                              {2, any_bytes, {two_shot, true}},
                              {any_ranks, 8192, {one_shot}},

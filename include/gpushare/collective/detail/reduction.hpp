@@ -295,12 +295,13 @@ GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_rang
                                      cache_line_bytes ==
                                  0;
         if (lines.size() != 0 && (whole || !streaming) && lines_pay<T, Op>(t.ranks())) {
-            reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
+            if (range.begin != lines.begin) reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
             const std::size_t first = lines.begin * sizeof(T);
             combine_lines<T>(widest_vectors(), op, line_ends{signals, t.ranks(), first, first, plan.ahead, plan.places},
                              lines.size() * sizeof(T) / cache_line_bytes,
                              streaming ? line_stores::past_caches : line_stores::cached);
-            return reduce_from_told<T>(t, op, {lines.end, range.end}, false);
+            if (lines.end != range.end) reduce_from_told<T>(t, op, {lines.end, range.end}, false);
+            return;
         }
     }
     reduce_from_told<T>(t, op, range, streaming);
