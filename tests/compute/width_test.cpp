@@ -291,7 +291,7 @@ TEST_CASE("what is kept is lent to work that gives it back in time, whoever else
         CHECK(drain(core).size() == 1);
         CHECK(bound() == 10250us);
     }
-    SECTION("though one call was longer: after 64 that weren't, if of all no more than one in a hundred was") {
+    SECTION("though one call was longer: after 16 that weren't, if of all no more than one in a hundred was") {
         lend_within(10ms);
         const auto one = core.add({.weight = share::of_permille(1)});
         // How many of its calls, and which of those that are long, are lent the half that is kept. Each has the device to itself after
@@ -318,25 +318,25 @@ TEST_CASE("what is kept is lent to work that gives it back in time, whoever else
         calls(300, 5ms);
         CHECK(lent >= 290);
         CHECK(call(50ms));
-        calls(63, 5ms);  // so long it isn't, or up to twice as long
+        calls(15, 5ms);  // so long it isn't, or up to twice as long
         CHECK(lent <= 301);
-        calls(65, 5ms);
+        calls(17, 5ms);
         CHECK(call(5ms));
         // From now on it is slow: it shows that once.
         long_lent = 0;
         calls(200, 50ms);
         CHECK(long_lent == 1);
-        calls(600, 5ms);
-        // Long now and then, and more often than in one of a hundred: hardly ever.
+        calls(1100, 5ms);
+        // Long now and then, and more often than in one of a hundred: until so many were seen, and no more.
         lent = long_lent = 0;
-        for (int i = 0; i < 10; ++i) calls(49, 5ms), calls(1, 50ms);
-        CHECK(long_lent <= 2);
+        for (int i = 0; i < 40; ++i) calls(49, 5ms), calls(1, 50ms);
+        CHECK(long_lent <= 11);
         // Less often: then it is lent it, for most of the time.
         calls(1100, 5ms);
         lent = long_lent = 0;
         for (int i = 0; i < 10; ++i) calls(299, 5ms), calls(1, 50ms);
         CHECK(long_lent == 10);
-        CHECK(lent >= 1700);
+        CHECK(lent >= 2600);
         CHECK(bound() == 10250us);
     }
     SECTION("and of those that keep a part, who wants it back soonest says when") {
@@ -696,12 +696,12 @@ TEST_CASE("what a level keeps is lent to long calls that yield in time, and is b
 
 TEST_CASE("a tenant that is lent an SM and once takes ten times as long is lent it again soon",
           "[compute][width][kept][promises]") {
-    // Of twenty seconds some three are lost: 64 to 127 calls of an SM.
+    // Of twenty seconds less than one is lost: 16 to 31 calls of an SM.
     const urgent_engine detector{.length = 300us, .mean_gap = 10ms, .keeps = sm_width(0.5), .back_within = 50ms};
     engine pages{75ms, 1, 300, 2, {}, 40ms}, tokens{25ms, 1, 700, 2};
     tokens.stall = 250ms;
     const auto m = run(2, {pages, tokens}, false, false, detector);
-    CHECK(m.share_pp <= 3);
+    CHECK(m.share_pp <= 1);
     CHECK(m.metering_pct <= 1);
     CHECK(m.idle_pct <= 2.5);
     CHECK(m.bound == 40250us);       // by then that call is forgotten

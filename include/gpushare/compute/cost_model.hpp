@@ -48,14 +48,14 @@ public:
         for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
         return std::max(*now, *before);
     }
-    /// What the next may well end within, though a longer one is remembered: the latest 64 to 127 all did, and of the latest 512 to 1023
+    /// What the next may well end within, though a longer one is remembered: the latest 16 to 31 all did, and of the latest 512 to 1023
     /// at most one in a hundred took longer (p99). 0 before the first.
     [[nodiscard]] ns usual() const noexcept { return std::max({lately_, before_lately_, p99(), cold_}); }
     /// How many measurements these are.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
     static constexpr std::uint32_t window = 512;     ///< So many are remembered at least.
-    static constexpr std::uint32_t lately = 64;      ///< So many at least were all no longer than what is usual.
+    static constexpr std::uint32_t lately = 16;      ///< So many at least were all no longer than what is usual.
     static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
@@ -77,7 +77,7 @@ private:
     static_assert(window % lately == 0);
 
     measurements now_, before_;
-    ns lately_{}, before_lately_{};  // the longest of up to 64, and of the 64 before these
+    ns lately_{}, before_lately_{};  // the longest of up to 16, and of the 16 before these
     ns cold_{};
     std::uint32_t cold_for_ = 0;
 };

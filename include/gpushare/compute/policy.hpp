@@ -44,9 +44,9 @@ struct client_settings {
     sm_width keeps{};            ///< its level keeps this part of the SMs free of long work below; see limiter_core
     /// What its level keeps is lent to work below that ends within this or yields within it (yields_within);
     /// of those that keep a part, the shortest counts. Its level's bound counts what may be lent. 0, or less than an
-    /// eighth of limiter_options::horizon: that eighth. Of a kind that doesn't yield, the latest 64 have to have ended within
+    /// eighth of limiter_options::horizon: that eighth. Of a kind that doesn't yield, the latest 16 have to have ended within
     /// this, and of the latest 512 to 1023 all but one in a hundred (of fewer than a hundred, all; recent_longest::usual). So at
-    /// most about one in a hundred of its calls keeps such an SM for longer, which breaks the bound, and the next 64 to 127 aren't
+    /// most about one in a hundred of its calls keeps such an SM for longer, which breaks the bound, and the next 16 to 31 aren't
     /// lent it; a kind that turns slow is found out by its first slow ones, those in flight together.
     ns back_within{};
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
