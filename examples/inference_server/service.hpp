@@ -91,6 +91,7 @@ public:
     [[nodiscard]] std::string timeline_json();
     /// Reads the file of tenants again, now. What was wrong; empty: nothing. It may wait for the work of tenants that are gone, for some
     /// seconds. A file that can't be read, or is invalid in any line, changes nothing.
+    /// Throws std::bad_alloc where the host has no memory: it is read again a second later.
     std::string reload();
     /// What was wrong, as reload() says. What it throws is dropped.
     using on_reload = std::function<void(std::string_view)>;

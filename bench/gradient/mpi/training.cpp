@@ -282,11 +282,10 @@ int run(int rounds) {
             const double before = compute.step(), took = t.step();
             compute.follow(t);
             const double behind = compute.step();
-            const double least = bench::longest_of_all(compute.exposed(link));
             if (round >= 0) {
                 say(t.name(), took);
                 say(t.name() + "_exposed", took - (before + behind) / 2);
-                if (i == 0) say("floor_exposed", least);
+                if (i == 0) say("floor_exposed", bench::longest_of_all(compute.exposed(link)));
             }
         }
     }
