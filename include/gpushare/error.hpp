@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors, in three forms: `errc` is the code, `failure` adds figures without text or allocation (for `try_` calls), and
-// exceptions add a sentence for people.
+// Errors, in three forms: `errc` is the code, `failure` adds the reason with its figures but without text or allocation
+// (for `try_` calls), and exceptions add a sentence for people. reason.hpp lists codes, reasons and sentences.
 //
 //   try { ... } catch (const gpushare::error& e) { log(e.what()); if (e.code() == gpushare::errc::over_quota) ...; }
 //
@@ -13,107 +13,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <gpushare/config.hpp>
+#include <gpushare/reason.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// What went wrong.
-enum class errc : std::uint8_t {
-    none,  ///< nothing
-    // memory
-    over_quota,     ///< the tenant's own limit
-    out_of_memory,  ///< the device, or whatever lies below the quota
-    size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
-    bad_alignment,  ///< zero or not a power of two
-    unknown_block,  ///< a free of something never allocated here, or freed already
-    wrong_size,     ///< a free with another size or alignment than the allocation's
-    // admission and partitions
-    invalid_specification,  ///< what was asked for makes no sense
-    duplicate_name,         ///< a tenant has that name
-    not_whole,              ///< N doesn't divide into M parts of whole units
-    too_few_devices,        ///< fewer devices than asked for
-    duplicate_device,       ///< the same device twice in one partition
-    different_nodes,        ///< devices of several nodes in one partition
-    no_room,                ///< not enough unpromised memory
-    share_exceeded,         ///< promised shares would sum over the whole device
-    too_few_sms,            ///< fewer SMs than asked for
-    slo_unreachable,        ///< others' longest work alone takes longer than the objective
-    // compute
-    deadline_exceeded,  ///< it took longer than the caller would wait
-    stopped,            ///< a stop was requested while waiting
-    closed,             ///< the tenant or limiter is closing
-    queue_full,         ///< the tenant's queue limit
-    quarantined,        ///< the tenant failed too often in a row
-    asleep,             ///< the tenant sleeps, and refuses what comes
-    too_many_blocks,    ///< a cooperative launch that can't be resident at once
-    submission_failed,  ///< the callable that enqueues work threw
-    kernel_failed,      ///< the work itself failed on the device
-    stuck,              ///< the work doesn't end
-    device_lost,        ///< the device is gone: everything on it failed
-    // backends
-    no_driver,       ///< the machine has no driver, or one that doesn't fit
-    not_supported,   ///< the driver or device can't do that
-    capturing,       ///< not while work is captured into a graph
-    backend_failed,  ///< the device's runtime refused a call for another reason
-    no_device,       ///< there is no such device
-    io_failed,       ///< a file couldn't be read or written; `asked` is errno
-    // collectives
-    in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
-    mismatch,  ///< ranks called different collectives, or with different sizes
-    aborted,   ///< a rank, or the embedder, gave up the collective
-};
-
-/// In English, without a full stop.
-[[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
-    switch (code) {
-        case errc::none: return "no error";
-        case errc::over_quota: return "over the quota";
-        case errc::out_of_memory: return "out of device memory";
-        case errc::size_overflow: return "size is not representable";
-        case errc::bad_alignment: return "alignment is not a power of two";
-        case errc::unknown_block: return "block is not allocated here";
-        case errc::wrong_size: return "block was allocated with another size or alignment";
-        case errc::invalid_specification: return "invalid specification";
-        case errc::duplicate_name: return "name is taken";
-        case errc::not_whole: return "does not divide into equal whole parts";
-        case errc::too_few_devices: return "not enough devices";
-        case errc::duplicate_device: return "the same device twice";
-        case errc::different_nodes: return "devices are not on one node";
-        case errc::no_room: return "not enough unpromised memory";
-        case errc::share_exceeded: return "shares would sum over the whole device";
-        case errc::too_few_sms: return "not enough SMs";
-        case errc::slo_unreachable: return "others' longest work makes the objective impossible";
-        case errc::deadline_exceeded: return "deadline exceeded";
-        case errc::stopped: return "stop requested";
-        case errc::closed: return "closed";
-        case errc::queue_full: return "queue is full";
-        case errc::quarantined: return "quarantined after repeated failures";
-        case errc::asleep: return "asleep";
-        case errc::too_many_blocks: return "blocks cannot all be resident";
-        case errc::submission_failed: return "enqueuing the work threw";
-        case errc::kernel_failed: return "the work failed on the device";
-        case errc::stuck: return "the work does not end";
-        case errc::device_lost: return "device lost";
-        case errc::no_driver: return "no usable device driver";
-        case errc::not_supported: return "not supported by the driver or device";
-        case errc::capturing: return "not during a graph capture";
-        case errc::backend_failed: return "the device's runtime refused the call";
-        case errc::no_device: return "no such device";
-        case errc::io_failed: return "a file could not be read or written";
-        case errc::in_flight: return "something that must be done first is in flight";
-        case errc::mismatch: return "the ranks called different collectives";
-        case errc::aborted: return "aborted";
-    }
-    return "unknown error";
-}
 
 /// Whether raise() throws a memory_error for it.
 [[nodiscard]] constexpr bool is_memory_refusal(errc code) noexcept {
@@ -121,36 +35,80 @@ enum class errc : std::uint8_t {
            code == errc::bad_alignment;
 }
 
-/// Why something was refused, with the figures of the refusal in the unit that the code implies (bytes for
-/// memory, permille for shares, a count for devices, blocks and queues). Trivial: costs nothing to return.
+/// Why something was refused. Trivial to copy: costs nothing to return. `because` says what the figures are. Without a
+/// reason they are what the code implies (reason_of), and nobody is shown them where the code implies nothing.
 struct failure {
-    errc code = errc::none;   ///< what went wrong; none: nothing did
-    std::uint64_t asked = 0;  ///< how much was asked for
-    std::uint64_t left = 0;   ///< how much there was
-    std::uint64_t limit = 0;  ///< of how much
+    errc code = errc::none;           ///< what went wrong; none: nothing did
+    std::uint64_t asked = 0;          ///< how much was asked for
+    std::uint64_t left = 0;           ///< how much there was
+    std::uint64_t limit = 0;          ///< of how much
+    reason because = reason::unsaid;  ///< more closely why, and the unit of the figures
 
     friend constexpr bool operator==(const failure& f, errc c) noexcept {
         return f.code == c;
     }  ///< Whatever the figures.
 };
 
+/// The reason of a failure: its own, or the one that its code implies.
+[[nodiscard]] constexpr reason reason_of(const failure& f) noexcept {
+    if (f.because != reason::unsaid) return f.because;
+    switch (f.code) {
+        case errc::over_quota:
+        case errc::out_of_memory:
+        case errc::no_room: return f.limit == 0 && f.left == 0 ? reason::size : reason::size_left;
+        case errc::size_overflow: return reason::size;
+        case errc::share_exceeded: return reason::shares_exceeded;
+        case errc::slo_unreachable: return f.limit == 0 ? reason::unsaid : reason::objective_too_short;
+        case errc::too_few_devices: return f.asked == 0 ? reason::unsaid : reason::too_few_devices;
+        case errc::no_device: return f.limit == 0 ? reason::unsaid : reason::no_such_device;
+        case errc::queue_full: return f.limit == 0 ? reason::unsaid : reason::queue_limit;
+        case errc::io_failed: return f.asked == 0 ? reason::unsaid : reason::system_error;
+        default: return reason::unsaid;
+    }
+}
+
+/// The unit of a failure's figures.
+[[nodiscard]] constexpr figure_unit unit_of(const failure& f) noexcept {
+    return detail::sentence_of(reason_of(f)).unit;
+}
+
 namespace detail {
 
-/// Text in a fixed buffer: building an error message must not itself run out of memory. Cuts what doesn't fit.
+/// Text in a fixed buffer: building an error message must not itself run out of memory. Cuts what doesn't fit, and
+/// escapes what can't be printed: names and texts come from anybody.
 class message {
 public:
-    /// Text, numbers, or bytes, one after the other. Not operator<<, which costs every includer a look at all of std's.
+    /// Text, numbers, bytes, durations or failures, one after the other. Not operator<<, which costs every
+    /// includer a look at all of std's.
     template <class... Parts>
     message& add(const Parts&... parts) noexcept {
         (append(parts), ...);
         return *this;
     }
     [[nodiscard]] const char* c_str() const noexcept { return buffer_.data(); }
+    /// Whether there is no text.
+    [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
 private:
     void append(std::string_view text) noexcept {
-        size_ += text.copy(buffer_.data() + size_, buffer_.size() - 1 - size_);
+        size_ += copy_printable(text, buffer_.data() + size_, buffer_.size() - 1 - size_);
         buffer_[size_] = '\0';
+    }
+    // The sentence of its reason.
+    void append(const failure& f) noexcept {
+        const auto& how = sentence_of(reason_of(f));
+        for (auto rest = how.text; !rest.empty();) {
+            const auto open = std::min(rest.find('{'), rest.size());
+            append(rest.substr(0, open));
+            if (open == rest.size()) break;
+            const auto close = rest.find('}', open);
+            const auto name = rest.substr(open + 1, close - open - 1);
+            if (name == "code")
+                append(to_string(f.code));
+            else
+                append(name == "asked" ? f.asked : name == "left" ? f.left : f.limit, how.unit);
+            rest.remove_prefix(close + 1);
+        }
     }
     void append(std::uint64_t n) noexcept { print("%llu", static_cast<unsigned long long>(n)); }
     // In the largest unit that keeps the figure exact, else with the rounded MiB beside it.
@@ -164,6 +122,47 @@ private:
         else
             print("%llu %s", static_cast<unsigned long long>(n), unit[i]);
     }
+    // In the largest unit that is at most the figure; what is below a thousandth of the unit is dropped.
+    void append(ns t) noexcept {
+        struct scale {
+            std::uint64_t size;
+            const char* unit;
+        };
+        constexpr std::array<scale, 4> scales{{{1'000'000'000, " s"}, {1'000'000, " ms"}, {1'000, " us"}, {1, " ns"}}};
+        if (t < ns{0}) append("-");
+        const auto n = t < ns{0} ? std::uint64_t{0} - static_cast<std::uint64_t>(t.count())
+                                 : static_cast<std::uint64_t>(t.count());
+        const auto& in = *std::ranges::find_if(scales, [n](const scale& s) { return n >= s.size || s.size == 1; });
+        append(n / in.size);
+        append_thousandths(n % in.size * 1000 / in.size);
+        append(in.unit);
+    }
+    void append(std::uint64_t n, figure_unit unit) noexcept {
+        switch (unit) {
+            case figure_unit::bytes: return append(bytes{n});
+            case figure_unit::permille: return append(n / 10), append_thousandths(n % 10 * 100), append(" %");
+            case figure_unit::nanoseconds: return append(ns{static_cast<std::int64_t>(std::min(n, most_ns))});
+            case figure_unit::error_number: return append_error(static_cast<int>(n));
+            default: return append(n);
+        }
+    }
+    // 250 as ".25", 0 as nothing.
+    void append_thousandths(std::uint64_t n) noexcept {
+        if (n == 0) return;
+        auto digits = 3;
+        for (; n % 10 == 0; n /= 10) --digits;
+        print(".%0*llu", digits, static_cast<unsigned long long>(n));
+    }
+    // POSIX's strerror_r returns a number, GNU's the text.
+    void append_error(int number) noexcept {
+        std::array<char, 128> text{};
+        const auto said = ::strerror_r(number, text.data(), text.size());
+        if constexpr (std::is_pointer_v<decltype(said)>)
+            append(said);
+        else
+            append(text.data());
+        add(" (errno ", static_cast<std::uint64_t>(number), ")");
+    }
 
     template <class... Args>
     void print(const char* format, Args... args) noexcept {
@@ -171,29 +170,26 @@ private:
         if (n > 0) size_ = std::min(size_ + static_cast<std::size_t>(n), buffer_.size() - 1);
     }
 
+    static constexpr auto most_ns = static_cast<std::uint64_t>(ns::max().count());
     std::array<char, 320> buffer_{};
     std::size_t size_ = 0;
 };
 
-/// Characters of a tenant's name that errors keep: the figures behind it must fit into the message as well.
-inline constexpr std::size_t longest_name = tenant_name::longest;
-
 /// "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)"
 [[nodiscard]] inline message describe(const failure& f, std::string_view tenant, std::string_view what) noexcept {
     message m;
-    if (!tenant.empty()) m.add("tenant '", tenant.substr(0, longest_name), "': ");
+    // Cut, since the figures behind the name must fit into the message as well.
+    if (!tenant.empty()) m.add("tenant '", tenant_name{tenant}.view(), "': ");
     if (!what.empty()) m.add(what, ": ");
-    if (f.code == errc::out_of_memory && f.limit == 0)  // of a device that doesn't say what it has
-        m.add("asked ", bytes{f.asked}, " (", to_string(f.code), ")");
-    else if (is_memory_refusal(f.code) || f.code == errc::no_room)
-        m.add("asked ", bytes{f.asked}, ", ", bytes{f.left}, " of ", bytes{f.limit}, " left (", to_string(f.code), ")");
-    else if (f.code == errc::slo_unreachable)
-        m.add(to_string(f.code), " (asked ", f.asked, " us, needed ", f.limit, " us)");
-    else if (f.asked == 0 && f.limit == 0)
-        m.add(to_string(f.code));
-    else
-        m.add(to_string(f.code), " (asked ", f.asked, ", ", f.left, " of ", f.limit, " left)");
-    return m;
+    return m.add(f);
+}
+
+/// `text`, with what can't be printed escaped; instead of an empty one, what the code says.
+[[nodiscard]] inline std::string whole_sentence(errc code, std::string_view text) {
+    if (text.empty()) text = to_string(code);
+    std::string all(text.size() * 4, '\0');
+    all.resize(copy_printable(text, all.data(), all.size()));
+    return all;
 }
 
 }  // namespace detail
@@ -204,7 +200,7 @@ class error {
 public:
     /// What went wrong.
     [[nodiscard]] errc code() const noexcept { return failure_.code; }
-    /// With the figures of it.
+    /// The same with the reason and its figures.
     [[nodiscard]] const failure& figures() const noexcept { return failure_; }
     /// Empty where no tenant is concerned. Cut at 63 characters.
     [[nodiscard]] std::string_view tenant() const noexcept { return tenant_.view(); }
@@ -232,7 +228,7 @@ public:
     /// With a text of its own.
     template <std::same_as<detail::message> Text>  // so that {} is no text of its own
     memory_error(const failure& f, std::string_view tenant, const Text& text) noexcept
-        : error(f, tenant), text_(text) {}
+        : error(f, tenant), text_(text.empty() ? detail::describe(f, tenant, {}) : text) {}
     /// A sentence for people.
     [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
@@ -246,13 +242,13 @@ public:
     /// `what` was attempted, such as "admission".
     operation_error(const failure& f, std::string_view tenant, std::string_view what)
         : std::runtime_error(detail::describe(f, tenant, what).c_str()), error(f, tenant) {}
-    /// `text` is the whole sentence.
+    /// `text` is the whole sentence. What can't be printed in it is escaped.
     operation_error(errc code, std::string_view tenant, const char* text)
-        : std::runtime_error(text), error(failure{code}, tenant) {}
+        : std::runtime_error(detail::whole_sentence(code, text)), error(failure{code}, tenant) {}
     /// With a text of its own, and the figures beside it.
     template <std::same_as<detail::message> Text>
     operation_error(const failure& f, std::string_view tenant, const Text& text)
-        : std::runtime_error(text.c_str()), error(f, tenant) {}
+        : std::runtime_error((text.empty() ? detail::describe(f, tenant, {}) : text).c_str()), error(f, tenant) {}
     /// A sentence for people.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 };

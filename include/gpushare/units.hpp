@@ -154,14 +154,52 @@ struct priority {
     friend constexpr bool operator==(priority, priority) = default;
 };
 
-/// A tenant's name as it stands in errors, events and records: cut at 63 characters, and copied without allocating.
+namespace detail {
+
+/// The length of the character that `text` begins with, in UTF-8; 0 if that is a control character (C1's too) or no UTF-8.
+[[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
+    const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
+    const auto first = at(0);
+    if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
+    const std::size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
+    auto code = first & (0x7fU >> size);
+    for (std::size_t i = 1; i < size; ++i) {
+        if ((at(i) & 0xc0U) != 0x80) return 0;
+        code = (code << 6) | (at(i) & 0x3fU);
+    }
+    const bool overlong = size > 1 && code < (size == 2 ? 0xa0U : size == 3 ? 0x800U : 0x10000U);  // or C1
+    return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : size;
+}
+
+/// Copies as much of `text` as fits whole into `room` characters, each byte that can't be printed as `\x1b`, and returns how much
+/// it wrote. Printed text comes out as it is.
+constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_t room) noexcept {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::size_t done = 0;
+    while (!text.empty()) {
+        const auto size = printable_character(text);
+        const auto byte = static_cast<unsigned char>(text[0]);
+        const char escaped[] = {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
+        const auto piece = size > 0 ? text.substr(0, size) : std::string_view(escaped, sizeof escaped);
+        if (piece.size() > room - done) break;
+        done += piece.copy(to + done, piece.size());
+        text.remove_prefix(size > 0 ? size : 1);
+    }
+    return done;
+}
+
+}  // namespace detail
+
+/// A tenant's name as it stands in errors, events and records: cut at 63 characters, copied without allocating, and with
+/// control characters, and what isn't UTF-8, as `\x1b`.
 class tenant_name {
 public:
     constexpr tenant_name() noexcept = default;  ///< No name.
     /// A copy of the first 63 characters.
     template <std::convertible_to<std::string_view> Text>
     constexpr tenant_name(const Text& name) noexcept {  // NOLINT: implicit, as a text is a name
-        std::string_view(name).copy(text_.data(), longest);
+        detail::copy_printable(std::string_view(name), text_.data(), longest);
     }
 
     /// Valid as long as this is.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors: every code has a text, messages say the figures, and each exception is caught by whoever expects its kind.
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <new>
@@ -18,6 +20,7 @@
 #include "support/catch.hpp"
 
 using namespace gpushare::literals;
+using namespace std::chrono_literals;
 using gpushare::errc;
 using gpushare::error;
 using gpushare::failure;
@@ -65,7 +68,7 @@ TEST_CASE("a memory refusal says who asked for what, and how much is left", "[ba
 TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded figure", "[base][error]") {
     const auto asked = [](std::uint64_t n) {
         const auto text = text_of({errc::over_quota, n, 0, 0});
-        return text.substr(6, text.find(',') - 6);
+        return text.substr(6, text.find(" (over the quota)") - 6);
     };
     CHECK(asked(0) == "0 B");
     CHECK(asked(1023) == "1023 B");
@@ -75,6 +78,70 @@ TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded fig
     CHECK(asked(10'241) == "10241 B (0.0 MiB)");
     CHECK(asked((100_MiB).count() + 1) == "104857601 B (100.0 MiB)");
     CHECK(asked(~std::uint64_t{0}) == "18446744073709551615 B (17592186044416.0 MiB)");
+}
+
+TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") {
+    using gpushare::figure_unit, gpushare::unit_of;
+    using gpushare::reason;
+    CHECK(text_of({.code = errc::bad_alignment, .asked = 3, .because = reason::no_power_of_two}, "chat") ==
+          "tenant 'chat': alignment 3 is no power of two");
+    CHECK(text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
+          "asked 20 MiB in one block; 24 MiB are free, but the largest block of them is 4 MiB (out of device memory)");
+    CHECK(text_of({errc::share_exceeded, 501, 125, 1000}) ==
+          "asked 50.1 % of the device's time, 12.5 % of 100 % left (shares would sum over the whole device)");
+    CHECK(text_of({.code = errc::io_failed, .asked = ENOENT}) ==
+          "a file could not be read or written: No such file or directory (errno 2)");
+    CHECK(unit_of({.code = errc::over_quota, .asked = 1}) == figure_unit::bytes);
+    CHECK(unit_of({.code = errc::slo_unreachable, .limit = 1}) == figure_unit::nanoseconds);
+    CHECK(unit_of({.code = errc::io_failed, .asked = 1}) == figure_unit::error_number);
+    // Numbers whose unit nobody says are shown to nobody.
+    CHECK(text_of({errc::invalid_specification, 4, 0, 1}) == "invalid specification");
+    CHECK(unit_of({errc::invalid_specification, 4, 0, 1}) == figure_unit::none);
+    // A number that is no reason.
+    CHECK(text_of({.code = errc::closed, .because = static_cast<reason>(60'000)}) == "closed");
+}
+
+TEST_CASE("durations in messages have the largest unit that fits, and three digits behind the point", "[base][error]") {
+    const auto text = [](gpushare::ns t) { return std::string(gpushare::detail::message().add(t).c_str()); };
+    CHECK(text(0ns) == "0 ns");
+    CHECK(text(999ns) == "999 ns");
+    CHECK(text(1us) == "1 us");
+    CHECK(text(20ms) == "20 ms");
+    CHECK(text(75'999us) == "75.999 ms");
+    CHECK(text(1500ms) == "1.5 s");
+    CHECK(text(1'050'000'001ns) == "1.05 s");
+    CHECK(text(2h) == "7200 s");
+    CHECK(text(-250us) == "-250 us");
+    CHECK(text(gpushare::ns::min()) == "-9223372036.854 s");
+}
+
+TEST_CASE("what can't be printed is escaped, in names and in texts", "[base][error]") {
+    using namespace std::string_view_literals;
+    const auto name = [](std::string_view text) { return std::string(gpushare::tenant_name{text}.view()); };
+    CHECK(name("\x1b[31m") == "\\x1b[31m");
+    CHECK(name("x\0y"sv) == "x\\x00y");
+    CHECK(name("line\nbreak\x7f") == "line\\x0abreak\\x7f");
+    CHECK(name("Größe-模型-🚀") == "Größe-模型-🚀");
+    CHECK(name("\xff\xfe") == "\\xff\\xfe");
+    CHECK(name("\xc2\x9b"
+               "31m") == "\\xc2\\x9b31m");  // a terminal takes this for ESC [
+    CHECK(name("\xc0\xaf\xe0\x80\xaf\xed\xa0\x80\xf4\x90\x80\x80").find('\xaf') == std::string::npos);  // no UTF-8
+    CHECK(name("\xe6\xa8") == "\\xe6\\xa8");  // the beginning of a character
+    // Cut between characters, never within one or within an escape.
+    CHECK(name(std::string(62, 'x') + "ö").size() == 62);
+    CHECK(name(std::string(60, 'x') + "\x1b").size() == 60);
+    CHECK(name(std::string(59, 'x') + "\x1b").size() == 63);
+    // The same in every text of an error.
+    CHECK(
+        text_of(over, "a\nb\0c"sv, "al\x1blocate").starts_with("tenant 'a\\x0ab\\x00c': al\\x1blocate: asked 512 MiB"));
+    CHECK(std::string_view(operation_error(errc::closed, {}, "a\tb").what()) == "a\\x09b");
+}
+
+TEST_CASE("no message is empty", "[base][error]") {
+    CHECK(std::string_view(operation_error(errc::closed, {}, "").what()) == "closed");
+    CHECK(std::string_view(operation_error({.code = errc::closed}, "a", gpushare::detail::message{}).what()) ==
+          "tenant 'a': closed");
+    CHECK(std::string_view(memory_error(over, {}, gpushare::detail::message{}).what()).starts_with("asked 512 MiB"));
 }
 
 TEST_CASE("a memory refusal is a std::bad_alloc, a std::exception and a gpushare::error", "[base][error]") {
@@ -101,7 +168,8 @@ TEST_CASE("every other failure is a std::runtime_error, a std::exception and a g
     CHECK_THROWS_AS(raise(full, "chat"), std::exception);
     CHECK_THROWS_AS(raise(full, "chat"), error);
     CHECK_THROWS_AS(raise(full, "chat"), operation_error);
-    CHECK(text_of(full, "chat", "submit") == "tenant 'chat': submit: queue is full (asked 1, 0 of 64 left)");
+    CHECK(text_of(full, "chat", "submit") ==
+          "tenant 'chat': submit: queue is full: 64 submissions wait, as many as may");
     CHECK(text_of({.code = errc::closed}, "chat") == "tenant 'chat': closed");
     CHECK(text_of({errc::no_room, 2048, 1024, 4096}) ==
           "asked 2 KiB, 1 KiB of 4 KiB left (not enough unpromised memory)");

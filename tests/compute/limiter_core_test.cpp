@@ -637,9 +637,9 @@ TEST_CASE("an objective that others' longest work makes impossible is refused, w
     };
     const auto why = code({.level = {1}, .longest = 1ms, .slo = 20ms});
     CHECK(why.code == gpushare::errc::slo_unreachable);
-    CHECK(why.asked == 20'000);
+    CHECK(why.asked == 20'000'000);
     CHECK(why.left == 0);
-    CHECK(why.limit == 76'000);
+    CHECK(why.limit == 76'000'000);
     CHECK(code({.level = {1}, .longest = 1ms, .slo = 76ms}).code == gpushare::errc::none);
     CHECK(code({.level = {-1}, .longest = 1ms, .slo = 20ms}).code ==
           gpushare::errc::none);  // of what is above, nothing is known
@@ -649,16 +649,16 @@ TEST_CASE("an objective that others' longest work makes impossible is refused, w
     const auto chat = core.add({.level = {1}, .longest = 1ms, .slo = 80ms});
     const auto refused = core.change(chat, {.level = {1}, .longest = 1ms, .slo = 70ms});
     CHECK(refused == gpushare::errc::slo_unreachable);
-    CHECK(refused.asked == 70'000);
+    CHECK(refused.asked == 70'000'000);
     CHECK(refused.left == 0);
-    CHECK(refused.limit == 76'000);
+    CHECK(refused.limit == 76'000'000);
     CHECK(core.settings(chat).slo == 80ms);
     CHECK(core.change(pages, {.longest = 90ms}) == gpushare::errc::none);
     CHECK(core.change(chat, {.weight = 50_pct, .level = {1}, .longest = 1ms, .slo = 80ms}) == gpushare::errc::none);
     // Below, what yields is waited for from one yield to the next; of its own level, for all of it.
     CHECK(core.change(pages, {.longest = 90ms, .yields_within = 5ms}) == gpushare::errc::none);
     CHECK(code({.level = {2}, .longest = 1ms, .slo = 20ms}).limit == 0);
-    CHECK(code({.longest = 1ms, .slo = 20ms}).limit == 91'000);
+    CHECK(code({.longest = 1ms, .slo = 20ms}).limit == 91'000'000);
 }
 
 TEST_CASE("at the lowest level somebody has the device while nobody else wants it", "[compute]") {

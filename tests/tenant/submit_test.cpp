@@ -328,17 +328,17 @@ TEST_CASE("who asks for what others' longest work makes impossible isn't admitte
     const gpushare::tenant_spec chat{
         .name = "chat", .memory = 1_MiB, .compute = 10_pct, .level = {1}, .slo = 20ms, .longest = 1ms};
     CHECK_THROWS_WITH(shared.admit(chat), Catch::Matchers::Contains("tenant 'chat'") &&
-                                              Catch::Matchers::Contains("asked 20000 us, needed 76000 us"));
+                                              Catch::Matchers::Contains("asked 20 ms, needed 76 ms"));
     auto later = chat;  // one that can be met; then that one
     later.slo = 80ms;
     auto t = shared.admit(later);
     CHECK_THROWS_WITH(t.resize({.slo = 20ms}), Catch::Matchers::Contains("tenant 'chat'") &&
-                                                   Catch::Matchers::Contains("asked 20000 us, needed 76000 us"));
+                                                   Catch::Matchers::Contains("asked 20 ms, needed 76 ms"));
     const auto why = t.try_resize({.compute = 20_pct, .slo = 76ms - 1us});
     CHECK(why == errc::slo_unreachable);
-    CHECK(why.asked == 75'999);
-    CHECK(why.left == 999);
-    CHECK(why.limit == 76'000);
+    CHECK(why.asked == 75'999'000);
+    CHECK(why.left == 999'000);
+    CHECK(why.limit == 76'000'000);
     CHECK(t.spec().slo == 80ms);
     CHECK(t.spec().compute == 10_pct);
     t.resize({.slo = 76ms});

@@ -122,7 +122,8 @@ TEST_CASE("refusals name the tenant and say what would do", "[tenant]") {
     CHECK(text_of([&] { a.resize({.memory = 70_MiB}); }) ==
           "tenant 'a': resize, on one device: asked 35 MiB, 34 MiB of 64 MiB left (not enough unpromised memory)");
     CHECK(text_of([&] { a.resize({.compute = 50.1_pct}); }) ==
-          "tenant 'a': resize, in permille: shares would sum over the whole device (asked 501, 500 of 1000 left)");
+          "tenant 'a': resize: asked 50.1 % of the device's time, 50 % of 100 % left (shares would sum over the whole "
+          "device)");
     CHECK(text_of([&] { a.resize({.memory = 1_B}); }) ==
           "tenant 'a': memory = 1 B: must be whole in units of 1 B on each of its devices");
     a.resize({.memory = 68_MiB, .compute = 50_pct});  // as much as there is

@@ -98,8 +98,8 @@ TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
         FAIL("admitted");
     } catch (const gpushare::error& e) {
         CHECK(std::string(e.what()) ==
-              "tenant 'second': admission, in permille: shares would sum over the whole "
-              "device (asked 400, 300 of 1000 left)");
+              "tenant 'second': admission: asked 40 % of the device's time, 30 % of 100 % left (shares would sum over "
+              "the whole device)");
         CHECK(e.tenant() == "second");
     }
     CHECK(admission(shared, {.name = "second", .memory = 2_MiB, .compute = 30_pct}) == errc::none);

@@ -80,7 +80,7 @@ public:
     }
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
-    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in microseconds: the objective, what others leave of it, what is
+    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in ns: the objective, what others leave of it, what is
     /// needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());

@@ -254,7 +254,7 @@ public:
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
     /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
-    /// are bytes on one device), share_exceeded (permille), slo_unreachable (microseconds), not_whole and invalid_specification
+    /// are bytes on one device), share_exceeded (permille), slo_unreachable (ns), not_whole and invalid_specification
     /// (with the field and its value), closed; and std::bad_alloc.
     void resize(const tenant_change& change) {
         detail::check_change(spec(), change);
@@ -262,10 +262,7 @@ public:
         auto why = state_->change(change);
         while (why.code == errc::no_room && idle.gather(growth(why))) why = state_->change(change);
         if (why.code == errc::none) return;
-        raise(why, name(),
-              why.code == errc::no_room          ? "resize, on one device"
-              : why.code == errc::share_exceeded ? "resize, in permille"
-                                                 : "resize");
+        raise(why, name(), why.code == errc::no_room ? "resize, on one device" : "resize");
     }
 
     /// The same, with the reason instead of an exception.

@@ -353,7 +353,7 @@ template <class Policy>
 
 /// Why a client's objective can't be met: what another one may have there when it comes, the longest that it declared or lately
 /// showed, leaves too little. Work above isn't counted, nor that below a level that keeps SMs and doesn't lend them to it. Figures
-/// in microseconds: the objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps
+/// in ns: the objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps
 /// its objective.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const std::vector<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
@@ -371,11 +371,12 @@ template <class Policy>
     }
     const ns least = saturating_add(others, s.longest);
     if (least <= s.slo) return {};
-    const auto us = [](ns t) { return static_cast<std::uint64_t>(t.count() / 1000); };
+    const auto count = [](ns t) { return static_cast<std::uint64_t>(t.count()); };
     return {.code = errc::slo_unreachable,
-            .asked = us(s.slo),
-            .left = us(std::max(s.slo - others, ns{0})),
-            .limit = us(least)};
+            .asked = count(s.slo),
+            .left = count(std::max(s.slo - others, ns{0})),
+            .limit = count(least),
+            .because = reason::objective_too_short};
 }
 
 }  // namespace detail

@@ -184,7 +184,7 @@ private:
         for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
         std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
         const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
-        raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
+        raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission");
     }
 
     const Node* node_;

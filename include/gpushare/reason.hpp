@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// What can go wrong, and how it is told: `errc` is the code, `reason` says more closely why and what the figures of a failure
+// are, and each reason has one sentence for people, below.
+//
+//   gpushare::failure{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two}
+//
+// A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp prints them all.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What went wrong.
+enum class errc : std::uint8_t {
+    none,  ///< nothing
+    // memory
+    over_quota,     ///< the tenant's own limit
+    out_of_memory,  ///< the device, or whatever lies below the quota
+    size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
+    bad_alignment,  ///< zero, not a power of two, or larger than can be had
+    unknown_block,  ///< a free of something never allocated here, or freed already
+    wrong_size,     ///< a free with another size or alignment than the allocation's
+    // admission and partitions
+    invalid_specification,  ///< what was asked for makes no sense
+    duplicate_name,         ///< a tenant has that name
+    not_whole,              ///< N doesn't divide into M parts of whole units
+    too_few_devices,        ///< fewer devices than asked for
+    duplicate_device,       ///< the same device twice in one partition
+    different_nodes,        ///< devices of several nodes in one partition
+    no_room,                ///< not enough unpromised memory
+    share_exceeded,         ///< promised shares would sum over the whole device
+    too_few_sms,            ///< fewer SMs than asked for
+    slo_unreachable,        ///< others' longest work alone takes longer than the objective
+    // compute
+    deadline_exceeded,  ///< it took longer than the caller would wait
+    stopped,            ///< a stop was requested while waiting
+    closed,             ///< the tenant or limiter is closing
+    queue_full,         ///< the tenant's queue limit
+    quarantined,        ///< the tenant failed too often in a row
+    asleep,             ///< the tenant sleeps, and refuses what comes
+    too_many_blocks,    ///< a cooperative launch that can't be resident at once
+    submission_failed,  ///< the callable that enqueues work threw
+    kernel_failed,      ///< the work itself failed on the device
+    stuck,              ///< the work doesn't end
+    device_lost,        ///< the device is gone: everything on it failed
+    // backends
+    no_driver,       ///< the machine has no driver, or one that doesn't fit
+    not_supported,   ///< the driver or device can't do that
+    capturing,       ///< not while work is captured into a graph
+    backend_failed,  ///< the device's runtime refused a call for another reason
+    no_device,       ///< there is no such device
+    io_failed,       ///< a file couldn't be read or written
+    // collectives
+    in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
+    mismatch,  ///< ranks called different collectives, or with different sizes
+    aborted,   ///< a rank, or the embedder, gave up the collective
+};
+
+/// In English, without a full stop.
+[[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
+    switch (code) {
+        case errc::none: return "no error";
+        case errc::over_quota: return "over the quota";
+        case errc::out_of_memory: return "out of device memory";
+        case errc::size_overflow: return "more than any device has";
+        case errc::bad_alignment: return "no such alignment";
+        case errc::unknown_block: return "block is not allocated here";
+        case errc::wrong_size: return "block was allocated with another size or alignment";
+        case errc::invalid_specification: return "invalid specification";
+        case errc::duplicate_name: return "name is taken";
+        case errc::not_whole: return "does not divide into equal whole parts";
+        case errc::too_few_devices: return "not enough devices";
+        case errc::duplicate_device: return "the same device twice";
+        case errc::different_nodes: return "devices are not on one node";
+        case errc::no_room: return "not enough unpromised memory";
+        case errc::share_exceeded: return "shares would sum over the whole device";
+        case errc::too_few_sms: return "not enough SMs";
+        case errc::slo_unreachable: return "others' longest work makes the objective impossible";
+        case errc::deadline_exceeded: return "deadline exceeded";
+        case errc::stopped: return "stop requested";
+        case errc::closed: return "closed";
+        case errc::queue_full: return "queue is full";
+        case errc::quarantined: return "quarantined after repeated failures";
+        case errc::asleep: return "asleep";
+        case errc::too_many_blocks: return "blocks cannot all be resident";
+        case errc::submission_failed: return "enqueuing the work threw";
+        case errc::kernel_failed: return "the work failed on the device";
+        case errc::stuck: return "the work does not end";
+        case errc::device_lost: return "device lost";
+        case errc::no_driver: return "no usable device driver";
+        case errc::not_supported: return "not supported by the driver or device";
+        case errc::capturing: return "not during a graph capture";
+        case errc::backend_failed: return "the device's runtime refused the call";
+        case errc::no_device: return "no such device";
+        case errc::io_failed: return "a file could not be read or written";
+        case errc::in_flight: return "something that must be done first is in flight";
+        case errc::mismatch: return "the ranks called different collectives";
+        case errc::aborted: return "aborted";
+    }
+    return "unknown error";
+}
+
+/// The unit of a failure's figures.
+enum class figure_unit : std::uint8_t {
+    none,          ///< the failure has no figures
+    bytes,         ///< of memory
+    permille,      ///< of a device's time
+    nanoseconds,   ///< of time
+    count,         ///< of the things that the reason names
+    position,      ///< an index or rank from 0, or a line from 1, as the reason says
+    error_number,  ///< `asked` is errno
+};
+
+/// Why something was refused, and what `failure::asked`, `left` and `limit` are for it. Figures that aren't named are 0.
+enum class reason : std::uint16_t {
+    unsaid,  ///< as the code alone says
+    // of any code
+    size,          ///< bytes: asked
+    size_left,     ///< bytes: asked, left, limit
+    count_left,    ///< a count: asked, left, limit
+    above_limit,   ///< a count: asked; limit: the largest that is allowed
+    system_error,  ///< asked: errno
+    text_line,     ///< asked: the line of a text, from 1, that can't be read
+    // memory
+    largest_block,        ///< bytes: asked; left: the largest contiguous block; limit: what is free in all
+    no_power_of_two,      ///< asked: the alignment
+    alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
+    // admission and partitions
+    shares_exceeded,  ///< permille: asked, left, limit
+    too_few_devices,  ///< a count: asked; left: how many there are
+    // compute
+    objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
+    queue_limit,          ///< limit: how many submissions may wait
+    empty_callable,       ///< what is to enqueue the work is empty: no function, no figures
+    // backends
+    no_such_device,  ///< asked: the device's index; limit: how many there are
+    all              // how many reasons there are
+};
+
+namespace detail {
+
+/// How a reason is told.
+struct sentence {
+    reason of = reason::unsaid;            ///< whose it is
+    errc code = errc::none;                ///< the only code that it comes with; none: any
+    figure_unit unit = figure_unit::none;  ///< of its figures
+    std::string_view text{};               ///< {asked}, {left}, {limit} in its unit, {code} as to_string() says it
+};
+
+/// One line for each reason, in their order.
+inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sentences{{
+    {reason::unsaid, errc::none, figure_unit::none, "{code}"},
+    {reason::size, errc::none, figure_unit::bytes, "asked {asked} ({code})"},
+    {reason::size_left, errc::none, figure_unit::bytes, "asked {asked}, {left} of {limit} left ({code})"},
+    {reason::count_left, errc::none, figure_unit::count, "asked {asked}, {left} of {limit} left ({code})"},
+    {reason::above_limit, errc::none, figure_unit::count, "asked {asked}, at most {limit} ({code})"},
+    {reason::system_error, errc::none, figure_unit::error_number, "{code}: {asked}"},
+    {reason::text_line, errc::invalid_specification, figure_unit::position, "line {asked} can't be read"},
+    {reason::largest_block, errc::none, figure_unit::bytes,
+     "asked {asked} in one block; {limit} are free, but the largest block of them is {left} ({code})"},
+    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} is no power of two"},
+    {reason::alignment_too_large, errc::bad_alignment, figure_unit::count,
+     "alignment {asked} can't be had: at most {limit}"},
+    {reason::shares_exceeded, errc::share_exceeded, figure_unit::permille,
+     "asked {asked} of the device's time, {left} of {limit} left ({code})"},
+    {reason::too_few_devices, errc::too_few_devices, figure_unit::count, "asked {asked} devices, {left} there"},
+    {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
+     "{code} (asked {asked}, needed {limit})"},
+    {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
+    {reason::empty_callable, errc::invalid_specification, figure_unit::none,
+     "the callable is empty: there is nothing to enqueue"},
+    {reason::no_such_device, errc::no_device, figure_unit::position, "no device {asked}: there are {limit}"},
+}};
+
+/// How `r` is told.
+[[nodiscard]] constexpr const sentence& sentence_of(reason r) noexcept {
+    return sentences[r < reason::all ? static_cast<std::size_t>(r) : 0];
+}
+
+/// Whether every line is where its reason looks for it, says something, and names figures only.
+[[nodiscard]] constexpr bool in_order(const decltype(sentences)& all) noexcept {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        auto rest = all[i].text;
+        if (static_cast<std::size_t>(all[i].of) != i || rest.empty()) return false;
+        for (auto at = rest.find('{'); at != rest.npos; at = rest.find('{')) {
+            rest.remove_prefix(at + 1);
+            const auto name = rest.substr(0, rest.find('}'));
+            const bool figure = name == "asked" || name == "left" || name == "limit";
+            if (!(name == "code" || (figure && all[i].unit != figure_unit::none))) return false;
+        }
+    }
+    return true;
+}
+static_assert(in_order(sentences), "a line of `sentences` is missing, misplaced, empty, or names an unknown figure");
+
+}  // namespace detail
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
