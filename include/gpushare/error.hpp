@@ -85,6 +85,10 @@ public:
         (append(parts), ...);
         return *this;
     }
+    /// Whom it concerns, in front; nothing for an empty name. It is cut, since the figures behind it must fit as well.
+    message& of(std::string_view tenant) noexcept {
+        return tenant.empty() ? *this : add("tenant '", tenant_name{tenant}, "': ");
+    }
     [[nodiscard]] const char* c_str() const noexcept { return buffer_.data(); }
     /// Whether there is no text.
     [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
@@ -93,6 +97,10 @@ private:
     void append(std::string_view text) noexcept {
         size_ += copy_printable(text, buffer_.data() + size_, buffer_.size() - 1 - size_);
         buffer_[size_] = '\0';
+    }
+    template <std::same_as<tenant_name> Name>  // so that a text is none
+    void append(const Name& name) noexcept {
+        append(name.view());
     }
     // The sentence of its reason.
     void append(const failure& f) noexcept {
@@ -175,11 +183,13 @@ private:
     std::size_t size_ = 0;
 };
 
+/// Characters of a name that errors keep.
+inline constexpr std::size_t longest_name = tenant_name::longest;
+
 /// "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)"
 [[nodiscard]] inline message describe(const failure& f, std::string_view tenant, std::string_view what) noexcept {
     message m;
-    // Cut, since the figures behind the name must fit into the message as well.
-    if (!tenant.empty()) m.add("tenant '", tenant_name{tenant}.view(), "': ");
+    m.of(tenant);
     if (!what.empty()) m.add(what, ": ");
     return m.add(f);
 }

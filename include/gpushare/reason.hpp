@@ -142,7 +142,7 @@ enum class reason : std::uint16_t {
     empty_callable,       ///< what is to enqueue the work is empty: no function, no figures
     // backends
     no_such_device,  ///< asked: the device's index; limit: how many there are
-    all              // how many reasons there are
+    all              ///< no reason: how many there are
 };
 
 namespace detail {

@@ -246,7 +246,7 @@ private:
         const auto tenant = upstream_.owner();
         const auto held = usage();
         detail::message m;
-        if (!tenant.empty()) m.add("tenant '", tenant.substr(0, detail::longest_name), "': ");
+        m.of(tenant);
         m.add("allocate from a pool: asked ", bytes{r.why.asked});
         if (r.why.limit != 0) m.add(", ", bytes{r.why.left}, " of ", bytes{r.why.limit}, " left");
         m.add(" (", to_string(r.why.code), "); the pool holds ", held.reserved, ", of which ", held.free(),

@@ -130,12 +130,12 @@ template <clock Clock>
 [[noreturn]] inline void raise_waited(const quota& q, const failure& why, std::string_view tenant) {
     if (is_memory_refusal(why.code)) raise(why, tenant, "allocate");
     detail::message m;
-    if (!tenant.empty()) m.add("tenant '", tenant.substr(0, detail::longest_name), "': ");
+    m.of(tenant);
     m.add("allocate: asked ", bytes{why.asked}, ", ", bytes{why.left}, " of ", bytes{why.limit}, " left (",
           to_string(why.code), ")");
     if (const auto holder = holder_of_burst(q, bytes{why.asked}); holder.borrowed != bytes{}) {
         m.add("; ", holder.borrowed, " lent to ");
-        holder.name.empty() ? m.add("another") : m.add("'", holder.name.substr(0, detail::longest_name), "'");
+        holder.name.empty() ? m.add("another") : m.add("'", tenant_name{holder.name}, "'");
     }
     throw memory_error(why, tenant, m);
 }

@@ -21,7 +21,7 @@ namespace detail {
 template <class... Parts>
 [[noreturn]] void refuse_field(const tenant_spec& of, const Parts&... why) {
     message m;
-    m.add("tenant '", std::string_view(of.name).substr(0, longest_name), "': ", why...);
+    m.of(of.name).add(why...);
     throw operation_error(failure{errc::invalid_specification}, of.name, m);
 }
 
@@ -75,8 +75,7 @@ inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     const auto whole = [&](const auto& value, std::string_view field) {
         if (!value || *value % step == bytes{} || *value == bytes::max()) return;
         message m;
-        m.add("tenant '", std::string_view(then.name).substr(0, longest_name), "': ", field, " = ", *value,
-              ": must be whole in units of ", then.unit, " on each of its devices");
+        m.of(then.name).add(field, " = ", *value, ": must be whole in units of ", then.unit, " on each of its devices");
         throw operation_error(failure{errc::not_whole}, then.name, m);
     };
     whole(c.memory, "memory");

@@ -92,10 +92,10 @@ public:
     /// Throws what `code`, from again(), calls for, with the figures of the last refusal.
     [[noreturn]] void refuse(errc code, const failure& last, std::string_view tenant, bytes per_device) const {
         message m;
-        m.add("tenant '", tenant.substr(0, longest_name), "': asked ", bytes{last.asked}, ", ", bytes{last.left},
-              " of ", bytes{last.limit}, " left (", to_string(code), ")");
+        m.of(tenant).add("asked ", bytes{last.asked}, ", ", bytes{last.left}, " of ", bytes{last.limit}, " left (",
+                         to_string(code), ")");
         if (const auto who = holder(per_device); who.borrowed != bytes{})
-            m.add("; ", who.borrowed, " lent to '", who.name.substr(0, longest_name), "'");
+            m.add("; ", who.borrowed, " lent to '", tenant_name{who.name}, "'");
         throw operation_error(failure{code, last.asked, last.left, last.limit}, tenant, m);
     }
 

@@ -32,7 +32,7 @@ namespace detail {
 /// Throws operation_error: "tenant 'chat': the name is taken".
 [[noreturn]] inline void refuse_admission(const failure& f, std::string_view name, std::string_view why) {
     message m;
-    m.add("tenant '", name.substr(0, longest_name), "': ", why);
+    m.of(name).add(why);
     throw operation_error(f, name, m);
 }
 
