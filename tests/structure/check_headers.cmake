@@ -38,9 +38,6 @@ set(may_include_interop ${base} detail ${primitives} placement gradient tenant i
 set(may_include_gpushare ${base} detail ${primitives} placement tenant observe backend)  # the umbrellas
 set(layers ${base} detail ${primitives} placement gradient backend tenant observe serving interop gpushare)
 
-# Of a public header; one in detail/ is as long as its one responsibility.
-set(line_limit 400)
-
 # config.hpp -> config, memory/quota.hpp -> memory, backend/host/node.hpp -> backend
 function(layer_of path result)
     string(REGEX REPLACE "(/.*|\\.cuh|\\.hpp)$" "" layer ${path})
@@ -107,11 +104,6 @@ function(check_header path)
     endif()
     if(text MATCHES "\nnamespace gpushare::inline ")
         violation("${path}: write namespace gpushare { inline namespace GPUSHARE_ABI {: ctags and others don't read the short form")
-    endif()
-    string(REGEX REPLACE "[^\n]" "" newlines "${text}")
-    string(LENGTH "${newlines}" lines)
-    if(lines GREATER line_limit AND NOT path MATCHES "(^|/)detail/")
-        violation("${path}: ${lines} lines, more than ${line_limit}")
     endif()
     string(REGEX REPLACE "//[^\n]*" "" code "${text}")
     if(code MATCHES "__has_include" AND NOT layer STREQUAL interop)

@@ -61,8 +61,6 @@ bad(memory/found.hpp "#if __has_include(<x>)\n#endif" "__has_include: layouts mu
 set(unequal "operator<=>(a, a) = default")
 bad(memory/unequal.hpp "auto ${unequal}\nbool operator==(b, b) = default"
     "${unequal}: write out operator==(a, a) = default, too: nvcc 13 loses an implicit one")
-string(REPEAT "//\n" 398 long)
-bad(memory/long.hpp "${long}" "401 lines, more than 400")
 bad(memory/short_form.hpp "namespace gpushare::inline GPUSHARE_ABI {"
     "write namespace gpushare { inline namespace GPUSHARE_ABI {: ctags and others don't read the short form")
 bad(stray.hpp "" "in no known layer: add it to check_headers.cmake")

@@ -69,8 +69,6 @@ public:
         const std::size_t slot = (least + unit - 1) / unit * unit;
         const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         s.views.resize(std::size_t{size()} * channels());
-        const bool one_device =
-            where == workspaces::on_devices && std::ranges::count(s.devices, s.devices[0]) == size();
 
         // One rank's workspace as it begins, for the devices to copy; behind it the table of where all workspaces are.
         std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
@@ -80,30 +78,7 @@ public:
         const detail::workspace_view alone{&first, size(), options_.blocks, slot, 0, true, nullptr};
         alone.prepare_rank(0, options_.first_epoch);
 
-        for (std::uint32_t c = 0; c < channels(); ++c) {
-            std::vector<std::byte*> workspaces(size());
-            for (std::uint32_t r = 0; r < size(); ++r)
-                workspaces[r] =
-                    static_cast<std::byte*>(where == workspaces::on_host ? s.take_visible(area + table_bytes())
-                                                                         : s.take(s.devices[r], area + table_bytes()));
-            auto* const reports =
-                static_cast<detail::host_report*>(s.take_visible(size() * sizeof(detail::host_report)));
-            std::copy_n(workspaces.data(), size(), reinterpret_cast<std::byte**>(first + area));
-            std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::host_report));
-            for (std::uint32_t r = 0; r < size(); ++r) {
-                reports[r].place = std::uint64_t{options_.first_epoch} << 32;
-                write(r, workspaces[r], first, area + table_bytes());
-                // 0 turns: for threads, of which there are none here.
-                s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(workspaces[r] + area),
-                                                        size(),
-                                                        options_.blocks,
-                                                        slot,
-                                                        0,
-                                                        where == workspaces::on_devices,
-                                                        reports,
-                                                        one_device};
-            }
-        }
+        for (std::uint32_t c = 0; c < channels(); ++c) make_channel(c, first, area, slot, where);
     }
 
     device_communicator(device_communicator&&) noexcept = default;
@@ -199,6 +174,34 @@ private:
             views;  // of each rank, channel by channel: each has its own table of workspaces
         std::vector<block> blocks;
     };
+
+    /// Allocates and initialises channel `c`. `image` is one rank's workspace as it begins, of `area` bytes, with room for the table of all
+    /// workspaces behind it; `slot` is in bytes.
+    void make_channel(std::uint32_t c, std::byte* image, std::size_t area, std::size_t slot, workspaces where) {
+        state& s = *state_;
+        const bool on_devices = where == workspaces::on_devices;
+        const bool one_device = on_devices && std::ranges::count(s.devices, s.devices[0]) == size();
+        const std::size_t whole = area + table_bytes();
+        std::vector<std::byte*> areas(size());
+        for (std::uint32_t r = 0; r < size(); ++r)
+            areas[r] = static_cast<std::byte*>(on_devices ? s.take(s.devices[r], whole) : s.take_visible(whole));
+        auto* const reports = static_cast<detail::host_report*>(s.take_visible(size() * sizeof(detail::host_report)));
+        std::copy_n(areas.data(), size(), reinterpret_cast<std::byte**>(image + area));
+        std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::host_report));
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            reports[r].place = std::uint64_t{options_.first_epoch} << 32;
+            write(r, areas[r], image, whole);
+            // 0 turns: for threads, of which there are none here.
+            s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(areas[r] + area),
+                                                    size(),
+                                                    options_.blocks,
+                                                    slot,
+                                                    0,
+                                                    on_devices,
+                                                    reports,
+                                                    one_device};
+        }
+    }
 
     [[nodiscard]] std::size_t table_bytes() const noexcept {
         const std::size_t n = size() * sizeof(std::byte*);

@@ -187,42 +187,10 @@ public:
         std::vector<row> rows;
         std::vector<fused_row> fused;
         for (std::uint64_t line = 1; !text.empty(); ++line) {
-            std::string_view rest = text.substr(0, text.find('\n'));
-            text.remove_prefix(std::min(rest.size() + 1, text.size()));
-            if (rest.empty()) continue;
-            const auto word = [&] {
-                const std::string_view w = rest.substr(0, rest.find(' '));
-                rest.remove_prefix(std::min(w.size() + 1, rest.size()));
-                return w;
-            };
-            row r;
-            bool good = limit(word(), r.ranks) && limit(word(), r.bytes);
-            const std::string_view how = word(), where = word();
-            good = good && (where == "cached" || where == "streaming");
-            r.plan.streaming = where == "streaming";
-            const auto read_blocks = [&] {
-                if (rest.starts_with("blocks=")) good = good && number(word().substr(7), r.plan.blocks);
-            };
-            const bool is_fused = how == "fused" || how == "fused_one_shot";
-            if (is_fused) read_blocks();
-            if (good && is_fused && rest.empty()) {
-                fused.push_back({r.ranks, r.bytes, {r.plan.streaming, r.plan.blocks, how == "fused_one_shot"}});
-                continue;
-            }
-            if (rest.starts_with("places="))
-                good = good && number(word().substr(7), r.plan.places) && (r.plan.places == 1 || r.plan.places == 2);
-            if (rest.starts_with("ahead=")) good = good && number(word().substr(6), r.plan.ahead);
-            read_blocks();
-            good = good && rest.empty();
-            bool known = false;
-            for (const algorithm a : {algorithm::one_shot, algorithm::two_shot, algorithm::ring})
-                if (how == to_string(a)) {
-                    r.plan.how = a;
-                    known = true;
-                }
-            if (!good || !known)
+            const std::string_view one = text.substr(0, text.find('\n'));
+            text.remove_prefix(std::min(one.size() + 1, text.size()));
+            if (!one.empty() && !read_line(one, rows, fused))
                 raise({.code = errc::invalid_specification, .asked = line}, {}, "loading a tuning table");
-            rows.push_back(r);
         }
         return fused.empty() ? tuning_table(std::move(rows)) : tuning_table(std::move(rows), std::move(fused));
     }
@@ -252,6 +220,40 @@ private:
         }
         return all;
     }
+    /// Takes the next word off `rest`.
+    static std::string_view next_word(std::string_view& rest) noexcept {
+        const std::string_view word = rest.substr(0, rest.find(' '));
+        rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+        return word;
+    }
+    /// Takes "NAME=NUMBER" off `rest`, where that comes next. False: there is no number behind the name.
+    template <class N>
+    static bool read_option(std::string_view& rest, std::string_view name, N& n) noexcept {
+        return !rest.starts_with(name) || number(next_word(rest).substr(name.size()), n);
+    }
+    /// Adds the row that `line` describes to one of the lists. False: `line` describes none.
+    static bool read_line(std::string_view line, std::vector<row>& rows, std::vector<fused_row>& fused) {
+        row r;
+        if (!limit(next_word(line), r.ranks) || !limit(next_word(line), r.bytes)) return false;
+        const std::string_view how = next_word(line), where = next_word(line);
+        r.plan.streaming = where == "streaming";
+        if (!r.plan.streaming && where != "cached") return false;
+        if (how == "fused" || how == "fused_one_shot") {
+            if (!read_option(line, "blocks=", r.plan.blocks) || !line.empty()) return false;
+            fused.push_back({r.ranks, r.bytes, {r.plan.streaming, r.plan.blocks, how == "fused_one_shot"}});
+            return true;
+        }
+        constexpr std::array known{algorithm::one_shot, algorithm::two_shot, algorithm::ring};
+        const auto named = std::ranges::find_if(known, [&](algorithm a) { return how == to_string(a); });
+        if (named == known.end() || !read_option(line, "places=", r.plan.places) ||
+            !read_option(line, "ahead=", r.plan.ahead) || !read_option(line, "blocks=", r.plan.blocks))
+            return false;
+        r.plan.how = *named;
+        if (!line.empty() || r.plan.places < 1 || r.plan.places > 2) return false;
+        rows.push_back(r);
+        return true;
+    }
+
     template <class Row>
     static std::string limits(const Row& r) {
         return (r.ranks == any_ranks ? "any" : std::to_string(r.ranks)) + ' ' +

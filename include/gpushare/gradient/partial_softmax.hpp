@@ -74,56 +74,81 @@ public:
         if (const auto f = net.all_gather(labels, std::span(all_labels), deadline)) return f;
         choose(all_labels);
 
-        const std::size_t classes = rows_.size();
-        std::vector<float> logits(samples * classes);
+        std::vector<float> logits(samples * rows_.size());
+        std::vector<float> most = products(all_x, weights, logits);
+        if (const auto f = net.all_reduce(std::span<const float>(most), std::span(most), maximum{}, deadline)) return f;
+        std::vector<float> sums = exponentials(all_labels, most, logits);
+        if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
+        const std::size_t counted = mean_loss(all_labels, sums, loss);
+        const std::vector<float> all_dx = gradients(all_x, all_labels, weights, logits, sums, counted);
+        return net.reduce_scatter(std::span<const float>(all_dx), dx, sum{}, deadline);
+    }
+
+private:
+    /// Fills in the logits, a row for each sample, and returns the largest of each.
+    std::vector<float> products(std::span<const float> x, std::span<const float> weights,
+                                std::span<float> logits) const {
+        const std::size_t classes = rows_.size(), samples = x.size() / features_;
         std::vector<float> most(samples, -std::numeric_limits<float>::infinity());
         for (std::size_t s = 0; s < samples; ++s)
             for (std::size_t k = 0; k < classes; ++k) {
-                const float l = product(&all_x[s * features_], &weights[rows_[k] * features_]);
+                const float l = product(&x[s * features_], &weights[rows_[k] * features_]);
                 logits[s * classes + k] = l;
                 most[s] = std::max(most[s], l);
             }
-        if (const auto f = net.all_reduce(std::span<const float>(most), std::span(most), maximum{}, deadline)) return f;
-        // Of each sample the sum of exponentials, and the label's logit, which one rank has.
+        return most;
+    }
+    /// Turns logits into exponentials, relative to the largest of all ranks. Returns the sum for each sample and, behind
+    /// all sums, the logit of each sample's label, which one rank has.
+    std::vector<float> exponentials(std::span<const std::int64_t> labels, std::span<const float> most,
+                                    std::span<float> logits) const {
+        const std::size_t classes = rows_.size(), samples = labels.size();
         std::vector<float> sums(2 * samples);
         for (std::size_t s = 0; s < samples; ++s) {
             double sum = 0;
             for (std::size_t k = 0; k < classes; ++k) {
                 float& l = logits[s * classes + k];
-                if (is_label(all_labels[s], k)) sums[samples + s] = l - most[s];
+                if (is_label(labels[s], k)) sums[samples + s] = l - most[s];
                 l = std::exp(l - most[s]);
                 sum += static_cast<double>(l);
             }
             sums[s] = static_cast<float>(sum);
         }
-        if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
-
+        return sums;
+    }
+    /// Returns how many samples count.
+    std::size_t mean_loss(std::span<const std::int64_t> labels, std::span<const float> sums, float& loss) const {
         std::size_t counted = 0;
         double total = 0;
-        for (std::size_t s = 0; s < samples; ++s)
-            if (counts(all_labels[s])) {
+        for (std::size_t s = 0; s < labels.size(); ++s)
+            if (counts(labels[s])) {
                 ++counted;
-                total += std::log(static_cast<double>(sums[s])) - static_cast<double>(sums[samples + s]);
+                total += std::log(static_cast<double>(sums[s])) - static_cast<double>(sums[labels.size() + s]);
             }
         loss = counted == 0 ? 0.0F : static_cast<float>(total / static_cast<double>(counted));
-
+        return counted;
+    }
+    /// Fills in gradient_, and returns this rank's part of the gradient by all samples' features.
+    std::vector<float> gradients(std::span<const float> x, std::span<const std::int64_t> labels,
+                                 std::span<const float> weights, std::span<const float> exponentials,
+                                 std::span<const float> sums, std::size_t counted) {
+        const std::size_t classes = rows_.size();
         gradient_.assign(classes * features_, 0.0F);
-        std::vector<float> all_dx(samples * features_);
-        for (std::size_t s = 0; s < samples; ++s) {
-            if (!counts(all_labels[s])) continue;
+        std::vector<float> dx(x.size());
+        for (std::size_t s = 0; s < labels.size(); ++s) {
+            if (!counts(labels[s])) continue;
             for (std::size_t k = 0; k < classes; ++k) {
-                const float p = logits[s * classes + k] / sums[s];
-                const float d = (p - (is_label(all_labels[s], k) ? 1.0F : 0.0F)) / static_cast<float>(counted);
+                const float p = exponentials[s * classes + k] / sums[s];
+                const float d = (p - (is_label(labels[s], k) ? 1.0F : 0.0F)) / static_cast<float>(counted);
                 for (std::size_t i = 0; i < features_; ++i) {
-                    gradient_[k * features_ + i] += d * all_x[s * features_ + i];
-                    all_dx[s * features_ + i] += d * weights[rows_[k] * features_ + i];
+                    gradient_[k * features_ + i] += d * x[s * features_ + i];
+                    dx[s * features_ + i] += d * weights[rows_[k] * features_ + i];
                 }
             }
         }
-        return net.reduce_scatter(std::span<const float>(all_dx), dx, sum{}, deadline);
+        return dx;
     }
 
-private:
     /// All classes that are labels, and as many others at random as the rate leaves room for.
     void choose(std::span<const std::int64_t> labels) {
         std::vector<bool> taken(own_.size());

@@ -175,6 +175,53 @@ template <class Body>
     return static_cast<std::uint32_t>(std::max<std::uint64_t>(there, 1));
 }
 
+/// What each rank takes of its device, in device_parts. On the stack for few ranks.
+class rank_parts {
+public:
+    explicit rank_parts(std::size_t ranks) : ranks_(ranks), many_(ranks > few_.size() ? ranks : 0) {}
+
+    [[nodiscard]] std::span<std::uint64_t> all() noexcept {
+        return many_.empty() ? std::span(few_).first(ranks_) : std::span(many_);
+    }
+    [[nodiscard]] std::uint64_t operator[](std::size_t r) noexcept { return all()[r]; }
+    /// The sum over the ranks on the device of `rank`: there may be several.
+    [[nodiscard]] std::uint64_t on_device_of(std::size_t rank, std::span<const device_id> devices) noexcept {
+        std::uint64_t sum = 0;
+        for (std::size_t r = 0; r < ranks_; ++r) sum += devices[r] == devices[rank] ? all()[r] : 0;
+        return sum;
+    }
+
+private:
+    std::size_t ranks_;
+    std::array<std::uint64_t, ranks_in_place> few_{};
+    std::vector<std::uint64_t> many_;
+};
+
+/// How many blocks each rank gets. Fills in which part of its device they are. errc::too_many_blocks where a device can't hold all that
+/// its ranks bring; errc::duplicate_device where the launches of one device don't run together. `kernel(r)` is the kernel of rank r.
+template <launcher Stream, class KernelOf>
+[[nodiscard]] result<std::uint32_t> divide_devices(std::span<const device_id> devices, std::span<Stream> streams,
+                                                   const member& first, const launch_options& options,
+                                                   std::uint32_t planned, const KernelOf& kernel, rank_parts& parts) {
+    const std::size_t ranks = devices.size();
+    if constexpr (!launches_run_together<Stream>)
+        for (std::size_t r = 1; r < ranks; ++r)
+            if (std::ranges::find(devices.first(r), devices[r]) != devices.begin() + static_cast<std::ptrdiff_t>(r))
+                return errc::duplicate_device;
+    // First how many blocks there is room for, alone on the device; then which part of it they are.
+    std::uint64_t least_room = std::numeric_limits<std::uint64_t>::max();
+    for (std::size_t r = 0; r < ranks; ++r) {
+        parts.all()[r] = streams[r].max_cooperative_blocks(kernel(r), options.threads);
+        const auto beside = static_cast<std::uint64_t>(std::ranges::count(devices, devices[r]));
+        least_room = std::min(least_room, parts[r] / beside);
+    }
+    const std::uint32_t blocks = blocks_of(first, options, planned, least_room);
+    for (std::uint64_t& p : parts.all()) p = device_parts::part_of(blocks, static_cast<std::uint32_t>(p));
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (parts.on_device_of(r, devices) > device_parts::whole_device) return errc::too_many_blocks;
+    return blocks;
+}
+
 /// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
 /// `planned`: blocks, where `options` leaves that open.
 template <gang_order Gangs, launcher Stream, class BodyOf>
@@ -186,38 +233,18 @@ requires std::invocable<const BodyOf&, std::size_t>
     const std::size_t ranks = members.size();
     if (devices.size() != ranks || streams.size() != ranks) return errc::invalid_specification;
     if (const errc why = check_members<body>(members, options); why != errc::none) return why;
-    if constexpr (!launches_run_together<Stream>)
-        for (std::size_t r = 1; r < ranks; ++r)
-            for (std::size_t other = 0; other < r; ++other)
-                if (devices[r] == devices[other]) return errc::duplicate_device;
     const auto kernel = [&](std::size_t r) {
         return rank_kernel<body>{members[r].view(), members[r].rank(), bounded(options.patience), members[r].asked(),
                                  body_of(r)};
     };
-    std::array<std::uint64_t, ranks_in_place> few;
-    std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);
-    const std::span<std::uint64_t> parts = many.empty() ? std::span(few).first(ranks) : std::span(many);
-    // First how many blocks there is room for, alone on the device; then which part of it they are.
-    std::uint64_t least_room = std::numeric_limits<std::uint64_t>::max();
-    for (std::size_t r = 0; r < ranks; ++r) {
-        parts[r] = streams[r].max_cooperative_blocks(kernel(r), options.threads);
-        const auto beside = static_cast<std::uint64_t>(std::ranges::count(devices, devices[r]));
-        least_room = std::min(least_room, parts[r] / beside);
-    }
-    const std::uint32_t blocks = blocks_of(members[0], options, planned, least_room);
-    for (std::uint64_t& p : parts) p = device_parts::part_of(blocks, static_cast<std::uint32_t>(p));
-    const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
-        std::uint64_t sum = 0;
-        for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
-        return sum;
-    };
-    for (std::size_t r = 0; r < ranks; ++r)
-        if (on_device_of(r) > device_parts::whole_device) return errc::too_many_blocks;
+    rank_parts parts(ranks);
+    const auto blocks = divide_devices(devices, streams, members[0], options, planned, kernel, parts);
+    if (!blocks) return blocks.code();
 
     gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
     if (const errc why = gang.prepare(streams); why != errc::none) return why;
-    for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
-    const grid g{.blocks = blocks, .threads = options.threads, .hold = {}};
+    for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], parts.on_device_of(r, devices), streams[r]);
+    const grid g{.blocks = *blocks, .threads = options.threads, .hold = {}};
     std::size_t r = 0;
     bool any = false;  // runs, and waits for the others
     const auto give_up = [&](errc why) {
