@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU in virtual time, block by block, as far as co-location needs it: SMs with threads, registers, shared memory and
+// slots; kernels in streams; native stream priorities, which order only blocks that haven't started; waits in a stream
+// for a word of the host. It says nothing about what kernels compute.
+//
+//   engines::device gpu{engines::h100, {}, seed};
+//   const auto s = gpu.make_stream({.client = 0, .priority = 0});
+//   gpu.launch(s, kernel, gpu.now() + 4500ns, [&] { ... });   // called when the kernel is over
+//   gpu.run_until(instant{} + 2s);
+//
+// Rules, and where they come from. Blocks of one priority are dispatched in the order in which their kernels became
+// ready, and no later kernel passes one whose blocks wait (Amert et al., "GPU scheduling on the NVIDIA TX2", RTSS 2017;
+// Gilman et al., "Demystifying the placement policies of the NVIDIA GPU thread block scheduler", 2021). A kernel spreads
+// its blocks breadth first. A block takes as long as its kernel took alone, over the number of its waves.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/sim/event_queue.hpp>
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/units.hpp>
+
+namespace engines {
+
+using gpushare::instant;
+using gpushare::ns;
+
+/// What an SM has, or what a block takes of it.
+struct sm_room {
+    std::uint32_t threads, registers, shared_bytes, slots;
+
+    /// How many blocks fit that take `block` each.
+    [[nodiscard]] constexpr std::uint32_t fits(const sm_room& block) const noexcept {
+        const auto times = [](std::uint32_t has, std::uint32_t takes) { return takes == 0 ? ~0U : has / takes; };
+        return std::min({times(threads, block.threads), times(registers, block.registers),
+                         times(shared_bytes, block.shared_bytes), times(slots, block.slots)});
+    }
+    constexpr void take(const sm_room& block, std::uint32_t n) noexcept {
+        threads -= n * block.threads;
+        registers -= n * block.registers;
+        shared_bytes -= n * block.shared_bytes;
+        slots -= n * block.slots;
+    }
+    constexpr void give(const sm_room& block, std::uint32_t n) noexcept {
+        threads += n * block.threads;
+        registers += n * block.registers;
+        shared_bytes += n * block.shared_bytes;
+        slots += n * block.slots;
+    }
+};
+
+/// What a device has.
+struct device_shape {
+    std::uint32_t sms;
+    sm_room sm;
+    std::uint32_t reserved_shared_bytes;  ///< of each block, by the system
+};
+
+/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+inline constexpr device_shape h100{132, {2048, 65536, 233472, 32}, 1024};
+
+/// A kernel as it was recorded alone.
+struct kernel {
+    std::uint32_t blocks = 1;
+    sm_room block{};           ///< what each block takes
+    ns alone{};                ///< on an idle device
+    ns host{};                 ///< of the host, before the launch
+    bool uses_memory = false;  ///< bound by memory: it slows its neighbours
+};
+
+/// What a block of `threads` takes: warps are whole, registers come in units of 256 a warp.
+[[nodiscard]] constexpr sm_room block_of(std::uint32_t threads, std::uint32_t registers, std::uint32_t shared_bytes,
+                                         const device_shape& on) noexcept {
+    const std::uint32_t warps = std::max((threads + 31) / 32, 1U);
+    return {warps * 32, warps * ((registers * 32 + 255) / 256 * 256), shared_bytes + on.reserved_shared_bytes, 1};
+}
+
+/// The constants that were fitted. Which rows they were fitted on stands in bench/README.md.
+struct device_constants {
+    double beside_memory = 2.0;   ///< a small kernel's slow-down, by the share of slots of memory-bound neighbours
+    double beside_compute = 1.0;  ///< the same, of other neighbours
+    double jitter = 0.05;         ///< standard deviation of a block's time
+    double tail = 0.25;           ///< blocks of a kernel that fills the device once end as much earlier, at most
+};
+
+class device {
+public:
+    using task = std::function<void()>;
+    struct stream_options {
+        std::uint32_t client = 0;
+        int priority = 0;  ///< the greatest goes first
+        ns gap{1000};      ///< from the end of a kernel to the start of the next one
+    };
+
+    device(const device_shape& shape, const device_constants& c, std::uint64_t seed)
+        : shape_(shape), constants_(c), random_(seed), sms_(shape.sms, shape.sm) {}
+
+    [[nodiscard]] instant now() const noexcept { return now_; }
+    [[nodiscard]] gpushare::sim::random& random() noexcept { return random_; }
+    [[nodiscard]] std::uint64_t events() const noexcept { return happened_; }
+    /// SM time that the client's blocks took, in SMs x ns: by the slots that they filled.
+    [[nodiscard]] double sm_time(std::uint32_t client) const noexcept { return neighbours_[client].sm_time; }
+
+    [[nodiscard]] std::uint32_t make_stream(const stream_options& o) {
+        streams_.push_back({o, {}, false, {}});
+        if (neighbours_.size() <= o.client) neighbours_.resize(o.client + 1);
+        return static_cast<std::uint32_t>(streams_.size() - 1);
+    }
+    /// `k` must live until it is over. `arrival`: when the device sees it. `done` may be empty.
+    void launch(std::uint32_t stream, const kernel& k, instant arrival, task done = {}) {
+        enqueue(stream, {&k, nullptr, arrival, std::move(done)});
+    }
+    /// What follows in the stream waits while `*closed`. Whoever opens it calls opened().
+    void wait_in_stream(std::uint32_t stream, const bool& closed, instant arrival) {
+        enqueue(stream, {nullptr, &closed, arrival, {}});
+    }
+    void opened(std::uint32_t stream) { go_on(stream); }
+    void at(instant t, task f) {
+        std::uint32_t i = 0;
+        if (free_tasks_.empty()) {
+            i = static_cast<std::uint32_t>(tasks_.size());
+            tasks_.emplace_back();
+        } else {
+            i = free_tasks_.back();
+            free_tasks_.pop_back();
+        }
+        tasks_[i] = std::move(f);
+        events_.push(std::max(t, now_), {event::calls, i, 0, 0});
+    }
+    void run_until(instant t) {
+        while (!events_.empty() && events_.first_time() <= t) step();
+        now_ = t;
+    }
+
+private:
+    struct item {
+        const kernel* work;
+        const bool* closed;  // of a wait
+        instant arrival;
+        task done;
+    };
+    struct stream_state {
+        stream_options options;
+        std::deque<item> items;
+        bool busy;  // a kernel of it is about to begin, or runs
+        instant last_end;
+    };
+    struct running {
+        const kernel* work = nullptr;
+        std::uint32_t stream = 0, unplaced = 0, left = 0, per_sm = 1;
+        ns block{};
+        bool fills_once = false, small = false;
+        task done{};
+    };
+    struct event {
+        enum kind : std::uint8_t { calls, begins, ends } what;
+        std::uint32_t index;  // of a task, a stream, a running kernel
+        std::uint32_t sm, blocks;
+    };
+    struct client_state {
+        double slots = 0, memory_slots = 0;  // share of the device's slots that its blocks fill now
+        double sm_time = 0;
+    };
+
+    void step() {
+        now_ = events_.first_time();
+        const event e = events_.pop();
+        ++happened_;
+        if (e.what == event::begins) {
+            begin(e.index);
+        } else if (e.what == event::ends) {
+            end(e);
+        } else {
+            task f = std::move(tasks_[e.index]);
+            free_tasks_.push_back(e.index);
+            f();
+        }
+    }
+
+    void enqueue(std::uint32_t stream, item i) {
+        streams_[stream].items.push_back(std::move(i));
+        go_on(stream);
+    }
+
+    // Lets the first kernel of a stream begin when the device has seen it and the one before is over.
+    void go_on(std::uint32_t index) {
+        stream_state& s = streams_[index];
+        while (!s.busy && !s.items.empty()) {
+            const item& first = s.items.front();
+            if (first.closed != nullptr) {
+                if (*first.closed) return;
+                s.items.pop_front();
+                continue;
+            }
+            s.busy = true;
+            events_.push(std::max({now_, first.arrival, s.last_end + s.options.gap}), {event::begins, index, 0, 0});
+        }
+    }
+
+    void begin(std::uint32_t stream) {
+        stream_state& s = streams_[stream];
+        const std::uint32_t index = new_running();
+        running& r = running_[index];
+        const kernel& k = *s.items.front().work;
+        r.work = &k;
+        r.stream = stream;
+        r.unplaced = r.left = k.blocks;
+        r.per_sm = std::max(shape_.sm.fits(k.block), 1U);
+        const std::uint32_t at_once = shape_.sms * r.per_sm;
+        r.block = k.alone / ((k.blocks + at_once - 1) / at_once);
+        r.fills_once = k.blocks == at_once;
+        r.small = s.options.priority > 0 || k.blocks < shape_.sms;
+        r.done = std::move(s.items.front().done);
+        s.items.pop_front();
+        const auto behind = std::ranges::find_if(ready_, [&](std::uint32_t other) {
+            return streams_[running_[other].stream].options.priority < s.options.priority;
+        });
+        ready_.insert(behind, index);
+        dispatch();
+    }
+
+    [[nodiscard]] std::uint32_t new_running() {
+        if (free_running_.empty()) {
+            running_.emplace_back();
+            return static_cast<std::uint32_t>(running_.size() - 1);
+        }
+        const std::uint32_t index = free_running_.back();
+        free_running_.pop_back();
+        return index;
+    }
+
+    // Places the blocks of ready kernels, in order, until those of one don't all fit.
+    void dispatch() {
+        while (!ready_.empty()) {
+            running& r = running_[ready_.front()];
+            spread(r);
+            for (std::uint32_t i = 0; i < shape_.sms; ++i)
+                if (placed_[i] != 0) start(ready_.front(), i, placed_[i]);
+            if (r.unplaced != 0) return;
+            ready_.erase(ready_.begin());
+        }
+    }
+
+    // Breadth first, from the SM behind the last one that got a block.
+    void spread(const running& r) {
+        placed_.assign(shape_.sms, 0);
+        std::uint32_t left = r.unplaced;
+        for (bool any = true; left != 0 && any;) {
+            any = false;
+            for (std::uint32_t n = 0; n < shape_.sms && left != 0; ++n) {
+                const std::uint32_t i = (next_sm_ + n) % shape_.sms;
+                if (sms_[i].fits(r.work->block) == 0) continue;
+                sms_[i].take(r.work->block, 1);
+                ++placed_[i];
+                --left;
+                any = true;
+            }
+        }
+        next_sm_ = (next_sm_ + 1) % shape_.sms;
+    }
+
+    // The first ready kernel gets what has become free on one SM. Only if all its blocks are placed does another one look.
+    void refill(std::uint32_t sm) {
+        if (ready_.empty()) return;
+        running& r = running_[ready_.front()];
+        const std::uint32_t n = std::min(sms_[sm].fits(r.work->block), r.unplaced);
+        if (n == 0) return;
+        sms_[sm].take(r.work->block, n);
+        start(ready_.front(), sm, n);
+        if (r.unplaced != 0) return;
+        ready_.erase(ready_.begin());
+        dispatch();
+    }
+
+    void start(std::uint32_t index, std::uint32_t sm, std::uint32_t blocks) {
+        running& r = running_[index];
+        const ns takes{std::llround(static_cast<double>(r.block.count()) * scatter(r) * slowed(r))};
+        fill(r, blocks, 1);
+        neighbours_[streams_[r.stream].options.client].sm_time +=
+            static_cast<double>(takes.count()) * blocks / r.per_sm;
+        r.unplaced -= blocks;
+        events_.push(now_ + takes, {event::ends, index, sm, blocks});
+    }
+
+    [[nodiscard]] double scatter(const running& r) noexcept {
+        if (r.fills_once) return 1 - constants_.tail * random_.fraction();
+        constexpr double to_deviation = 1.7320508;  // of a uniform number between -1 and 1
+        return 1 + constants_.jitter * to_deviation * (2 * random_.fraction() - 1);
+    }
+
+    [[nodiscard]] double slowed(const running& r) const noexcept {
+        if (!r.small) return 1;
+        double memory = 0, compute = 0;
+        for (std::uint32_t c = 0; c < neighbours_.size(); ++c) {
+            if (c == streams_[r.stream].options.client) continue;
+            memory += neighbours_[c].memory_slots;
+            compute += neighbours_[c].slots - neighbours_[c].memory_slots;
+        }
+        return 1 + constants_.beside_memory * memory + constants_.beside_compute * compute;
+    }
+
+    void fill(const running& r, std::uint32_t blocks, int sign) noexcept {
+        const double share = sign * static_cast<double>(blocks) / (static_cast<double>(shape_.sms) * r.per_sm);
+        client_state& c = neighbours_[streams_[r.stream].options.client];
+        c.slots += share;
+        if (r.work->uses_memory) c.memory_slots += share;
+    }
+
+    void end(const event& e) {
+        running& r = running_[e.index];
+        sms_[e.sm].give(r.work->block, e.blocks);
+        fill(r, e.blocks, -1);
+        r.left -= e.blocks;
+        if (r.left == 0) {
+            stream_state& s = streams_[r.stream];
+            s.busy = false;
+            s.last_end = now_;
+            const task done = std::move(r.done);
+            const std::uint32_t stream = r.stream;
+            free_running_.push_back(e.index);
+            go_on(stream);
+            if (done) done();
+        }
+        refill(e.sm);
+    }
+
+    device_shape shape_;
+    device_constants constants_;
+    gpushare::sim::random random_;
+    instant now_{};
+    gpushare::sim::event_queue<event> events_;
+    std::uint64_t happened_ = 0;
+    std::vector<sm_room> sms_;
+    std::vector<std::uint32_t> placed_;
+    std::uint32_t next_sm_ = 0;
+    std::vector<stream_state> streams_;
+    std::vector<running> running_;
+    std::vector<std::uint32_t> free_running_, ready_;  // ready: the first goes first
+    std::vector<client_state> neighbours_;
+    std::vector<task> tasks_;
+    std::vector<std::uint32_t> free_tasks_;
+};
+
+}  // namespace engines

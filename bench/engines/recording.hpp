@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// What real models launched on a device when they ran alone, as kernels.csv.gz has it: a row for each kernel, fill or copy.
+//
+//   const engines::recording all = engines::read_recording("kernels.csv.gz");
+//   const std::vector<engines::iteration>& model = all.at("bert_graph");
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gpushare/units.hpp>
+
+#include "engines/device.hpp"
+
+namespace engines {
+
+using iteration = std::vector<kernel>;
+using recording = std::map<std::string, std::vector<iteration>>;
+
+namespace detail {
+
+// A line of comma-separated values, with quotes around what has a comma.
+inline std::vector<std::string> fields(const std::string& line) {
+    std::vector<std::string> all(1);
+    bool quoted = false;
+    for (const char c : line) {
+        if (c == '"')
+            quoted = !quoted;
+        else if (c == ',' && !quoted)
+            all.emplace_back();
+        else if (c != '\n' && c != '\r')
+            all.back() += c;
+    }
+    return all;
+}
+
+enum column : std::uint8_t {
+    model,
+    number,
+    kind = 3,
+    grid = 5,
+    block = 8,
+    registers = 11,
+    shared_bytes = 12,
+    duration = 15,
+    launch = 16,
+    columns = 19
+};
+
+/// A tensor core's kernel keeps its operands in shared memory, and computes more than it reads.
+inline constexpr std::uint32_t shared_bytes_of_matrices = 48 << 10;
+
+inline kernel kernel_of(const std::vector<std::string>& row, const device_shape& on) {
+    const auto value = [&](int i) { return std::strtod(row[static_cast<std::size_t>(i)].c_str(), nullptr); };
+    const auto whole = [&](int i) { return static_cast<std::uint32_t>(value(i)); };
+    kernel k;
+    k.alone = ns{static_cast<std::int64_t>(value(duration) * 1e3)};
+    if (row[kind] == "kernel") {
+        k.blocks = whole(grid) * whole(grid + 1) * whole(grid + 2);
+        k.block =
+            block_of(whole(block) * whole(block + 1) * whole(block + 2), whole(registers), whole(shared_bytes), on);
+        k.uses_memory = whole(shared_bytes) < shared_bytes_of_matrices;
+    } else {  // a fill or a copy: some blocks of the driver's
+        k.blocks = 64;
+        k.block = block_of(256, 16, 0, on);
+    }
+    return k;
+}
+
+}  // namespace detail
+
+/// Throws std::runtime_error if the file can't be read, or isn't what it should be. Uses gzip.
+inline recording read_recording(const std::string& path, const device_shape& on = h100) {
+    std::FILE* const file = std::filesystem::exists(path) ? ::popen(("gzip -dc '" + path + "'").c_str(), "r") : nullptr;
+    if (file == nullptr) throw std::runtime_error("cannot read " + path);
+    recording all;
+    std::string line;
+    double launched = 0;  // when the iteration's last launch began
+    for (int c = 0; (c = std::fgetc(file)) != EOF;) {
+        if (line += static_cast<char>(c); c != '\n') continue;
+        const auto row = detail::fields(line);
+        line.clear();
+        if (row.size() < detail::columns || row[0] == "model") continue;
+        auto& iterations = all[row[0]];
+        const auto n = static_cast<std::size_t>(std::strtoul(row[detail::number].c_str(), nullptr, 10));
+        if (iterations.size() <= n) {
+            iterations.resize(n + 1);
+            launched = 0;
+        }
+        kernel k = detail::kernel_of(row, on);
+        const double launch = std::strtod(row[detail::launch].c_str(), nullptr);
+        k.host = ns{static_cast<std::int64_t>((iterations[n].empty() ? 0 : launch - launched) * 1e3)};
+        launched = launch;
+        iterations[n].push_back(k);
+    }
+    if (::pclose(file) != 0 || all.empty()) throw std::runtime_error("no recording in " + path);
+    return all;
+}
+
+}  // namespace engines

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides which launch goes to a device now: a kernel, a graph or a copy, as the driver sees it. An engine's call is
+// hundreds of launches that nobody waits for, so a decision about the call comes too late for its neighbours.
+//
+//   gpushare::launch_gate gate;
+//   const auto urgent = gate.add({.level = 1}), batch = gate.add({});
+//   gate.arrived(urgent, now);                                 // a request is there: batch holds back
+//   if (gate.ask(batch, 20us, now).goes) gate.launched(batch, 20us, now);
+//   gate.finished(batch, 20us, 22us, now);                     // predicted, and measured
+//   gate.left(urgent, now);                                    // batch goes on after the linger
+//
+// A plain value without a clock, a thread or a device. Whoever drives it asks before each launch, holds the launching
+// thread or closes a gate in its stream while the answer is no, and asks again when something finished or left, or at the
+// time that the answer names. Not thread-safe: its driver locks.
+//
+// Three rules, in this order. A client holds back while a client of a higher level is present, and for a linger after
+// that, since the next request often follows at once. Where a client of a higher level exists at all, a client has little
+// in flight. Among clients of one level, device time is divided by weight, in virtual time (start-time fair queueing,
+// Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say: the engine may hold a
+// lock that the urgent client needs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How a launch_gate decides.
+struct launch_gate_options {
+    ns in_flight{200'000};  ///< of predicted time, for each client below another one's level; at least one launch
+    ns linger{10'000};      ///< how long others hold back after a client left
+    ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
+    ns longest_hold{100'000'000};  ///< after which a launch goes in any case
+};
+
+/// What a client of a launch_gate is.
+struct launch_client_options {
+    int level = 0;             ///< the higher goes first
+    std::uint32_t weight = 1;  ///< of the level's device time, relative to the weights of others; not 0
+};
+
+/// Whether a launch may go.
+struct launch_answer {
+    bool goes = false;        ///< launch it now
+    bool forced = false;      ///< goes, since it was held for too long: worth an event
+    std::uint32_t held_by{};  ///< the client for whom it is held, or was
+    instant again = never;    ///< ask again then, if nothing has finished or left by then
+};
+
+/// The decisions about one device's launches. See the top of the file.
+class launch_gate {
+public:
+    using client = std::uint32_t;  ///< an index, used again once it was removed
+
+    /// Throws nothing but std::bad_alloc.
+    explicit launch_gate(const launch_gate_options& o = {}) : options_(o) {}
+
+    /// Adds a client that isn't present. Throws std::bad_alloc.
+    [[nodiscard]] client add(const launch_client_options& o) {
+        const auto unused = std::ranges::find(clients_, false, &state::used);
+        const auto c = static_cast<client>(unused - clients_.begin());
+        if (unused == clients_.end()) clients_.emplace_back();
+        clients_[c] = {.level = o.level, .weight = std::max(o.weight, 1U), .used = true};
+        catch_up(c);
+        return c;
+    }
+    /// Forgets a client, with what it had in flight.
+    void remove(client c) noexcept { clients_[c] = {}; }
+
+    /// A request of `c` is there, or another one. It is present until each has left.
+    void arrived(client c, instant now) noexcept {
+        state& s = clients_[c];
+        if (s.requests++ == 0 && s.in_flight == ns{0}) catch_up(c);
+        s.seen = now;
+    }
+    /// A request of `c` is over.
+    void left(client c, instant now) noexcept {
+        state& s = clients_[c];
+        if (s.requests != 0) --s.requests;
+        s.seen = now;
+    }
+
+    /// Whether `c` may launch what is predicted to take `predicted`. `since`: when the launch was asked about first.
+    [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since) noexcept {
+        state& s = clients_[c];
+        if (!s.waits && s.in_flight == ns{0} && s.requests == 0) catch_up(c);
+        launch_answer a = decide(c, predicted, now);
+        if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
+        s.waits = !a.goes;
+        return a;
+    }
+    /// The same for a launch that is asked about for the first time.
+    [[nodiscard]] launch_answer ask(client c, ns predicted, instant now) noexcept {
+        return ask(c, predicted, now, now);
+    }
+
+    /// `c` has launched it.
+    void launched(client c, ns predicted, instant now) noexcept {
+        state& s = clients_[c];
+        s.waits = false;
+        s.in_flight += predicted;
+        s.longest = std::max(s.longest, predicted);
+        s.virtual_time += predicted.count() / s.weight;
+        s.seen = now;
+    }
+    /// What was launched is over. `measured` replaces the prediction in the client's charge.
+    void finished(client c, ns predicted, ns measured, instant now) noexcept {
+        state& s = clients_[c];
+        s.in_flight -= std::min(predicted, s.in_flight);
+        s.longest = std::max(s.longest, measured);
+        s.virtual_time += (measured - predicted).count() / s.weight;
+        s.charged += measured;
+        s.seen = now;
+    }
+
+    /// Whether a client above the level of `c` is present, or lingers: a gate in the stream of `c` is closed as long.
+    [[nodiscard]] launch_answer closed(client c, instant now) const noexcept {
+        launch_answer a{.goes = true};
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (!o.used || o.level <= clients_[c].level) continue;
+            if (o.requests != 0) return {.goes = false, .held_by = other};
+            if (o.seen == instant{} || now - o.seen >= options_.linger) continue;
+            const instant ends = o.seen + options_.linger;
+            if (a.goes || ends > a.again) a = {.goes = false, .held_by = other, .again = ends};
+        }
+        return a;
+    }
+
+    /// How long a request of `c` that arrives now waits for what may be in flight of lower clients, at most: in device time, if
+    /// launches take what they are predicted to take.
+    [[nodiscard]] ns bound(client c) const noexcept {
+        ns sum{0};
+        for (const state& o : clients_)
+            if (o.used && o.level < clients_[c].level) sum += std::max({options_.in_flight, o.longest, o.in_flight});
+        return sum;
+    }
+    /// What is in flight of `c`, as predicted.
+    [[nodiscard]] ns in_flight(client c) const noexcept { return clients_[c].in_flight; }
+    /// What `c` was charged: the time of its launches, as measured.
+    [[nodiscard]] ns charged(client c) const noexcept { return clients_[c].charged; }
+
+private:
+    struct state {
+        int level = 0;
+        std::uint32_t weight = 1;
+        bool used = false;
+        bool waits = false;  // a launch of it is held
+        std::uint32_t requests = 0;
+        ns in_flight{0}, longest{0}, charged{0};
+        std::int64_t virtual_time = 0;
+        instant seen{};  // when it was last present
+    };
+
+    [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
+        const state& s = clients_[c];
+        if (const launch_answer a = closed(c, now); !a.goes) return a;
+        const bool little = s.in_flight == ns{0} || s.in_flight + predicted <= options_.in_flight;
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (!o.used || other == c) continue;
+            if (o.level > s.level && !little) return {.goes = false, .held_by = other};
+            if (o.level == s.level && competes(o) &&
+                s.virtual_time > o.virtual_time + options_.ahead.count() / s.weight)
+                return {.goes = false, .held_by = other};
+        }
+        return {.goes = true};
+    }
+
+    [[nodiscard]] static bool competes(const state& o) noexcept {
+        return o.waits || o.requests != 0 || o.in_flight != ns{0};
+    }
+    // An idle client saves nothing up: it goes on where the least served competitor of its level is or, without any, where
+    // the last one has been.
+    void catch_up(client c) noexcept {
+        bool any = false;
+        std::int64_t least = 0, greatest = 0;
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (other == c || !o.used || o.level != clients_[c].level) continue;
+            greatest = std::max(greatest, o.virtual_time);
+            if (!competes(o)) continue;
+            least = any ? std::min(least, o.virtual_time) : o.virtual_time;
+            any = true;
+        }
+        clients_[c].virtual_time = std::max(clients_[c].virtual_time, any ? least : greatest);
+    }
+
+    launch_gate_options options_;
+    std::vector<state> clients_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

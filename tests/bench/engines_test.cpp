@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device in virtual time that replays recorded launches.
+#include <cstdint>
+#include <vector>
+
+#include "engines/colocation.hpp"
+#include "engines/device.hpp"
+#include "engines/recording.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+using engines::device;
+using engines::h100;
+using engines::iteration;
+using engines::kernel;
+using engines::strategy;
+using gpushare::instant;
+using gpushare::ns;
+using namespace std::chrono_literals;
+
+constexpr engines::device_constants exact{.beside_memory = 0, .beside_compute = 0, .jitter = 0, .tail = 0};
+
+kernel filling(std::uint32_t blocks, ns alone) {  // two blocks to an SM
+    return {.blocks = blocks, .block = engines::block_of(1024, 32, 0, h100), .alone = alone};
+}
+
+instant end_of(device& gpu, std::uint32_t stream, const kernel& k) {
+    instant end{};
+    gpu.launch(stream, k, gpu.now(), [&] { end = gpu.now(); });
+    gpu.run_until(gpu.now() + 1s);
+    return end;
+}
+
+}  // namespace
+
+TEST_CASE("a block takes whole warps and registers in units", "[engines]") {
+    CHECK(h100.sm.fits(engines::block_of(1024, 32, 0, h100)) == 2);
+    CHECK(h100.sm.fits(engines::block_of(384, 168, 213'188, h100)) == 1);  // shared memory and registers
+    CHECK(h100.sm.fits(engines::block_of(1, 16, 0, h100)) == 32);          // slots
+    CHECK(h100.sm.fits(engines::block_of(128, 255, 0, h100)) == 2);        // 256 registers a thread
+}
+
+TEST_CASE("alone, a kernel takes as long as it was recorded, however many waves it has", "[engines]") {
+    for (const std::uint32_t blocks : {1U, 131U, 264U, 265U, 264U * 7}) {
+        device gpu{h100, exact, 1};
+        const auto s = gpu.make_stream({});
+        const kernel k = filling(blocks, 840us);
+        CAPTURE(blocks);
+        CHECK(end_of(gpu, s, k) - instant{} == 1us + 840us);
+    }
+}
+
+TEST_CASE("kernels of a stream follow each other, those of two streams run side by side where they fit", "[engines]") {
+    device gpu{h100, exact, 1};
+    const auto a = gpu.make_stream({.client = 0}), b = gpu.make_stream({.client = 1});
+    const kernel half = filling(132, 100us);
+    std::vector<instant> ends;
+    for (const auto s : {a, a, b}) gpu.launch(s, half, gpu.now(), [&] { ends.push_back(gpu.now()); });
+    gpu.run_until(instant{} + 1ms);
+    REQUIRE(ends.size() == 3);
+    CHECK(ends[0] - instant{} == 101us);
+    CHECK(ends[1] - instant{} == 101us);  // of b: the other half of each SM
+    CHECK(ends[2] - instant{} == 202us);
+    CHECK(gpu.sm_time(0) == 2 * 66.0 * 100'000);
+}
+
+TEST_CASE("a native priority passes blocks that haven't started, and none that have", "[engines]") {
+    for (const int priority : {0, 5}) {
+        device gpu{h100, exact, 1};
+        const auto low = gpu.make_stream({.client = 0}), high = gpu.make_stream({.client = 1, .priority = priority});
+        const kernel four_waves = filling(4 * 264, 400us), small = filling(8, 10us);
+        instant end{};
+        gpu.launch(low, four_waves, gpu.now());
+        gpu.launch(high, small, gpu.now() + 50us, [&] { end = gpu.now(); });
+        gpu.run_until(instant{} + 1ms);
+        // The high one waits for the wave that runs; without a priority for all waves but those that leave it room.
+        CHECK(end - instant{} == (priority == 0 ? 411us : 111us));
+    }
+}
+
+TEST_CASE("what is behind a closed wait stays there until it is opened", "[engines]") {
+    device gpu{h100, exact, 1};
+    const auto s = gpu.make_stream({});
+    const kernel k = filling(1, 10us);
+    bool closed = true;
+    int over = 0;
+    gpu.launch(s, k, gpu.now(), [&] { ++over; });
+    gpu.wait_in_stream(s, closed, gpu.now());
+    gpu.launch(s, k, gpu.now(), [&] { ++over; });
+    gpu.run_until(instant{} + 1ms);
+    CHECK(over == 1);
+    closed = false;
+    gpu.opened(s);
+    gpu.run_until(instant{} + 2ms);
+    CHECK(over == 2);
+}
+
+TEST_CASE("memory-bound neighbours slow a small kernel down", "[engines]") {
+    device gpu{h100, {.beside_memory = 2, .beside_compute = 1, .jitter = 0, .tail = 0}, 1};
+    const auto a = gpu.make_stream({.client = 0}), b = gpu.make_stream({.client = 1});
+    kernel neighbour = filling(132, 1ms);
+    neighbour.uses_memory = true;
+    gpu.launch(a, neighbour, gpu.now());
+    gpu.run_until(instant{} + 10us);
+    CHECK(end_of(gpu, b, filling(8, 100us)) - instant{} == 10us + 200us);  // half of the slots: 1 + 2 x 0.5
+}
+
+namespace {
+
+// 60 small kernels beside iterations of 40 kernels that each fill the device three times.
+struct made_up {
+    std::vector<iteration> urgent{iteration(60, filling(64, 8us))}, background{iteration(40, filling(3 * 264, 150us))};
+    engines::setting set{.urgent = &urgent, .background = &background, .requests_per_s = 400, .length = 500ms};
+
+    made_up() {
+        for (kernel& k : background[0]) k.host = 15us;
+    }
+    engines::outcome run(strategy how) {
+        set.how = how;
+        return engines::colocate(set, 1);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a gate keeps an urgent model's answers near those alone, which native priority doesn't", "[engines]") {
+    made_up m;
+    auto alone = m.set;
+    alone.background = nullptr;
+    const double p99 = engines::percentile(engines::colocate(alone, 1).call_us, 0.99);
+    const auto native = m.run(strategy::native), held = m.run(strategy::held), gated = m.run(strategy::gated);
+    CHECK(engines::percentile(native.call_us, 0.99) > 3 * p99);
+    CHECK(engines::percentile(held.call_us, 0.99) < 2 * p99);
+    CHECK(engines::percentile(gated.call_us, 0.99) < 2 * p99);
+    // A held host falls behind; a gate in the stream leaves its queue full.
+    CHECK(gated.iterations_per_s > 1.02 * held.iterations_per_s);
+    CHECK(held.longest_hold_us > 500);
+}
+
+TEST_CASE("the same seed gives the same run", "[engines]") {
+    made_up m;
+    const auto one = m.run(strategy::gated), other = m.run(strategy::gated);
+    CHECK(one.call_us == other.call_us);
+    CHECK(one.iterations_per_s == other.iterations_per_s);
+}
+
+TEST_CASE("a recording that isn't there is an error", "[engines]") {
+    CHECK_THROWS_AS(engines::read_recording("/nowhere/kernels.csv.gz"), std::runtime_error);
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace launch_gate_tests {
+using namespace gpushare;
+using namespace std::chrono_literals;
+
+const instant begin = instant{} + 1s;
+
+TEST_CASE("a launch waits while a higher client is present, and for the linger behind it", "[launch_gate]") {
+    launch_gate gate{{.linger = 10us}};
+    const auto batch = gate.add({}), urgent = gate.add({.level = 1});
+    CHECK(gate.ask(batch, 20us, begin).goes);
+    gate.arrived(urgent, begin);
+    gate.arrived(urgent, begin);
+    const auto held = gate.ask(batch, 20us, begin);
+    CHECK_FALSE(held.goes);
+    CHECK(held.held_by == urgent);
+    CHECK(held.again == never);
+    CHECK(gate.ask(urgent, 20us, begin).goes);
+
+    gate.left(urgent, begin + 1ms);
+    CHECK_FALSE(gate.ask(batch, 20us, begin + 2ms).goes);  // one of two requests is there
+    gate.left(urgent, begin + 3ms);
+    CHECK(gate.ask(batch, 20us, begin + 3ms + 9us).again == begin + 3ms + 10us);
+    CHECK(gate.ask(batch, 20us, begin + 3ms + 10us).goes);
+}
+
+TEST_CASE("below a higher client little is in flight, and without one as much as anybody likes", "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us}};
+    const auto batch = gate.add({});
+    for (int i = 0; i < 100; ++i) {
+        REQUIRE(gate.ask(batch, 100us, begin).goes);
+        gate.launched(batch, 100us, begin);
+    }
+    CHECK(gate.in_flight(batch) == 10ms);
+    const auto urgent = gate.add({.level = 1});
+    CHECK(gate.bound(urgent) == 10ms);  // what is in flight already counts
+    CHECK_FALSE(gate.ask(batch, 1us, begin).goes);
+    for (int i = 0; i < 100; ++i) gate.finished(batch, 100us, 100us, begin);
+    CHECK(gate.ask(batch, 600us, begin).goes);  // longer than the limit, and alone
+    gate.launched(batch, 600us, begin);
+    CHECK_FALSE(gate.ask(batch, 1us, begin).goes);
+    CHECK(gate.bound(urgent) == 600us);
+    CHECK(gate.bound(batch) == 0us);
+}
+
+TEST_CASE("a launch that is held for too long goes, and says whom it was held for", "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 100ms}};
+    const auto batch = gate.add({}), urgent = gate.add({.level = 1});
+    gate.arrived(urgent, begin);
+    CHECK_FALSE(gate.ask(batch, 1us, begin + 99ms, begin).goes);
+    const auto a = gate.ask(batch, 1us, begin + 100ms, begin);
+    CHECK(a.goes);
+    CHECK(a.forced);
+    CHECK(a.held_by == urgent);
+    CHECK_FALSE(gate.ask(batch, 1us, begin + 100ms).goes);  // the next launch is held anew
+}
+
+TEST_CASE("a removed client holds nobody, and its index is used again", "[launch_gate]") {
+    launch_gate gate;
+    const auto batch = gate.add({}), urgent = gate.add({.level = 1});
+    gate.arrived(urgent, begin);
+    gate.remove(urgent);
+    CHECK(gate.ask(batch, 1us, begin).goes);
+    CHECK(gate.add({.level = 2}) == urgent);
+    CHECK(gate.ask(batch, 1us, begin).goes);
+}
+
+TEST_CASE("a client that was idle has saved up nothing", "[launch_gate]") {
+    launch_gate gate{{.ahead = 100us}};
+    const auto a = gate.add({}), b = gate.add({});
+    for (int i = 0; i < 1000; ++i) {
+        gate.launched(a, 100us, begin);
+        gate.finished(a, 100us, 100us, begin);
+    }
+    gate.arrived(b, begin);
+    gate.launched(a, 100us, begin);
+    gate.finished(a, 100us, 100us, begin);
+    CHECK(gate.ask(a, 100us, begin).goes);  // b came a moment ago and isn't owed 100 ms
+}
+
+/// A device that runs one launch at a time, and clients that always have the next one.
+struct saturated {
+    launch_gate gate{};
+    struct tenant {
+        launch_gate::client id;
+        ns predicted, takes;
+        ns used{0};
+    };
+    std::vector<tenant> tenants{};
+
+    void add(std::uint32_t weight, ns predicted, ns takes) {
+        tenants.push_back({gate.add({.weight = weight}), predicted, takes});
+        gate.arrived(tenants.back().id, begin);
+    }
+    void run(ns length) {
+        instant now = begin;
+        std::deque<tenant*> queue;
+        while (now < begin + length) {
+            for (bool any = true; any;) {
+                any = false;
+                for (tenant& t : tenants)
+                    if (gate.in_flight(t.id) < 500us && gate.ask(t.id, t.predicted, now).goes) {
+                        gate.launched(t.id, t.predicted, now);
+                        queue.push_back(&t);
+                        any = true;
+                    }
+            }
+            REQUIRE_FALSE(queue.empty());  // work-conserving: whoever is least ahead may go
+            tenant& t = *queue.front();
+            queue.pop_front();
+            now += t.takes;
+            t.used += t.takes;
+            gate.finished(t.id, t.predicted, t.takes, now);
+        }
+    }
+};
+
+TEST_CASE("device time is divided by weight, however wrong predictions are", "[launch_gate]") {
+    saturated s;
+    s.add(30, 20us, 60us);   // three times as long as predicted
+    s.add(60, 100us, 40us);  // less than half
+    s.add(10, 5us, 300us);
+    s.run(5s);
+    for (const auto& [tenant, share] : {std::pair{0, 0.3}, {1, 0.6}, {2, 0.1}}) {
+        CAPTURE(tenant);
+        const auto& t = s.tenants[static_cast<std::size_t>(tenant)];
+        CHECK(static_cast<double>(t.used.count()) / 5e9 == Approx(share).margin(0.002));
+        CHECK(s.gate.charged(t.id) == t.used);
+    }
+}
+
+TEST_CASE("no higher request waits for longer than it was told, whoever launches when", "[launch_gate]") {
+    const std::uint64_t seed = support::seed(1);
+    CAPTURE(seed);
+    sim::random any(seed);
+    launch_gate gate{{.in_flight = 200us, .linger = 10us}};
+    const auto urgent = gate.add({.level = 2});
+    const launch_gate::client lower[] = {gate.add({}), gate.add({.level = 1}), gate.add({})};
+    struct flight {
+        launch_gate::client of;
+        ns takes;
+    };
+    std::deque<flight> device;  // one at a time, in order
+    instant now = begin, front_ends = never;
+    std::uint32_t present = 0;
+    for (int step = 0; step < 200'000; ++step) {
+        const auto c = lower[any.below(3)];
+        const ns takes = any.between(1us, any.below(10) == 0 ? 500us : 60us);
+        if (any.below(3) != 0 && gate.ask(c, takes, now).goes) {
+            REQUIRE(present == 0);
+            gate.launched(c, takes, now);
+            if (device.empty()) front_ends = now + takes;
+            device.push_back({c, takes});
+        }
+        if (any.below(50) == 0) {
+            const ns told = gate.bound(urgent);
+            gate.arrived(urgent, now);
+            ++present;
+            ns left{0};
+            for (const flight& f : device) left += f.takes;
+            REQUIRE(left <= told);
+        } else if (present != 0 && any.below(10) == 0) {
+            gate.left(urgent, now);
+            --present;
+        }
+        now += any.between(0us, 40us);
+        while (!device.empty() && front_ends <= now) {
+            gate.finished(device.front().of, device.front().takes, device.front().takes, front_ends);
+            device.pop_front();
+            front_ends = device.empty() ? never : front_ends + device.front().takes;
+        }
+    }
+}
+
+}  // namespace launch_gate_tests
