@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -45,7 +47,8 @@ concept stepped_clock = clock<C> && requires { requires C::stepped; };
 ///   reached()          never blocks
 ///   wait(deadline)     true once reached, false at the deadline
 ///   wait_any(ps, d)    true once any of them is reached
-///   status()           once reached: errc::none, or why the work since the previous point of its stream failed
+///   status()           once reached: errc::none, or why work before it failed, since an earlier point; who else records
+///                      points in between, or looks at them, takes nothing of that away (telling_timeline)
 ///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
 template <class P>
 concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
@@ -96,6 +99,46 @@ concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p)
     { s.prepare() } -> std::same_as<typename S::point>;
     { s.record(p) } noexcept;
 };
+
+/// A stream that tells how a piece of work went, whoever else records points on it meanwhile: where kernels can fail one by one.
+///   own_work w(s)     what this thread enqueues from now on, while `w` exists, is one piece of work: points that are recorded meanwhile
+///                     have the status of all of it before them
+///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part of it failed
+template <class S>
+concept telling_timeline = timeline<S> && std::constructible_from<typename S::own_work, S&> &&
+                           requires(const typename S::own_work& w) {
+                               requires std::copyable<std::remove_cvref_t<decltype(w.how_it_went())>>;
+                               requires std::default_initializable<std::remove_cvref_t<decltype(w.how_it_went())>>;
+                               { w.how_it_went().status() } noexcept -> std::same_as<errc>;
+                           };
+
+namespace detail {
+/// Where points tell of all work alike, as after a device's loss.
+struct no_own_work {
+    struct outcome {};
+    explicit no_own_work(const auto&) noexcept {}
+    [[nodiscard]] static outcome how_it_went() noexcept { return {}; }
+};
+template <class Stream>
+struct own_work_of {
+    using type = no_own_work;
+    using outcome = no_own_work::outcome;
+};
+template <telling_timeline Stream>
+struct own_work_of<Stream> {
+    using type = typename Stream::own_work;
+    using outcome = std::remove_cvref_t<decltype(std::declval<const type&>().how_it_went())>;
+};
+/// How work went, once the point behind it is reached: of that work alone where the stream tells, else of all before the point.
+template <class Outcome, timeline_point Point>
+[[nodiscard]] errc status_of(const Outcome& own, const Point& end) noexcept {
+    const errc status = end.status();
+    if constexpr (requires { own.status(); })
+        return status == errc::device_lost ? status : own.status();
+    else
+        return status;
+}
+}  // namespace detail
 
 /// A stream that can be told to wait for a point of another one, on the device.
 template <class S>

@@ -420,19 +420,58 @@ TEST_CASE("a launch of the embedder's own that fails is noticed, and its error l
         (void)standin::detail::launch(s.native_handle(), 1us, [] {});  // <<<>>> returns nothing
     };
     REQUIRE(cudaSetDevice(0) == cudaSuccess);
-    CHECK(cudaMemcpyAsync(nullptr, nullptr, 1, cudaMemcpyDefault, s.native_handle()) == cudaErrorInvalidValue);
+    CHECK(cudaEventQuery(nullptr) == cudaErrorInvalidResourceHandle);
     {
-        const cuda::stream::launch_errors of_nothing;
+        const cuda::stream::launch_errors of_nothing(s);
         s.enqueue(1us);
-        CHECK(of_nothing.found() == errc::none);  // what was there before is the embedder's
-        CHECK(cudaPeekAtLastError() == cudaErrorInvalidValue);
+        CHECK(of_nothing.found() == errc::none);  // what was there before is the embedder's, who finds it there:
+        const auto kept = node.health(first).take_last_error();
+        CHECK(kept.code == cudaErrorInvalidResourceHandle);
+        CHECK(std::string_view(kept.call) == "a call before a submission");
     }
-    const cuda::stream::launch_errors left;
-    launch_badly();
-    s.enqueue(1us);
-    CHECK(s.record().wait(gs::never));
-    CHECK(left.found() == errc::backend_failed);
+    for (int i = 0; i < 2; ++i) {  // the second time the number is there already
+        const cuda::stream::launch_errors left(s);
+        launch_badly();
+        s.enqueue(1us);
+        CHECK(s.record().wait(gs::never));
+        CHECK(left.found() == errc::backend_failed);
+        CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration);
+    }
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+}
+
+TEST_CASE("what is left for the embedder and comes of no launch fails no submission", "[cuda][promises]") {
+    const standin::session gpu{{.time = standin::timing::manual}};
+    cuda::node node;
+    auto s = node.make_stream(first);
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    cudaEvent_t event = nullptr;
+    REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDefault) == cudaSuccess);
+    s.enqueue(1ms);
+    REQUIRE(cudaEventRecord(event, s.native_handle()) == cudaSuccess);
+    for (const bool before : {false, true}) {
+        if (before) CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+        const cuda::stream::launch_errors left(s);
+        if (!before) CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+        CHECK(left.found() == errc::none);
+        CHECK(cudaPeekAtLastError() == cudaErrorNotReady);  // nor is it taken away
+        standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorInvalidConfiguration});
+        (void)standin::detail::launch(s.native_handle(), 1us, [] {});
+        CHECK(left.found() == errc::backend_failed);  // nor does it hide what does
+        CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    }
+    for (int n = 0; n < 1200; ++n) {  // of all numbers
+        const auto code = static_cast<cudaError_t>(n);
+        if (cuda::is_sticky(code)) CHECK(cuda::is_left_by_launch(code));
+    }
+    for (const auto code :
+         {cudaSuccess, cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled, cudaErrorPeerAccessNotEnabled,
+          cudaErrorHostMemoryAlreadyRegistered, cudaErrorHostMemoryNotRegistered, cudaErrorTimeout,
+          cudaErrorGraphExecUpdateFailure, cudaErrorInvalidMemcpyDirection, cudaErrorInvalidSymbol})
+        CHECK_FALSE(cuda::is_left_by_launch(code));
+    standin::advance(1s);
+    CHECK(s.record().wait(gs::never));
+    CHECK(cudaEventDestroy(event) == cudaSuccess);
 }
 
 TEST_CASE("a launch past the stream that fails in a submission is told to its owner", "[cuda][promises]") {
@@ -448,10 +487,10 @@ TEST_CASE("a launch past the stream that fails in a submission is told to its ow
     };
     CHECK(cudaMemcpyAsync(nullptr, nullptr, 1, cudaMemcpyDefault, s.native_handle()) == cudaErrorInvalidValue);
     limiter.acquire(c)->enqueue(s, [](auto& on) { on.enqueue(1us); });  // what was there before is the embedder's
-    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    CHECK(node.health(first).take_last_error().code == cudaErrorInvalidValue);
     using support::code_of;
     CHECK(code_of([&] { limiter.acquire(c)->enqueue(s, launch_badly); }) == errc::backend_failed);
-    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration);  // and there it stays, which hides nothing
     CHECK(code_of([&] { (void)limiter.enqueue(c, s, launch_badly); }) == errc::backend_failed);
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
     const auto queued = limiter.submit(c, s, launch_badly);

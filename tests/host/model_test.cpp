@@ -20,7 +20,7 @@ namespace {
 class bench {
 public:
     explicit bench(std::uint32_t sms, std::uint32_t devices = 1)
-        : model_({.devices = devices, .sms = sms, .timing = host::timing::modelled}, hub_->points) {}
+        : model_({.devices = devices, .sms = sms, .timing = host::timing::modelled}, *hub_) {}
 
     stream_state& stream(std::int32_t level = 0, std::uint32_t tag = 0, std::uint32_t device = 0) {
         return model_.open_stream(device, priority{level}, tag);

@@ -164,7 +164,7 @@ TEST_CASE("deadlines that come with the points that are waited for, and many who
     CHECK(wrong == 0);
 }
 
-TEST_CASE("the status of a point covers the work since the one before", "[host]") {
+TEST_CASE("the status of a point covers the work since the one before it", "[host]") {
     const auto t = GENERATE(timing::real, timing::modelled);
     host::node node{{.sms = 2, .timing = t}};
     auto s = node.make_stream(device_id{0}), other = node.make_stream(device_id{0});
@@ -184,7 +184,8 @@ TEST_CASE("the status of a point covers the work since the one before", "[host]"
     CHECK(fine.status() == errc::none);
     CHECK(failed.status() == errc::kernel_failed);
     CHECK_THROWS_WITH(std::rethrow_exception(failed.exception()), "first");
-    CHECK(again.status() == errc::none);
+    CHECK(again.status() == errc::kernel_failed);  // at the same place
+    CHECK_THROWS_WITH(std::rethrow_exception(again.exception()), "first");
     CHECK(after.status() == errc::none);
     CHECK(elsewhere.status() == errc::none);
     CHECK(ran == 2);
@@ -196,6 +197,136 @@ TEST_CASE("the status of a point covers the work since the one before", "[host]"
     CHECK(late.wait(never));
     CHECK(late.status() == errc::kernel_failed);
     CHECK_THROWS_AS(std::rethrow_exception(late.exception()), int);
+}
+
+TEST_CASE("a piece of work tells of its failure whoever records points on its stream", "[host][failures]") {
+    using own_work = host::stream::own_work;
+    const auto t = GENERATE(timing::real, timing::modelled);
+    host::node node{{.sms = 2, .timing = t}};
+    auto s = node.make_stream(device_id{0});
+    const auto boom = [&](const char* what) { s.launch({}, [=](auto&) { throw std::runtime_error{what}; }); };
+    const auto fine = [&] { s.launch({}, [](auto&) {}); };
+    const auto check = [&](const auto& of, errc status) {
+        CHECK(s.record().wait(never));
+        CHECK(of.status() == status);
+        CHECK((of.exception() != nullptr) == (status == errc::kernel_failed));
+    };
+
+    SECTION("who records points within it, and another thread, sees it too and takes nothing away") {
+        boom("before");  // past all of it
+        host::outcome all, next;
+        std::vector<point> within;
+        point theirs;
+        {
+            const own_work mine(s);
+            all = mine.how_it_went();
+            const auto begin = s.record();
+            boom("first");
+            for (int i = 0; i < 2; ++i) {
+                within.push_back(s.record());
+                std::thread([&] { theirs = s.record(); }).join();
+                fine();
+            }
+            boom("second");
+            within.push_back(s.record());
+            check(begin, errc::none);
+        }
+        {
+            const own_work mine(s);
+            next = mine.how_it_went();
+            fine();
+            within.push_back(s.record());
+        }
+        const auto outside = s.record();
+        fine();
+        const auto later = s.record();
+        check(all, errc::kernel_failed);
+        CHECK_THROWS_WITH(std::rethrow_exception(all.exception()), "first");
+        for (int i = 0; i < 3; ++i) {
+            check(within[static_cast<std::size_t>(i)], errc::kernel_failed);
+            CHECK_THROWS_WITH(std::rethrow_exception(within[static_cast<std::size_t>(i)].exception()), "first");
+        }
+        check(theirs, errc::kernel_failed);
+        check(next, errc::none);
+        check(within.back(), errc::none);
+        check(outside, errc::kernel_failed);  // nobody before it has looked from outside
+        CHECK_THROWS_WITH(std::rethrow_exception(outside.exception()), "before");
+        check(later, errc::none);
+    }
+    SECTION("two threads that enqueue on one stream have each their own") {
+        std::barrier turns(2);
+        host::outcome bad, good;
+        std::thread other([&] {
+            const own_work mine(s);
+            bad = mine.how_it_went();
+            turns.arrive_and_wait();
+            turns.arrive_and_wait();
+            boom("of the other");
+            turns.arrive_and_wait();
+        });
+        turns.arrive_and_wait();
+        {
+            const own_work mine(s);
+            good = mine.how_it_went();
+            turns.arrive_and_wait();
+            fine();
+            turns.arrive_and_wait();
+        }
+        other.join();
+        check(bad, errc::kernel_failed);
+        check(good, errc::none);
+    }
+    SECTION("of one that ended first, what it had enqueued is still its own") {
+        host::outcome bad, helped, good;
+        node.faults(device_id{0}).stall(s);
+        std::optional<own_work> outer;
+        outer.emplace(s);
+        bad = outer->how_it_went();
+        std::thread([&] {
+            const own_work mine(s);
+            good = mine.how_it_went();
+            fine();
+        }).join();
+        {
+            const own_work part(s);  // of this thread's
+            helped = part.how_it_went();
+            std::thread([&] { boom("of a helper"); }).join();
+        }
+        outer.reset();
+        node.faults(device_id{0}).resume(s);
+        check(bad, errc::kernel_failed);
+        check(helped, errc::kernel_failed);
+        check(good, errc::none);
+    }
+    SECTION("a stream may be gone, and its node, when it is asked") {
+        host::outcome all;
+        {
+            host::node gone{{.sms = 1, .timing = t}};
+            auto last = gone.make_stream(device_id{0});
+            point end;
+            {
+                const own_work mine(last);
+                all = mine.how_it_went();
+                last.launch({}, [](auto&) { throw 7; });
+                end = last.record();
+            }
+            CHECK(end.wait(never));
+        }
+        CHECK(all.status() == errc::kernel_failed);
+        CHECK_THROWS_AS(std::rethrow_exception(all.exception()), int);
+    }
+    SECTION("what is lost is lost for all of it") {
+        host::outcome all;
+        node.faults(device_id{0}).stall(s);
+        {
+            const own_work mine(s);
+            all = mine.how_it_went();
+            fine();
+            (void)s.record();
+        }
+        node.faults(device_id{0}).lose_device();
+        check(all, errc::device_lost);
+    }
 }
 
 TEST_CASE("exceptions that nobody reads are destroyed", "[host]") {
@@ -214,6 +345,12 @@ TEST_CASE("exceptions that nobody reads are destroyed", "[host]") {
             s.launch({}, [](auto&) { throw loud{}; });
             const auto seen = s.record();
             s.launch({}, [](auto&) { throw loud{}; });
+            {
+                const host::stream::own_work mine(s), part(s);
+                s.launch({}, [](auto&) { throw loud{}; });
+                (void)s.record();
+            }
+            s.launch({}, [](auto&) {});
             CHECK(seen.wait(never));
         }
     }

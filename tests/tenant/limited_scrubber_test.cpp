@@ -120,6 +120,21 @@ TEST_CASE("a block that isn't scrubbed to its end is given to nobody", "[tenant]
     CHECK(t.upstream.out);
 }
 
+TEST_CASE("a fill that failed is told by every point behind it, whoever recorded one first",
+          "[tenant][scrub][failures]") {
+    setup t;
+    std::vector<std::byte> memory(64, std::byte{1});
+    t.scrubs.fill(memory.data(), std::byte{0}, 16);
+    const auto theirs = t.scrubs.record(), mine = t.scrubs.record();  // each of another thread that has filled
+    t.reach_all(errc::kernel_failed);
+    CHECK(theirs.status() == errc::kernel_failed);
+    CHECK(mine.status() == errc::kernel_failed);
+    t.scrubs.fill(memory.data(), std::byte{0}, 16);
+    const auto later = t.scrubs.record();
+    t.reach_all();
+    CHECK(later.status() == errc::none);
+}
+
 TEST_CASE("points of a scrubber are reached in order, those without scrubbing too", "[tenant][scrub]") {
     setup t;
     std::vector<std::byte> memory(64, std::byte{1});

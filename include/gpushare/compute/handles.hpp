@@ -12,6 +12,7 @@
 #include <atomic>
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <utility>
 
@@ -83,6 +84,7 @@ public:
 private:
     friend Limiter;
     using engine = typename Limiter::engine;
+    using own_work = typename detail::own_work_of<stream>::type;
     permit(engine& e, typename engine::submission& s, ns bound) noexcept
         : engine_(&e), submission_(&s), bound_(bound) {}
 
@@ -90,15 +92,19 @@ private:
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
         submission_->stream = &s;
+        std::optional<own_work> mine(s);
+        submission_->own = mine->how_it_went();
         submission_->begin = s.record();
         try {
             submission_->fills = detail::run_work(s, enqueue_work);
         } catch (...) {
             submission_->end = s.record();
+            mine.reset();  // what is done from here on may be others'
             used()->enqueued_by_holder(*submission_, errc::submission_failed);
             throw;
         }
         submission_->end = s.record();
+        mine.reset();
         used()->enqueued_by_holder(*submission_, errc::none);
     }
 
@@ -107,12 +113,15 @@ private:
     void enqueue_in_batch(stream& s, F& enqueue_work) {
         bool enqueued = false;
         try {
+            std::optional<own_work> mine(s);
+            submission_->own = mine->how_it_went();
             if (submission_->needs_begin) submission_->begin = s.record();
             enqueued = submission_->may_stay_open;
             try {
                 submission_->fills = detail::run_work(s, enqueue_work);
             } catch (...) {
                 if (submission_->needs_end) submission_->end = s.record();
+                mine.reset();
                 used()->enqueued_by_holder(*submission_, errc::submission_failed);
                 throw;
             }

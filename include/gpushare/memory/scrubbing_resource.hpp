@@ -34,10 +34,11 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Reached once the scrubbing before it has succeeded: never, if it failed.
-template <timeline_point Point>
+template <timeline_point Point, class Outcome = no_own_work::outcome>
 struct scrubbed_point {
     Point end{};
     bool scrubs = false;
+    [[no_unique_address]] Outcome scrubbing{};
 
     [[nodiscard]] bool reached() const noexcept { return end.reached() && good(); }
     bool wait(instant deadline) const { return end.wait(deadline) && good(); }
@@ -45,11 +46,11 @@ struct scrubbed_point {
         return std::ranges::any_of(points, &scrubbed_point::reached) ||
                std::ranges::any_of(points, [&](const scrubbed_point& p) { return p.wait(deadline); });
     }
-    [[nodiscard]] errc status() const noexcept { return end.status(); }
+    [[nodiscard]] errc status() const noexcept { return status_of(scrubbing, end); }
     friend ns elapsed(const scrubbed_point& a, const scrubbed_point& b) noexcept { return elapsed(a.end, b.end); }
 
 private:
-    [[nodiscard]] bool good() const noexcept { return !scrubs || end.status() == errc::none; }
+    [[nodiscard]] bool good() const noexcept { return !scrubs || status() == errc::none; }
 };
 static_assert(timeline_point<scrubbed_point<immediate_point>>);
 
@@ -216,8 +217,10 @@ private:
                 return errc::none;
             }
             if (used != nullptr) stream_->wait(*used);
+            const typename detail::own_work_of<Stream>::type mine(*stream_);  // a kernel that failed spoils no fill
             if (size != 0) stream_->fill(p, std::byte{0}, size);
-            frees_.add({.end = stream_->record(), .scrubs = true}, p, size, alignment, note);
+            frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p, size, alignment,
+                       note);
             return errc::none;
         } catch (...) {
             return errc::submission_failed;
@@ -229,7 +232,7 @@ private:
     upstream_ref<Upstream> upstream_;
     Stream* stream_;
     scrub_policy policy_;
-    deferred_frees<detail::scrubbed_point<point>, Upstream> frees_;
+    deferred_frees<detail::scrubbed_point<point, typename detail::own_work_of<Stream>::outcome>, Upstream> frees_;
     detail::call_gate gate_;
     std::optional<close_callback> closes_;  // last: nothing else is gone while it is called
 };

@@ -100,7 +100,7 @@ public:
                 return errc::deadline_exceeded;
             }
         }
-        if (const errc why = moved_.status(); why != errc::none) return why;
+        if (const errc why = detail::status_of(copied_, moved_); why != errc::none) return why;
         device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
         return errc::none;
     } catch (...) {  // of the stream's: it is where it was
@@ -186,9 +186,11 @@ private:
         return true;
     }
 
-    // A copy and its point, with nothing of the others' between them.
+    // A copy and its point, with nothing of the others' between them, whose points don't tell of it alone.
     void start(void* to, const void* from) {
         const auto turn = take_turn();
+        const typename detail::own_work_of<Stream>::type mine(*stream_);
+        copied_ = mine.how_it_went();
         stream_->copy(to, from, count());
         unmarked_ = true;
         moved_ = stream_->record();
@@ -213,7 +215,7 @@ private:
     errc came() noexcept {
         if (!coming_) return errc::none;
         coming_ = false;
-        const errc why = moved_.status();
+        const errc why = detail::status_of(copied_, moved_);
         if (why != errc::none) drop();
         return why;
     }
@@ -239,10 +241,11 @@ private:
     std::size_t alignment_;
     void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
     typename Stream::point moved_{};          // behind the last copy
-    bool unmarked_ = false;                   // ... which isn't recorded yet
-    bool leaving_ = false;                    // the copy to the host is under way, or over
-    bool coming_ = false;                     // the copy back is, and nobody has looked at how it went
-    mutable detail::call_gate gate_;          // of calls, which a hook may make within another one
+    typename detail::own_work_of<Stream>::outcome copied_{};
+    bool unmarked_ = false;           // ... which isn't recorded yet
+    bool leaving_ = false;            // the copy to the host is under way, or over
+    bool coming_ = false;             // the copy back is, and nobody has looked at how it went
+    mutable detail::call_gate gate_;  // of calls, which a hook may make within another one
     std::optional<close_callback> closes_;
 };
 

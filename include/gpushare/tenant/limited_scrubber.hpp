@@ -78,12 +78,12 @@ public:
             return std::ranges::any_of(points, [](const point& p) { return p.reached(); }) ||
                    std::ranges::any_of(points, [&](const point& p) { return p.wait(deadline); });
         }
-        /// Of the first fill that failed.
+        /// Of the first fill that failed since the point before; of one with none in between, that one's.
         [[nodiscard]] errc status() const noexcept {
             if (work_ == nullptr) return native_.status();
             for (const auto& f : work_->fills)
                 if (const errc why = f.status(); why != errc::none) return why;
-            return errc::none;
+            return work_->before != nullptr ? point(work_->before).status() : errc::none;
         }
         /// For two points of streams, their elapsed(). Else the device time charged for scrubbing between `b` and the
         /// point before it.

@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -157,6 +158,12 @@ public:
         s.enqueue(1us);
     }
     void resume(stream& s) { node_.faults(first).resume(s); }
+    static void fail(stream& s) {
+        s.launch({.blocks = 1}, [](auto&) { throw std::runtime_error("on the device"); });
+    }
+    static void work(stream& s) {
+        s.launch({.blocks = 1}, [](auto&) {});
+    }
     void hold(stream& s) { stall(s); }
     void let_go(stream& s) { resume(s); }
     void lose() {

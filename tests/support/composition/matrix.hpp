@@ -30,6 +30,7 @@
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/composition/failing.hpp"
 #include "support/composition/interruption.hpp"
 #include "support/composition/owners.hpp"
 #include "support/composition/stacks.hpp"
@@ -500,6 +501,36 @@ void misuse(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
+/// Work that fails on the device is told to who submitted it, and costs no block, whatever is allocated and freed in the order of its stream
+/// meanwhile.
+template <class Backend>
+void fails_on_the_device(const rig<Backend>& r, int /*rounds*/) {
+    using stream_type = typename Backend::stream;
+    auto own = r.on.make_stream(), other = r.on.make_stream();
+    auto* const of_stack = static_cast<stream_type*>(r.top->own_stream());
+    auto& on = of_stack != nullptr ? *of_stack : own;
+    failures tried(
+        r.on.node().get_clock(), on, other, [&](stream_type& s) { r.on.fail(s); },
+        [&](stream_type& s) { r.on.work(s); });
+    void* block = nullptr;
+    const auto get = [&](stream_type&) {
+        failure why;
+        block = r.top->get(why);
+    };
+    const auto put = [&](stream_type& s) {
+        if (block == nullptr) get(s);
+        if (void* const p = std::exchange(block, nullptr))
+            r.check(r.top->put(p) == errc::none, "a block isn't taken back");
+    };
+    for (const auto& what : tried.wrong({{"its stack frees", get, put}})) r.check(false, what);
+    r.top->reach();
+    r.top->settle();
+    auto all = r.fill(granted + 1);
+    r.check(all.size() == granted, "a failure has cost something");
+    r.put(all);
+    r.end();
+}
+
 template <class Backend>
 struct stack_kind {
     std::string_view name;
@@ -576,7 +607,8 @@ std::vector<scenario<Backend>> scenarios() {
                                        {"many waiting", &many_waiting<Backend>},
                                        {"beside a driver's call", &beside_a_call<Backend>},
                                        {"hooks across trees", &hooks_across_trees<Backend>},
-                                       {"misuse", &misuse<Backend>}};
+                                       {"misuse", &misuse<Backend>},
+                                       {"fails on the device", &fails_on_the_device<Backend>}};
     if constexpr (requires(Backend & on) { on.questions(); }) all.push_back({"many pending", &many_pending<Backend>});
     if constexpr (requires(Backend & on) { on.captured([] {}); }) all.push_back({"capture", &capture<Backend>});
     return all;

@@ -84,6 +84,8 @@ public:
     /// As get and put, of what isn't held up by whoever is in get().
     virtual void* get_beside(failure& why) noexcept { return get(why); }
     virtual errc put_beside(void* p) noexcept { return put(p); }
+    /// The stream, of the backend's, in whose order it frees, or on which it works for itself; null if it has none.
+    [[nodiscard]] virtual void* own_stream() noexcept { return nullptr; }
     /// Frees `n` small blocks, every other one behind a stream that is held, the others behind one that works. False: its frees wait
     /// for one stream, or for none.
     [[nodiscard]] virtual bool free_many(std::size_t /*n*/) { return false; }
@@ -259,6 +261,7 @@ public:
         pool_.collect();
         (void)pool_.trim({});
     }
+    [[nodiscard]] void* own_stream() noexcept override { return &stream_; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
 
 private:
@@ -291,6 +294,7 @@ public:
         let_go_stream(*on_, stream_);
         others_.let_go();
     }
+    [[nodiscard]] void* own_stream() noexcept override { return &stream_; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
     bool free_many(std::size_t n) override {
         return others_.free_many(
@@ -375,6 +379,7 @@ public:
         (void)torch_.free_captured();
         memory_->collect();
     }
+    [[nodiscard]] void* own_stream() noexcept override { return &streams_[0]; }
     [[nodiscard]] bool keeps_captured() const noexcept override { return true; }
     void* get_impossible() noexcept override { return ask(0, std::ptrdiff_t{1} << 40).pointer; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
@@ -460,6 +465,7 @@ public:
         (void)scrubs_.record().wait(gpushare::never);
     }
     void settle() override { (void)pool_.collect(); }
+    [[nodiscard]] void* own_stream() noexcept override { return &scrubs_; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
 
 private:
@@ -496,6 +502,7 @@ public:
     void settle() override { (void)memory_.collect(); }
     void hold() override { hold_stream(*on_, stream_); }
     void let_go() override { let_go_stream(*on_, stream_); }
+    [[nodiscard]] void* own_stream() noexcept override { return &stream_; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
     /// It checks no free: that is left to what is above.
     std::string_view misuse(void* p) noexcept override {
@@ -522,6 +529,7 @@ public:
     void settle() override { (void)below_.collect(); }
     void hold() override { hold_stream(*on_, stream_); }
     void let_go() override { let_go_stream(*on_, stream_); }
+    [[nodiscard]] void* own_stream() noexcept override { return &stream_; }
     [[nodiscard]] bool closes() const noexcept override { return false; }
     [[nodiscard]] bool is_taken_back() const noexcept override { return false; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
@@ -616,6 +624,7 @@ public:
         return why == errc::none && last->data() != nullptr ? errc::backend_failed : why;
     }
     void reach() override { (void)stream_.record().wait(gpushare::never); }
+    [[nodiscard]] void* own_stream() noexcept override { return &stream_; }
 
 private:
     using spillable = gpushare::spillable_block<typename Backend::stream, any_upstream, std::pmr::memory_resource>;

@@ -43,6 +43,50 @@ namespace cuda {
     }
 }
 
+/// Whether a launch by <<<>>> may leave it for cudaGetLastError(): what cudaLaunchKernel returns, or a kernel's first use, which loads
+/// it. Not what questions and other calls leave that is no failure of work (cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled).
+[[nodiscard]] constexpr bool is_left_by_launch(cudaError_t code) noexcept {
+    if (is_sticky(code)) return true;
+    switch (code) {
+        case cudaErrorInvalidValue:
+        case cudaErrorMemoryAllocation:
+        case cudaErrorInitializationError:
+        case cudaErrorInvalidConfiguration:
+        case cudaErrorMissingConfiguration:
+        case cudaErrorInvalidDeviceFunction:
+        case cudaErrorLaunchMaxDepthExceeded:
+        case cudaErrorLaunchFileScopedTex:
+        case cudaErrorLaunchFileScopedSurf:
+        case cudaErrorSyncDepthExceeded:
+        case cudaErrorLaunchPendingCountExceeded:
+        case cudaErrorDeviceUninitialized:
+        case cudaErrorContextIsDestroyed:
+        case cudaErrorInvalidKernelImage:
+        case cudaErrorNoKernelImageForDevice:
+        case cudaErrorInvalidPtx:
+        case cudaErrorUnsupportedPtxVersion:
+        case cudaErrorUnsupportedDevSideSync:
+        case cudaErrorJitCompilerNotFound:
+        case cudaErrorJitCompilationDisabled:
+        case cudaErrorSharedObjectSymbolNotFound:
+        case cudaErrorSharedObjectInitFailed:
+        case cudaErrorOperatingSystem:
+        case cudaErrorInvalidResourceHandle:
+        case cudaErrorSymbolNotFound:
+        case cudaErrorLaunchOutOfResources:
+        case cudaErrorLaunchIncompatibleTexturing:
+        case cudaErrorCooperativeLaunchTooLarge:
+        case cudaErrorNotPermitted:
+        case cudaErrorNotSupported:
+        case cudaErrorStreamCaptureUnsupported:
+        case cudaErrorStreamCaptureInvalidated:
+        case cudaErrorStreamCaptureImplicit:
+        case cudaErrorStreamCaptureWrongThread:
+        case cudaErrorUnknown: return true;
+        default: return false;
+    }
+}
+
 /// What the library calls such an error. errc::backend_failed for what has no name of its own.
 [[nodiscard]] constexpr errc to_errc(cudaError_t code) noexcept {
     if (is_sticky(code)) return errc::device_lost;

@@ -267,16 +267,22 @@ public:
 
     // --- for what enqueues: launch.cuh, graphs, pools, limiters
 
-    /// What this thread's launches by <<<>>> left for cudaGetLastError() since this was made: they have no other way to say that
-    /// they failed. It stays there for the embedder, and so does what was there before.
+    /// What this thread's launches by <<<>>> on a stream left for cudaGetLastError() since this was made: they have no other way to
+    /// say that they failed. It stays there for the embedder. What was there before stays as well, unless a launch may leave it:
+    /// then one with the same number couldn't be told from it, so it goes to health().take_last_error(). A program that asks CUDA
+    /// between its launches (cudaEventQuery) looks after each by itself: the answer replaces what the launch left.
     class launch_errors {
     public:
         /// From now on.
-        launch_errors() noexcept : before_(cudaPeekAtLastError()) {}
-        /// errc::none, or what the last of them stands for. One with the number of an error that was there before goes unnoticed.
+        explicit launch_errors(const stream& s) noexcept : before_(cudaPeekAtLastError()) {
+            if (!is_left_by_launch(before_) || is_sticky(before_)) return;  // what is sticky stays whatever is done
+            (void)s.state().device->health().keep(before_, "a call before a submission");
+            before_ = cudaSuccess;
+        }
+        /// errc::none, or what the last of them stands for.
         [[nodiscard]] errc found() const noexcept {
             const cudaError_t now = cudaPeekAtLastError();
-            return now == before_ ? errc::none : to_errc(now);
+            return now == before_ || !is_left_by_launch(now) ? errc::none : to_errc(now);
         }
 
     private:

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,18 @@ namespace detail {
 
 struct stream_state;
 struct point_hub;
+
+/// How a piece of work on one stream went; see stream::own_work. Everything but `references` is written under the hub's mutex.
+/// Once a point behind the work is reached, `status` and `exception` don't change any more and are read without it.
+struct outcome_state {
+    outcome_state* next = nullptr;
+    std::atomic<std::uint32_t> references{0};
+    std::thread::id by{};             // who began it
+    outcome_state* beside = nullptr;  // that was under way on the stream before it; owns a reference
+    errc status = errc::none;         // of the first kernel that failed
+    std::exception_ptr exception;
+    std::shared_ptr<point_hub> hub;  // keeps the pool alive that this lies in
+};
 
 /// A thread that waits, and its places in the queues of the points that it waits for.
 struct waiter;
@@ -64,6 +77,7 @@ struct point_state {
     ns used{};        // by its stream until then: SM time, over the stream's SMs
     double wide = 0;  // the same, each kernel's times the part of the SMs that it could fill
     std::exception_ptr exception;
+    outcome_state* within = nullptr;  // until it is reached: the work of which it tells; owns a reference
     gpushare::detail::fifo<waiter_link> waiters;
     gpushare::detail::fifo<stream_state> streams;  // streams that wait for it
     std::shared_ptr<point_hub> hub;                // keeps the pool alive that this lies in
@@ -74,6 +88,7 @@ struct point_state {
 struct point_hub {
     std::mutex mutex;
     gpushare::detail::pool<point_state> points;
+    gpushare::detail::pool<outcome_state> outcomes;
 };
 
 /// Drops a reference, with the hub unlocked.
@@ -85,8 +100,41 @@ inline void drop(point_state& p) noexcept {
     const std::lock_guard lock{hub->mutex};
     hub->points.release(p);
 }
+inline void drop(outcome_state& o) noexcept {
+    for (outcome_state* last = &o; last != nullptr;) {
+        // acq_rel: as above.
+        if (last->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        const std::shared_ptr<point_hub> hub = std::move(last->hub);
+        last->exception = nullptr;
+        outcome_state* const beside = std::exchange(last->beside, nullptr);
+        const std::lock_guard lock{hub->mutex};
+        hub->outcomes.release(*std::exchange(last, beside));
+    }
+}
 
 }  // namespace detail
+
+/// How a piece of work went, for whoever asks and as often as they ask; see stream::own_work. Copies tell of the same work; a
+/// default-constructed one tells of none, which went well. Safe from any thread, as a shared_ptr is.
+class outcome {
+public:
+    outcome() noexcept = default;
+
+    /// Once a point is reached that was recorded behind the work: errc::none, or what status() of a point may be.
+    [[nodiscard]] errc status() const noexcept { return state_ ? state_->status : errc::none; }
+    /// The same: what the first kernel that failed has thrown; null if none did.
+    [[nodiscard]] std::exception_ptr exception() const noexcept { return state_ ? state_->exception : nullptr; }
+
+    /// For the engine: shares `state`.
+    explicit outcome(detail::outcome_state& state) noexcept : state_(reference::share(state)) {}
+    /// For the engine.
+    [[nodiscard]] detail::outcome_state* state() const noexcept { return state_.get(); }
+
+private:
+    using reference = gpushare::detail::counted_ref<detail::outcome_state>;
+
+    reference state_;
+};
 
 /// Models timeline_point; see there. Waits are on `steady_clock`. Safe from any thread, as a shared_ptr is.
 class point {
@@ -123,8 +171,9 @@ public:
         return wait_any(points, deadline, by.woken_);
     }
 
-    /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is
-    /// reached.
+    /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is reached. A point
+    /// that is recorded within a stream::own_work tells of all of that work before it; another one of what came since the last
+    /// such point at another place. Who else records points or looks at them changes nothing of that.
     [[nodiscard]] errc status() const noexcept { return done() ? state_->status : errc::none; }
     /// What the kernel threw; null if none did.
     [[nodiscard]] std::exception_ptr exception() const noexcept { return done() ? state_->exception : nullptr; }

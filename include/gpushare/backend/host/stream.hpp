@@ -147,6 +147,25 @@ public:
     [[nodiscard]] point prepare() { return engine_->prepare(); }
     void record(point& p) noexcept { engine_->record(*state_, p); }  ///< What prepare() gave.
 
+    /// While it exists, what is enqueued on the stream is one piece of work: by the thread that made it, and by threads that have
+    /// none of their own there. Points that are recorded meanwhile tell of all of it that is before them, and how_it_went() of
+    /// the whole, whoever records points in between. Within another one of the same thread it is a part of that. The stream outlives
+    /// it. Ended by the thread that made it. Throws std::bad_alloc.
+    class own_work {
+    public:
+        explicit own_work(stream& s) : engine_(*s.engine_), of_(*s.state_), begun_(engine_.begin_work(of_)) {}
+        own_work(const own_work&) = delete;
+        own_work& operator=(const own_work&) = delete;
+        ~own_work() { engine_.end_work(of_, begun_); }
+        /// To be asked once a point behind the work is reached.
+        [[nodiscard]] outcome how_it_went() const noexcept { return begun_; }
+
+    private:
+        detail::engine& engine_;
+        detail::stream_state& of_;
+        outcome begun_;
+    };
+
     /// As kernel_context::yield, from within the one block of this stream that runs: for an engine's callback, which has the stream
     /// and not the context. Elsewhere it does nothing.
     bool yield() noexcept { return engine_->yield(*state_); }
@@ -219,6 +238,7 @@ static_assert(launcher<stream>);
 static_assert(sm_timeline<stream>);
 static_assert(preparing_timeline<stream>);
 static_assert(yielding_timeline<stream>);
+static_assert(telling_timeline<stream>);
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

@@ -267,6 +267,7 @@ public:
     void release(submission& s) noexcept {
         --slots_taken_;
         s.begin.reset();
+        s.own = {};
         if (!s.queued) give_back(s);
     }
 
@@ -587,6 +588,7 @@ private:
 
     // Permits' on the same terms, that went well.
     [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
+        if (telling_timeline<Stream>) return false;  // each has failed or not
         const auto is_plain = [](const submission& s) { return !s.queued && s.status == errc::none; };
         return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
                a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&

@@ -563,7 +563,6 @@ private:
         auto charged = charge_for(seen, meter_, client.enqueue_time,
                                   [this](client_id c, ns shared) { core().give_back(c, shared); });
         const auto end = std::exchange(b.end, {});
-        const errc status = end.status();
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
         // How late, at most where points don't say when they were reached: since it was last seen pending, or its work was enqueued. On
@@ -581,8 +580,8 @@ private:
         const auto owner = log_.on() && core().contains(seen.client) ? core().settings(seen.client) : client_settings{};
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
-            const auto code = s.status != errc::none ? s.status : status;
-            if (s.queued && s.status == errc::none && status != errc::none) s.error = thrown_before(end);
+            const auto code = s.status != errc::none ? s.status : status_of(s.own, end);
+            if (s.queued && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, end);
             const auto part = charged.next(s.admitted.predicted, next == nullptr);
             const auto now = core().needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
             ns beyond{};

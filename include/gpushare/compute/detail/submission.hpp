@@ -31,11 +31,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What was thrown on the device before a point that is reached, where the device keeps it.
-template <timeline_point Point>
-[[nodiscard]] std::exception_ptr thrown_before(const Point& p) noexcept {
-    if constexpr (requires { std::exception_ptr(p.exception()); })
-        return p.exception();
+/// What was thrown on the device by work with this outcome, or before its end, which is reached; where the device keeps it.
+template <class Outcome, timeline_point Point>
+[[nodiscard]] std::exception_ptr thrown_by(const Outcome& own, const Point& end) noexcept {
+    if constexpr (requires { std::exception_ptr(own.exception()); })
+        return own.exception();
+    else if constexpr (requires { std::exception_ptr(end.exception()); })
+        return end.exception();
     else
         return nullptr;
 }
@@ -71,7 +73,7 @@ template <timeline Stream, std::invocable<Stream&> F>
 sm_fill run_work(Stream& s, F& work) {
     typename launch_notes_of<Stream>::type notes(s);
     if constexpr (requires { typename Stream::launch_errors; }) {
-        const typename Stream::launch_errors launches;
+        const typename Stream::launch_errors launches(s);
         work(s);
         if (const errc why = launches.found(); why != errc::none)
             raise(failure{why}, {}, "a launch within a submission");
@@ -125,6 +127,8 @@ struct submission {
     std::optional<point> begin{}, end{};
     instant enqueue_began{}, enqueue_ended{};
     sm_fill fills{};
+    [[no_unique_address]]
+    typename own_work_of<Stream>::outcome own{};  // a failure of its own, whoever else records points
 
     // Completion. Until then `status` is what is known to have failed already.
     std::atomic<submission_stage> at{submission_stage::waiting};
@@ -175,6 +179,8 @@ struct submission {
         };
         auto so_far = enqueued_part::nothing;
         try {
+            const typename own_work_of<Stream>::type mine(*stream);
+            own = mine.how_it_went();
             if constexpr (preparing_timeline<Stream>)
                 if (needs_end) end = stream->prepare();
             if (needs_begin) begin = stream->record();

@@ -59,6 +59,8 @@ public:
         j = {.stage = stage::filling, .id = id, .done = {}};
         ++active_;
         try {
+            const typename own_work_of<Stream>::type mine(*stream_);  // a kernel that failed spoils no fill
+            j.filled = mine.how_it_went();
             stream_->fill(at, std::byte{0}, chunk_size_);
             return errc::none;
         } catch (...) {
@@ -96,7 +98,7 @@ public:
         for (std::size_t slot = 0; slot < jobs_.size(); ++slot) {
             job& j = jobs_[slot];
             if (j.stage != stage::sealed || !j.done.reached()) continue;
-            const errc why = j.failed ? errc::submission_failed : j.done.status();
+            const errc why = j.failed ? errc::submission_failed : status_of(j.filled, j.done);
             j.stuck = memory_->unmap(address(slot), chunk_size_) != errc::none;
             if (j.stuck) continue;  // it stays here, until the memory lets go of it
             const auto id = j.id;
@@ -127,6 +129,7 @@ private:
         scrub_window::stage stage = stage::vacant;
         std::uint32_t id = 0;
         point done{};
+        [[no_unique_address]] typename own_work_of<Stream>::outcome filled{};
         bool failed = false, stuck = false;
     };
 

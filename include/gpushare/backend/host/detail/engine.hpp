@@ -40,7 +40,7 @@ public:
     explicit engine(const node_options& options)
         : options_(options),
           hub_(std::make_shared<point_hub>()),
-          model_(options, hub_->points),
+          model_(options, *hub_),
           parking_(std::size_t{options.devices} * options.sms) {}
     engine(const engine&) = delete;
     engine& operator=(const engine&) = delete;
@@ -82,10 +82,24 @@ public:
 
     void submit(stream_state& s, operation& op) noexcept {
         const section locked{*this};
-        model_.submit(s, op, locked.now());
+        model_.submit(s, op, locked.now(), std::this_thread::get_id());
         // Only `take_operation` writes it without the lock, and only null. release: pairs with the acquire there.
         if (s.spare.load(std::memory_order_relaxed) == nullptr)
             s.spare.store(model_.operations().try_acquire(), std::memory_order_release);
+    }
+
+    /// The calling thread begins a piece of work on `s`. Throws std::bad_alloc.
+    [[nodiscard]] outcome begin_work(stream_state& s) {
+        const std::lock_guard lock{hub_->mutex};
+        outcome_state& begun = hub_->outcomes.acquire();
+        begun.references.store(0, std::memory_order_relaxed);  // relaxed: nobody else knows it yet
+        begun.hub = hub_;
+        model::begin_work(s, begun, std::this_thread::get_id());
+        return outcome{begun};
+    }
+    void end_work(stream_state& s, const outcome& begun) noexcept {
+        const std::lock_guard lock{hub_->mutex};
+        model_.end_work(s, *begun.state());
     }
 
     /// Throws std::bad_alloc.
@@ -223,7 +237,7 @@ private:
     }
     void record(stream_state& s, const point& p, instant now) noexcept {
         p.state()->references.fetch_add(1, std::memory_order_relaxed);  // the model's
-        model_.record(s, *p.state(), now);
+        model_.record(s, *p.state(), now, std::this_thread::get_id());
     }
 
     /// The lock, with the model brought up to date at both ends.
@@ -339,9 +353,14 @@ private:
             p->exception = nullptr;
             clean.points.push(*p);
         }
+        while (outcome_state* const o = dirty.outcomes.pop()) {
+            o->exception = nullptr;
+            clean.outcomes.push(*o);
+        }
         lock.lock();
         while (operation* const op = clean.operations.pop()) model_.operations().release(*op);
         while (point_state* const p = clean.points.pop()) hub_->points.release(*p);
+        while (outcome_state* const o = clean.outcomes.pop()) hub_->outcomes.release(*o);
         lock.unlock();
     }
 

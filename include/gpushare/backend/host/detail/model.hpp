@@ -34,15 +34,16 @@ namespace detail {
 struct leavings {
     gpushare::detail::fifo<operation> operations;
     gpushare::detail::fifo<point_state> points;
+    gpushare::detail::fifo<outcome_state> outcomes;
 
-    [[nodiscard]] bool empty() const noexcept { return operations.empty() && points.empty(); }
+    [[nodiscard]] bool empty() const noexcept { return operations.empty() && points.empty() && outcomes.empty(); }
 };
 
 /// Times passed in never go back. After a change comes `settle`, which starts and ends what that lets start and end.
 class model {
 public:
-    model(const node_options& options, gpushare::detail::pool<point_state>& points)
-        : points_(points), events_(std::size_t{options.devices} * options.sms) {
+    model(const node_options& options, point_hub& hub)
+        : points_(hub.points), outcomes_(hub.outcomes), events_(std::size_t{options.devices} * options.sms) {
         for (std::uint32_t i = 0; i < options.devices; ++i) devices_.emplace_back(options);
     }
     model(const model&) = delete;
@@ -134,9 +135,11 @@ public:
         return unread;
     }
 
-    /// `op` goes behind everything that the stream has.
-    void submit(stream_state& s, operation& op, instant now) noexcept {
+    /// `op` goes behind everything that the stream has. `by`: the thread whose it is.
+    void submit(stream_state& s, operation& op, instant now, std::thread::id by = {}) noexcept {
         op.stream = &s;
+        op.owner = owner_on(s, by);
+        op.for_another = op.owner != nullptr && op.owner->by != by;
         op.not_before = now;
         op.wanted = op.blocks;
         op.claimed = op.ended = 0;
@@ -149,12 +152,36 @@ public:
     }
 
     /// `p` is reached when everything that the stream has is done. Takes over one reference.
-    void record(stream_state& s, point_state& p, instant now) noexcept {
+    void record(stream_state& s, point_state& p, instant now, std::thread::id by = {}) noexcept {
         p.recorded = now;
+        p.within = owner_on(s, by);
         if (operation* const last = s.queue.back())
             last->points.push(p);
         else
             reach(s, p, now);
+    }
+
+    // --- whose work it is
+
+    /// What thread `by` enqueues from now on tells `o` of its failures.
+    static void begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept {
+        o.by = by;
+        o.status = errc::none;
+        o.beside = s.latest;
+        if (o.beside != nullptr) share(*o.beside);
+        s.latest = &o;
+    }
+    /// No longer.
+    void end_work(stream_state& s, outcome_state& o) noexcept {
+        if (s.latest == &o) {
+            s.latest = o.beside;
+            return;
+        }
+        outcome_state* later = s.latest;  // another thread's
+        while (later->beside != &o) later = later->beside;
+        later->beside = o.beside;
+        if (o.beside != nullptr) share(*o.beside);
+        drop_locked(o);  // not the last: whoever ends it has one
     }
 
     // --- partitions
@@ -260,6 +287,41 @@ private:
         complete(op, op.end);
         start(s);
     }
+    static void share(outcome_state& o) noexcept {
+        o.references.fetch_add(1, std::memory_order_relaxed);  // relaxed: somebody has one, or it is under the lock
+    }
+    /// With a reference. Of a thread that has begun nothing there, as one that helps another, it is what began last.
+    [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept {
+        outcome_state* owner = s.latest;
+        while (owner != nullptr && owner->by != by) owner = owner->beside;
+        if (owner == nullptr) owner = s.latest;
+        if (owner != nullptr) share(*owner);
+        return owner;
+    }
+    /// The failure of `op` is noted by its owner, and what that one is a part of; where it isn't sure whose it is, by all that it
+    /// may be of; and for who owns nothing here. What is to be destroyed without the lock is in `op` afterwards.
+    static void note_end(operation& op) noexcept {
+        stream_state& s = *op.stream;
+        const bool failed = op.status != errc::none;
+        std::exception_ptr stale;
+        if ((failed || op.blocks != 0) && std::exchange(s.told, false)) {
+            s.status = errc::none;
+            stale = std::exchange(s.exception, nullptr);
+        }
+        if (failed) {
+            for (outcome_state* o = op.owner; o != nullptr; o = o->beside) {
+                if (o->status != errc::none || (o->by != op.owner->by && !op.for_another)) continue;
+                o->status = op.status;
+                o->exception = op.exception;
+            }
+            if (s.status == errc::none) {
+                s.status = op.status;
+                if (!s.closed) s.exception = op.exception;
+            }
+        }
+        if (stale != nullptr) op.exception = std::move(stale);  // what was there is in `s` too
+    }
+
     static void keep(operation& op, std::exception_ptr& thrown) noexcept {
         if (thrown == nullptr || op.status != errc::none) return;
         op.status = errc::kernel_failed;
@@ -318,12 +380,10 @@ private:
         s.queue.pop();
         s.busy = false;
         s.last_end = std::max(s.last_end, at);
-        if (op.status != errc::none && s.status == errc::none) {
-            s.status = op.status;
-            if (!s.closed) s.exception = std::move(op.exception);
-        }
+        note_end(op);
         while (point_state* const p = op.points.pop()) reach(s, *p, at);
         if (op.awaited != nullptr) drop_locked(*std::exchange(op.awaited, nullptr));
+        if (op.owner != nullptr) drop_locked(*std::exchange(op.owner, nullptr));
         if (op.body || op.exception != nullptr)
             left_.operations.push(op);
         else
@@ -334,8 +394,15 @@ private:
         p.when = std::max(at, p.recorded);
         p.used = s.used / static_cast<ns::rep>(s.sms);
         p.wide = s.wide / s.sms;
-        p.status = std::exchange(s.status, errc::none);
-        p.exception = std::exchange(s.exception, nullptr);
+        if (p.within != nullptr) {
+            p.status = p.within->status;
+            p.exception = p.within->exception;
+            drop_locked(*std::exchange(p.within, nullptr));
+        } else {
+            p.status = s.status;
+            p.exception = s.exception;
+            s.told = true;
+        }
         // release: pairs with the acquire in point::reached.
         p.reached.store(true, std::memory_order_release);
         while (waiter_link* const link = p.waiters.pop()) {
@@ -376,8 +443,20 @@ private:
         else
             points_.release(p);
     }
+    void drop_locked(outcome_state& o) noexcept {
+        for (outcome_state* last = &o; last != nullptr;) {
+            if (last->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+            last->hub.reset();
+            outcome_state& gone = *std::exchange(last, std::exchange(last->beside, nullptr));
+            if (gone.exception != nullptr)
+                left_.outcomes.push(gone);
+            else
+                outcomes_.release(gone);
+        }
+    }
 
     gpushare::detail::pool<point_state>& points_;
+    gpushare::detail::pool<outcome_state>& outcomes_;
     gpushare::detail::pool<operation> operations_;
     std::deque<device_state> devices_;
     std::vector<std::unique_ptr<stream_state>> streams_;

@@ -39,6 +39,8 @@ struct operation {
     // What is asked for: fixed once it is submitted.
     gpushare::detail::inplace_function<void(kernel_context&), kernel_capacity> body;
     point_state* awaited = nullptr;  // owns a reference
+    outcome_state* owner = nullptr;  // whose work it is; owns a reference
+    bool for_another = false;        // enqueued by a thread that has none of its own there
     std::uint32_t blocks = 0;
     bool cooperative = false;
     ns hold{};
@@ -88,9 +90,11 @@ struct stream_state {
     instant last_end{};
     ns used{};        // SM time of all its blocks that have ended
     double wide = 0;  // the same, each times the part of the SMs that its kernel could fill
-    // The first failure since the last point.
+    // The first failure since the last point that is in no own_work; once that is reached it stays until other work is done.
     errc status = errc::none;
     std::exception_ptr exception;
+    bool told = false;                // that point is reached
+    outcome_state* latest = nullptr;  // of what is under way, what began last; then those beside it
     // An operation at hand for the next launch, so that a launch takes the lock once.
     std::atomic<operation*> spare{nullptr};
 };
