@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -182,6 +183,19 @@ private:
     std::array<char, 320> buffer_{};
     std::size_t size_ = 0;
 };
+
+/// Why nobody has a block of that size and alignment: the alignment is no power of two or above `most`, else the size is
+/// more than any device has.
+[[nodiscard]] constexpr failure impossible_block(std::uint64_t size, std::uint64_t alignment,
+                                                 std::uint64_t most = ~std::uint64_t{0}) noexcept {
+    if (!std::has_single_bit(alignment))
+        return {.code = errc::bad_alignment, .asked = alignment, .because = reason::no_power_of_two};
+    if (alignment > most)
+        return {.code = errc::bad_alignment, .asked = alignment, .limit = most, .because = reason::alignment_too_large};
+    return {.code = errc::size_overflow, .asked = size, .because = reason::size};
+}
+/// The host has no memory for what must be noted about a block.
+inline constexpr failure no_host_memory{.code = errc::out_of_memory, .because = reason::host_memory};
 
 /// Characters of a name that errors keep.
 inline constexpr std::size_t longest_name = tenant_name::longest;

@@ -125,24 +125,53 @@ enum class reason : std::uint16_t {
     // of any code
     size,          ///< bytes: asked
     size_left,     ///< bytes: asked, left, limit
-    count_left,    ///< a count: asked, left, limit
-    above_limit,   ///< a count: asked; limit: the largest that is allowed
+    size_limit,    ///< bytes: asked; limit: the most that is allowed
+    count_limit,   ///< a count: asked; limit: the most that is allowed
+    wrong_count,   ///< a count: asked: how many were given; limit: how many are needed
     system_error,  ///< asked: errno
     text_line,     ///< asked: the line of a text, from 1, that can't be read
+    host_memory,   ///< the host, not the device, is out of memory: no figures
     // memory
+    quota_above,          ///< bytes: asked, left, limit of a quota whose rest others have
+    beyond_device,        ///< bytes: asked; limit: what the device has
     largest_block,        ///< bytes: asked; left: the largest contiguous block; limit: what is free in all
     no_power_of_two,      ///< asked: the alignment
     alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
+    whole_sizes,          ///< bytes: asked; limit: what it must be a multiple of
+    no_addresses,         ///< bytes: asked
+    beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
+    occupied,             ///< memory is there already, or the ranges overlap: no figures
+    other_pool,           ///< the arenas are of two pools: no figures
+    no_lender,            ///< bytes: asked to borrow, by a quota without one above it
+    other_part,           ///< asked: the part that the block says it is of; limit: how many there are
+    pages_of_nothing,     ///< bytes: asked: the page
     // admission and partitions
     shares_exceeded,  ///< permille: asked, left, limit
     too_few_devices,  ///< a count: asked; left: how many there are
+    device_twice,     ///< asked: the device's index
+    other_node,       ///< asked: the index of the device that isn't on the first one's node
+    no_such_device,   ///< asked: the device's index; limit: how many there are
+    no_such_slice,    ///< asked: the slice; limit: how many the device has
+    sms_left,         ///< SMs: asked, left, limit
+    whole_sms,        ///< SMs: asked; left: the next smaller number that can be had; limit: the unit
+    no_memory_named,  ///< neither memory nor burst: no figures
+    no_spill,         ///< the tenant was admitted without `spill`: no figures
+    no_spill_target,  ///< the tenancy was made without `spill_to`: no figures
+    no_such_stack,    ///< the device doesn't offer the tenant's memory stack: no figures
+    bad_usage_line,   ///< a line of a usage journal without a name or a length: no figures
+    unknown_number,   ///< asked: a reservation's or a notice's number
     // compute
     objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
     queue_limit,          ///< limit: how many submissions may wait
-    empty_callable,       ///< what is to enqueue the work is empty: no function, no figures
-    // backends
-    no_such_device,  ///< asked: the device's index; limit: how many there are
-    all              ///< no reason: how many there are
+    empty_callable,       ///< what is to enqueue the work is empty: no figures
+    no_such_stream,       ///< asked: the stream; limit: how many the tenant has
+    no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
+    no_members,           ///< a gang, or a set of ranks, of nobody: no figures
+    // collectives
+    rank_failed,   ///< asked: the epoch; left: the rank
+    no_such_rank,  ///< asked: the rank; limit: how many there are
+    mpi_threads,   ///< levels of MPI_Init_thread: asked, limit
+    all            ///< no reason: how many there are
 };
 
 namespace detail {
@@ -160,24 +189,69 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::unsaid, errc::none, figure_unit::none, "{code}"},
     {reason::size, errc::none, figure_unit::bytes, "asked {asked} ({code})"},
     {reason::size_left, errc::none, figure_unit::bytes, "asked {asked}, {left} of {limit} left ({code})"},
-    {reason::count_left, errc::none, figure_unit::count, "asked {asked}, {left} of {limit} left ({code})"},
-    {reason::above_limit, errc::none, figure_unit::count, "asked {asked}, at most {limit} ({code})"},
+    {reason::size_limit, errc::none, figure_unit::bytes, "asked {asked}, at most {limit} is allowed ({code})"},
+    {reason::count_limit, errc::none, figure_unit::count, "asked {asked}, at most {limit} is allowed ({code})"},
+    {reason::wrong_count, errc::none, figure_unit::count, "{asked} given, {limit} needed ({code})"},
     {reason::system_error, errc::none, figure_unit::error_number, "{code}: {asked}"},
     {reason::text_line, errc::invalid_specification, figure_unit::position, "line {asked} can't be read"},
+    {reason::host_memory, errc::out_of_memory, figure_unit::none, "the host, not the device, is out of memory"},
+    {reason::quota_above, errc::out_of_memory, figure_unit::bytes,
+     "asked {asked}, {left} of {limit} left (others have the rest of what they share)"},
+    {reason::beyond_device, errc::out_of_memory, figure_unit::bytes, "asked {asked}, and the device has {limit}"},
     {reason::largest_block, errc::none, figure_unit::bytes,
-     "asked {asked} in one block; {limit} are free, but the largest block of them is {left} ({code})"},
+     "asked {asked} in one block, and the largest free one has {left}, of {limit} free in all ({code})"},
     {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} is no power of two"},
     {reason::alignment_too_large, errc::bad_alignment, figure_unit::count,
      "alignment {asked} can't be had: at most {limit}"},
+    {reason::whole_sizes, errc::not_whole, figure_unit::bytes,
+     "asked {asked}, which must be more than 0 and a multiple of {limit}"},
+    {reason::no_addresses, errc::none, figure_unit::bytes, "no range of addresses is left for {asked}"},
+    {reason::beyond_arena, errc::size_overflow, figure_unit::bytes,
+     "asked {asked} at an offset from which {left} of {limit} follow"},
+    {reason::occupied, errc::invalid_specification, figure_unit::none,
+     "memory is there already, or two ranges overlap"},
+    {reason::other_pool, errc::invalid_specification, figure_unit::none, "the two arenas are of different pools"},
+    {reason::no_lender, errc::invalid_specification, figure_unit::bytes,
+     "asked to borrow {asked}, and there is no quota above to borrow from"},
+    {reason::other_part, errc::unknown_block, figure_unit::position,
+     "the block says that it is of part {asked}: there are {limit}, from 0"},
+    {reason::pages_of_nothing, errc::invalid_specification, figure_unit::bytes,
+     "a page of {asked}: pages have 1 B or more, and a store 1 to 1073741824 of them"},
     {reason::shares_exceeded, errc::share_exceeded, figure_unit::permille,
      "asked {asked} of the device's time, {left} of {limit} left ({code})"},
-    {reason::too_few_devices, errc::too_few_devices, figure_unit::count, "asked {asked} devices, {left} there"},
+    {reason::too_few_devices, errc::too_few_devices, figure_unit::count, "asked {asked} devices, and there are {left}"},
+    {reason::device_twice, errc::duplicate_device, figure_unit::position, "device {asked} is named twice"},
+    {reason::other_node, errc::different_nodes, figure_unit::position,
+     "device {asked} is on another node than the first"},
+    {reason::no_such_device, errc::no_device, figure_unit::position, "no device {asked}: there are {limit}, from 0"},
+    {reason::no_such_slice, errc::invalid_specification, figure_unit::position,
+     "no slice {asked}: the device has {limit}, from 0"},
+    {reason::sms_left, errc::too_few_sms, figure_unit::count, "asked {asked} SMs, {left} of {limit} left"},
+    {reason::whole_sms, errc::not_whole, figure_unit::count, "asked {asked} SMs, which come in units of {limit}"},
+    {reason::no_memory_named, errc::invalid_specification, figure_unit::none, "needs memory, or burst: both are 0"},
+    {reason::no_spill, errc::not_supported, figure_unit::none, "the tenant was admitted without `spill`"},
+    {reason::no_spill_target, errc::not_supported, figure_unit::none,
+     "the tenant has `spill`, and the tenancy no `spill_to`"},
+    {reason::no_such_stack, errc::not_supported, figure_unit::none,
+     "the device doesn't offer the tenant's memory stack"},
+    {reason::bad_usage_line, errc::invalid_specification, figure_unit::none,
+     "a line needs a tenant's name, and an end after its beginning"},
+    {reason::unknown_number, errc::invalid_specification, figure_unit::position,
+     "nothing has the number {asked}, or it is another tenant's, or over"},
     {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
      "{code} (asked {asked}, needed {limit})"},
     {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
     {reason::empty_callable, errc::invalid_specification, figure_unit::none,
      "the callable is empty: there is nothing to enqueue"},
-    {reason::no_such_device, errc::no_device, figure_unit::position, "no device {asked}: there are {limit}"},
+    {reason::no_such_stream, errc::invalid_specification, figure_unit::position,
+     "no stream {asked}: the tenant has {limit}, from 0"},
+    {reason::no_such_width, errc::invalid_specification, figure_unit::none, "a part of the SMs is from 0 to 1"},
+    {reason::no_members, errc::invalid_specification, figure_unit::none, "a gang needs a member"},
+    {reason::rank_failed, errc::none, figure_unit::position, "epoch {asked}: rank {left} ({code})"},
+    {reason::no_such_rank, errc::invalid_specification, figure_unit::position,
+     "no rank {asked}: there are {limit}, from 0"},
+    {reason::mpi_threads, errc::not_supported, figure_unit::count,
+     "needs level {asked} of MPI_Init_thread, and has {limit}"},
 }};
 
 /// How `r` is told.

@@ -141,7 +141,7 @@ public:
     /// As allocate(), with the reason instead of an exception.
     [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
                                                     std::string_view label = {}) noexcept {
-        failure why{.code = errc::out_of_memory, .asked = size};
+        failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.try_allocate(size, alignment, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
@@ -157,7 +157,7 @@ public:
     template <class Patience>
     [[nodiscard]] result<block_handle> try_allocate_until(std::size_t size, std::size_t alignment,
                                                           const Patience& until, std::string_view label = {}) noexcept {
-        failure why{.code = errc::out_of_memory, .asked = size};
+        failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.resource().try_allocate_until(size, alignment, until, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
@@ -189,11 +189,13 @@ public:
         failure why;
         const errc code = exchange(
             h, size, copy, [&](std::size_t alignment) { return upstream_.try_allocate(size, alignment, &why); });
-        return code == errc::out_of_memory && why.code != errc::none ? why : failure{.code = code, .asked = size};
+        return code == errc::out_of_memory && why.code != errc::none
+                   ? why
+                   : failure{.code = code, .asked = size, .because = reason::size};
     } catch (const error& e) {
         return e.figures();
     } catch (...) {
-        return {.code = errc::backend_failed, .asked = size};
+        return {.code = errc::backend_failed, .asked = size, .because = reason::size};
     }
 
 private:
@@ -242,7 +244,7 @@ private:
             b.what.pointer = nullptr;
             return h;
         } catch (...) {  // the host has no memory for the entry
-            return failure{.code = errc::out_of_memory, .asked = static_cast<std::size_t>(b.what.size.count())};
+            return detail::no_host_memory;
         }
     }
 

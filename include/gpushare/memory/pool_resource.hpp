@@ -202,8 +202,7 @@ public:
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none)
-            return {.code = why, .asked = size};
+        if (detail::pool_tag::check(size, alignment) != errc::none) return detail::impossible_block(size, alignment);
         const auto least = detail::whole_granules(size);
         return impossible({least, least, alignment, size});
     }
@@ -246,11 +245,8 @@ private:
         const auto tenant = upstream_.owner();
         const auto held = usage();
         detail::message m;
-        m.of(tenant);
-        m.add("allocate from a pool: asked ", bytes{r.why.asked});
-        if (r.why.limit != 0) m.add(", ", bytes{r.why.left}, " of ", bytes{r.why.limit}, " left");
-        m.add(" (", to_string(r.why.code), "); the pool holds ", held.reserved, ", of which ", held.free(),
-              " are free, ", held.largest_free, " in one block");
+        m.of(tenant).add("allocate from a pool: ", r.why, "; the pool holds ", held.reserved, ", of which ",
+                         held.free(), " are free, ", held.largest_free, " in one block");
         throw memory_error(r.why, tenant, m);
     }
 
@@ -258,8 +254,8 @@ private:
     // waits, only who came first gets anything.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
                                std::string_view label = {}, bool waits = false) noexcept {
-        if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none) {
-            r.why = {.code = why, .asked = size};
+        if (detail::pool_tag::check(size, alignment) != errc::none) {
+            r.why = detail::impossible_block(size, alignment);
             r.final = true;
             return nullptr;
         }
@@ -282,8 +278,7 @@ private:
             const errc over = waiter.wait(until);
             if (over != errc::none) {
                 r.thrown = nullptr;
-                r.why.code = over;
-                r.why.asked = size;
+                r.why = {over, size, r.why.left, r.why.limit, r.why.limit == 0 ? reason::size : reason::size_left};
                 return nullptr;
             }
             if (void* const p = obtain(size, alignment, r, own, label, true); p != nullptr || r.final) return p;

@@ -187,8 +187,8 @@ private:
 
     template <class F>
     void set_aside(bytes reserve, F allocate) {
-        if (const errc why = detail::pool_tag::check(reserve.count(), 1); why != errc::none)
-            raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
+        if (detail::pool_tag::check(reserve.count(), 1) != errc::none)
+            raise(detail::impossible_block(reserve.count(), 1), {}, "set aside memory for a captured graph");
         const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
         add(allocate(size), size, detail::pool_granule);
         closes_.emplace(pool_->closing(), [this](instant) {

@@ -258,7 +258,7 @@ public:
 
     /// The figures of a refusal of `n` bytes, for error messages.
     [[nodiscard]] failure explain(errc code, bytes n) const noexcept {
-        return {.code = code, .asked = n.count(), .left = free().count(), .limit = usage().limit().count()};
+        return detail::quota_refusal(code, n.count(), free().count(), usage().limit().count());
     }
 
 private:
@@ -271,7 +271,9 @@ private:
 
     quota(quota* parent, bytes guaranteed, bytes burst) : quota_node(parent, guaranteed, burst) {
         if (guaranteed + burst > max_limit())
-            raise({errc::invalid_specification, (guaranteed + burst).count(), 0, max_limit().count()}, {}, "quota");
+            raise(
+                {errc::invalid_specification, (guaranteed + burst).count(), 0, max_limit().count(), reason::size_limit},
+                {}, "quota");
         hold(guaranteed.count());
         cell_.publish({guaranteed.count()});
         if (parent != nullptr && !parent->attach(*this))

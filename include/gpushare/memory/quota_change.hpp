@@ -49,7 +49,8 @@ protected:
         const errc code = n > quota::max_limit().count() ? errc::size_overflow
                                                          : freeze_for(q, n, nullptr, detail::precedence::after_waiters);
         if (code == errc::none) return {};
-        const failure why{q.refuse(code), n, q.free_now().count(), (q.guaranteed_ + q.burst_).count()};
+        const failure why =
+            detail::quota_refusal(q.refuse(code), n, q.free_now().count(), (q.guaranteed_ + q.burst_).count());
         q.root_->mutex_.unlock();
         return why;
     }
@@ -67,8 +68,11 @@ protected:
     }
 
     static failure hold_resize(quota& q, bytes guaranteed, bytes burst) noexcept {
-        if (guaranteed + burst > quota::max_limit() || (q.parent_ == nullptr && burst != bytes{}))
-            return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count()};
+        if (guaranteed + burst > quota::max_limit())
+            return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count(),
+                    reason::size_limit};
+        if (q.parent_ == nullptr && burst != bytes{})
+            return {.code = errc::invalid_specification, .asked = burst.count(), .because = reason::no_lender};
         q.root_->mutex_.lock();
         if (q.stopped()) {
             q.root_->mutex_.unlock();

@@ -175,7 +175,7 @@ private:
     bytes takes_for(std::size_t size, std::size_t alignment, answer& r) const noexcept {
         const bool aligned = std::has_single_bit(alignment);
         const bytes takes = aligned ? charged(size, alignment) : bytes::max();
-        if (takes == bytes::max()) refuse(aligned ? errc::size_overflow : errc::bad_alignment, bytes{size}, r);
+        if (takes == bytes::max() && r.explained) r.why = detail::impossible_block(size, alignment);
         return takes;
     }
 

@@ -130,9 +130,7 @@ template <clock Clock>
 [[noreturn]] inline void raise_waited(const quota& q, const failure& why, std::string_view tenant) {
     if (is_memory_refusal(why.code)) raise(why, tenant, "allocate");
     detail::message m;
-    m.of(tenant);
-    m.add("allocate: asked ", bytes{why.asked}, ", ", bytes{why.left}, " of ", bytes{why.limit}, " left (",
-          to_string(why.code), ")");
+    m.of(tenant).add("allocate: ", why);
     if (const auto holder = holder_of_burst(q, bytes{why.asked}); holder.borrowed != bytes{}) {
         m.add("; ", holder.borrowed, " lent to ");
         holder.name.empty() ? m.add("another") : m.add("'", tenant_name{holder.name}, "'");

@@ -182,7 +182,7 @@ private:
                 return p;
             } catch (...) {  // the host has no memory for the entry
                 (void)upstream_.deallocate(p, size, alignment);
-                if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+                if (why != nullptr) *why = detail::no_host_memory;
             }
         statistics_.fail(s);
         return nullptr;

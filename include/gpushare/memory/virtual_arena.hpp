@@ -159,7 +159,7 @@ public:
     /// device; somebody else takes the burst meanwhile), the chunks are free in the pool.
     failure try_hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                           instant deadline = never) noexcept {
-        if (to.pool_ != pool_) return {errc::invalid_specification};
+        if (to.pool_ != pool_) return {.code = errc::invalid_specification, .because = reason::other_pool};
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return to.within(to_offset, size, [&](std::size_t to_first, std::size_t) {
                 return pool_->chunks_.hand_over(*space_, first, to.space_, to_first, count, points, deadline);
@@ -179,15 +179,18 @@ public:
         try {
             return {pool_->chunks_.close(space_, {points.begin(), points.end()})};
         } catch (const std::bad_alloc&) {
-            return {errc::out_of_memory};
+            return detail::no_host_memory;
         }
     }
 
 private:
     static std::size_t checked(const pool_type& pool, bytes size) {
         if (size == bytes{} || size % pool.chunk_size() != bytes{})
-            raise({.code = errc::not_whole, .asked = size.count(), .limit = pool.chunk_size().count()}, {},
-                  "reserving addresses");
+            raise({.code = errc::not_whole,
+                   .asked = size.count(),
+                   .limit = pool.chunk_size().count(),
+                   .because = reason::whole_sizes},
+                  {}, "reserving addresses");
         return static_cast<std::size_t>(size / pool.chunk_size());
     }
 
@@ -195,19 +198,23 @@ private:
     failure within(bytes offset, bytes size, F f) noexcept {
         const bytes unit = pool_->chunk_size();
         if (offset % unit != bytes{} || size % unit != bytes{})
-            return {.code = errc::not_whole, .asked = size.count(), .limit = unit.count()};
+            return {.code = errc::not_whole,
+                    .asked = (offset % unit != bytes{} ? offset : size).count(),
+                    .limit = unit.count(),
+                    .because = reason::whole_sizes};
         if (size > reserved() || offset > reserved() - size)
             return {.code = errc::size_overflow,
                     .asked = size.count(),
                     .left = (reserved() - offset).count(),
-                    .limit = reserved().count()};
+                    .limit = reserved().count(),
+                    .because = reason::beyond_arena};
         if (size == bytes{}) return {};
         try {
             return f(static_cast<std::size_t>(offset / unit), static_cast<std::size_t>(size / unit));
         } catch (const error& e) {  // points of several nodes
             return e.figures();
         } catch (...) {
-            return {.code = errc::out_of_memory, .asked = size.count()};
+            return detail::no_host_memory;
         }
     }
 
@@ -218,7 +225,8 @@ private:
             runs.reserve(ranges.size());
             for (const auto& r : ranges) {
                 failure why = within(r.offset, r.size, [&](std::size_t first, std::size_t count) -> failure {
-                    if (!runs.empty() && first < runs.back().end()) return {errc::invalid_specification};
+                    if (!runs.empty() && first < runs.back().end())
+                        return {.code = errc::invalid_specification, .because = reason::occupied};
                     runs.push_back({first, count});
                     return {};
                 });
@@ -228,7 +236,7 @@ private:
         } catch (const error& e) {  // points of several nodes
             return e.figures();
         } catch (...) {
-            return {.code = errc::out_of_memory};
+            return detail::no_host_memory;
         }
     }
 

@@ -194,7 +194,8 @@ private:
     static bytes up(bytes size, bytes to) noexcept { return (size + to - bytes{1}) / to * to; }
     static bytes checked(bytes page, std::uint32_t pages) {
         if (page == bytes{} || page >= quota::max_limit() || pages == 0 || pages > 1U << 30)
-            raise({errc::invalid_specification, page.count()}, {}, "a page store, of bytes in a page");
+            raise({.code = errc::invalid_specification, .asked = page.count(), .because = reason::pages_of_nothing}, {},
+                  "a page store");
         return up(page, line);
     }
 
@@ -249,7 +250,7 @@ private:
     } catch (const error& e) {  // a stream that was lost
         return e.figures();
     } catch (...) {
-        return {errc::out_of_memory};
+        return detail::no_host_memory;
     }
     // What gives memory back doesn't wait for anything.
     [[nodiscard]] bool others_bring(instant by) const noexcept { return book_.leaving() != 0 || growers_.any(by); }
@@ -266,7 +267,7 @@ private:
     template <class Commit>
     failure bring(const std::vector<std::uint32_t>& slabs, Commit& commit, const std::stop_token& enough,
                   std::unique_lock<std::mutex>& lock) noexcept {
-        failure why{errc::out_of_memory};
+        failure why = detail::no_host_memory;
         lock.unlock();
         try {
             std::vector<arena_range> more;

@@ -70,7 +70,7 @@ public:
         std::string text;
         for (const auto& l : lines) {
             if (l.tenant.empty() || l.from >= l.until || l.from < wall_time{} || l.amounts.device_time < ns{})
-                return {errc::invalid_specification};
+                return {.code = errc::invalid_specification, .because = reason::bad_usage_line};
             text += to_text(l);
         }
         if (text.empty()) return {};
@@ -80,7 +80,7 @@ public:
     } catch (const error& e) {
         return e.figures();
     } catch (...) {
-        return {errc::out_of_memory};
+        return detail::no_host_memory;
     }
     /// Throws what try_append() returns.
     void append(std::span<const usage_line> lines) {
@@ -100,7 +100,7 @@ public:
     } catch (const error& e) {
         return e.figures();
     } catch (...) {
-        return {errc::out_of_memory};
+        return detail::no_host_memory;
     }
 
     /// Calls `each(line)` for each line, the oldest first, of the files put aside as well. Returns how many were torn. Also while a
@@ -151,7 +151,7 @@ private:
         (void)::close(folder);
         return why;
     } catch (...) {
-        return {errc::out_of_memory};
+        return detail::no_host_memory;
     }
 
     // With one call of the system's, so that what others read is whole lines but where that call fails half way.

@@ -111,10 +111,9 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         const bytes takes = charged(size, alignment);
         if (takes <= capacity_) return {};
-        const errc why = takes != bytes::max()            ? errc::out_of_memory
-                         : std::has_single_bit(alignment) ? errc::size_overflow
-                                                          : errc::bad_alignment;
-        return {.code = why, .asked = size, .limit = capacity_.count()};
+        if (takes == bytes::max()) return gpushare::detail::impossible_block(size, alignment);
+        return {
+            .code = errc::out_of_memory, .asked = size, .limit = capacity_.count(), .because = reason::beyond_device};
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
@@ -145,8 +144,8 @@ private:
 
     void* obtain(std::size_t size, std::size_t alignment, failure* why) noexcept {
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
-        if (const errc never_fits = detail::impossible(alignment, b.charge); never_fits != errc::none) {
-            if (why != nullptr) *why = {.code = never_fits, .asked = size, .limit = capacity_.count()};
+        if (b.charge == bytes::max()) {
+            if (why != nullptr) *why = gpushare::detail::impossible_block(size, alignment);
             return nullptr;
         }
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));

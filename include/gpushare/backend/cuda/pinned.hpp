@@ -77,7 +77,7 @@ public:
     /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         if (charged(size, alignment) != bytes::max()) return {};
-        return {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment, .asked = size};
+        return gpushare::detail::impossible_block(size, alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
@@ -88,7 +88,7 @@ public:
 private:
     void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
-        why = {.code = detail::impossible(alignment, b.charge), .asked = size};
+        why = b.charge == bytes::max() ? gpushare::detail::impossible_block(size, alignment) : failure{};
         if (why.code != errc::none) return nullptr;
         cudaError_t code = cudaSuccess;
         {

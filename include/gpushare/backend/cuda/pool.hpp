@@ -224,8 +224,7 @@ private:
         const bytes charge = charged(size, alignment);
         why = {.asked = size};
         if (charge == bytes::max())
-            why.code = std::has_single_bit(alignment) && alignment <= natural_alignment ? errc::size_overflow
-                                                                                        : errc::bad_alignment;
+            why = gpushare::detail::impossible_block(size, alignment, natural_alignment);
         else if (s.capturing())
             why.code = errc::capturing;  // it would become a part of the graph, and live as long as that
         if (why.code != errc::none) return nullptr;
@@ -284,8 +283,7 @@ public:
     /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         if (charged(size, alignment) != bytes::max()) return {};
-        const bool aligned = std::has_single_bit(alignment) && alignment <= memory_pool::natural_alignment;
-        return {.code = aligned ? errc::size_overflow : errc::bad_alignment, .asked = size};
+        return gpushare::detail::impossible_block(size, alignment, memory_pool::natural_alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

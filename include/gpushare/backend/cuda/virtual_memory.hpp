@@ -147,12 +147,15 @@ public:
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
     /// out_of_memory, device_lost.
     [[nodiscard]] result<range> reserve(std::size_t size) noexcept {
-        if (size == 0 || size % chunk_size_ != 0) return errc::not_whole;
-        if (size > std::numeric_limits<std::size_t>::max() / 4) return errc::size_overflow;
+        if (size == 0 || size % chunk_size_ != 0)
+            return failure{
+                .code = errc::not_whole, .asked = size, .limit = chunk_size_, .because = reason::whole_sizes};
+        if (size > std::numeric_limits<std::size_t>::max() / 4)
+            return failure{.code = errc::size_overflow, .asked = size, .because = reason::no_addresses};
         CUdeviceptr at = 0;
         if (const errc why = answer(api().mem_address_reserve(&at, size, chunk_size_, 0, 0), "cuMemAddressReserve");
             why != errc::none)
-            return failure{.code = why, .asked = size};
+            return failure{.code = why, .asked = size, .because = reason::size};
         return range{device_, at, size};
     }
 
@@ -161,7 +164,7 @@ public:
         const CUmemAllocationProp kind = properties(*device_);
         CUmemGenericAllocationHandle made = 0;
         if (const errc why = answer(api().mem_create(&made, chunk_size_, &kind, 0), "cuMemCreate"); why != errc::none)
-            return failure{.code = why, .asked = chunk_size_, .limit = device_->properties().memory.count()};
+            return failure{.code = why, .asked = chunk_size_, .because = reason::size};
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
@@ -216,8 +219,8 @@ private:
         if (wanted == bytes{}) return smallest;
         // Ranges begin at a multiple of a chunk, and the driver aligns them to powers of two only.
         if (smallest == 0 || wanted.count() % smallest != 0 || !std::has_single_bit(wanted.count()))
-            raise({.code = errc::not_whole, .asked = wanted.count(), .limit = smallest}, {},
-                  "the chunks of virtual memory, powers of two in bytes");
+            raise({.code = errc::not_whole, .asked = wanted.count(), .limit = smallest, .because = reason::whole_sizes},
+                  {}, "the chunks of virtual memory, powers of two in bytes");
         return static_cast<std::size_t>(wanted.count());
     }
 
@@ -243,7 +246,7 @@ public:
     mapping(virtual_memory& in, void* at, const virtual_memory::chunk& c)
         : memory_(&in), at_(at), size_(static_cast<std::size_t>(in.granularity().count())) {
         if (const errc why = in.map(at, c); why != errc::none)
-            raise({.code = why, .asked = size_, .limit = size_}, {}, "mapping a chunk");
+            raise({.code = why, .asked = size_, .because = reason::size}, {}, "mapping a chunk");
     }
     /// Leaves nothing behind.
     mapping(mapping&& other) noexcept

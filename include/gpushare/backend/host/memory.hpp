@@ -120,10 +120,11 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         const bytes takes = charged(size, alignment);
         if (takes <= options_.capacity) return {};
-        const errc why = takes != bytes::max()            ? errc::out_of_memory
-                         : std::has_single_bit(alignment) ? errc::size_overflow
-                                                          : errc::bad_alignment;
-        return {.code = why, .asked = size, .limit = options_.capacity.count()};
+        if (takes == bytes::max()) return gpushare::detail::impossible_block(size, alignment);
+        return {.code = errc::out_of_memory,
+                .asked = size,
+                .limit = options_.capacity.count(),
+                .because = reason::beyond_device};
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
@@ -200,9 +201,7 @@ private:
     void* acquire(std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);
         if (charge == bytes::max()) {
-            why = {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment,
-                   .asked = size,
-                   .limit = options_.capacity.count()};
+            why = gpushare::detail::impossible_block(size, alignment);
             return nullptr;
         }
         // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.

@@ -82,7 +82,7 @@ public:
         }
         return p;
     } catch (...) {
-        if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+        if (why != nullptr) *why = gpushare::detail::no_host_memory;
         return nullptr;
     }
 

@@ -107,19 +107,22 @@ public:
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
     /// out_of_memory: the system gives no more.
     [[nodiscard]] result<range> reserve(std::size_t size) noexcept {
-        if (size == 0 || size % granularity_ != 0) return errc::not_whole;
-        if (size > std::numeric_limits<std::size_t>::max() / 4) return errc::size_overflow;
+        if (size == 0 || size % granularity_ != 0)
+            return failure{
+                .code = errc::not_whole, .asked = size, .limit = granularity_, .because = reason::whole_sizes};
+        if (size > std::numeric_limits<std::size_t>::max() / 4)
+            return failure{.code = errc::size_overflow, .asked = size, .because = reason::no_addresses};
         const std::size_t whole = size + granularity_;
         void* const mapping = ::mmap(nullptr, whole, PROT_NONE, anonymous, -1, 0);
-        if (mapping == MAP_FAILED) return failure{.code = errc::out_of_memory, .asked = size};
+        if (mapping == MAP_FAILED)
+            return failure{.code = errc::out_of_memory, .asked = size, .because = reason::no_addresses};
         const std::size_t before = -reinterpret_cast<std::uintptr_t>(mapping) & (granularity_ - 1);
         return range{mapping, whole, static_cast<std::byte*>(mapping) + before};
     }
 
     /// out_of_memory, device_lost.
     [[nodiscard]] result<chunk> create() noexcept {
-        failure why{
-            .code = device_->charge(granularity()), .asked = granularity_, .limit = device_->capacity().count()};
+        failure why{.code = device_->charge(granularity()), .asked = granularity_, .because = reason::size};
         if (why.code != errc::none) return why;
         auto home = reserve(granularity_);
         if (!home || ::mprotect(home->data(), granularity_, PROT_READ | PROT_WRITE) != 0) {

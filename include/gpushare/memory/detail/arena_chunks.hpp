@@ -474,7 +474,7 @@ private:
         s->limit->release(chunk_size() * unmapped);
         ++returns_;
         depart(s, undo, stage::arriving);
-        return {.code = why, .asked = size.count()};
+        return {.code = why, .asked = size.count(), .because = reason::size};
     }
 
     // ---- under the mutex of the books

@@ -182,7 +182,8 @@ public:
                 raise({.code = why,
                        .asked = (chunk_size() * options.initial).count(),
                        .left = (chunk_size() * registry_.total()).count(),
-                       .limit = (chunk_size() * options.capacity).count()},
+                       .limit = (chunk_size() * options.capacity).count(),
+                       .because = reason::size_left},
                       {}, "making a chunk pool");
         }
     }
@@ -214,7 +215,8 @@ public:
     [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n, errc made) noexcept {
         const failure figures{.asked = (chunk_size() * n).count(),
                               .left = (chunk_size() * registry_.available()).count(),
-                              .limit = (chunk_size() * options_.capacity).count()};
+                              .limit = (chunk_size() * options_.capacity).count(),
+                              .because = reason::size_left};
         const auto because = [&](errc why) {
             failure f = figures;
             f.code = why;
@@ -289,7 +291,11 @@ public:
 private:
     static const chunk_pool_options& checked(const chunk_pool_options& o) {
         if (o.initial > o.capacity || o.capacity >= chunk_registry::none || o.window == 0)
-            raise({.code = errc::invalid_specification, .asked = o.initial, .limit = o.capacity}, {}, "chunk pool");
+            raise({.code = errc::invalid_specification,
+                   .asked = o.initial,
+                   .limit = o.capacity,
+                   .because = reason::count_limit},
+                  {}, "the first chunks of a chunk pool");
         return o;
     }
 

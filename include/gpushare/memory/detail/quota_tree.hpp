@@ -27,6 +27,16 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// A refusal of `n` bytes by a quota that has `left` of `limit`.
+[[nodiscard]] constexpr failure quota_refusal(errc code, std::uint64_t n, std::uint64_t left,
+                                              std::uint64_t limit) noexcept {
+    const auto because = code == errc::out_of_memory   ? reason::quota_above
+                         : code == errc::size_overflow ? reason::size
+                         : code == errc::closed        ? reason::unsaid
+                                                       : reason::size_left;
+    return {code, n, left, limit, because};
+}
+
 struct quota_node;
 class hook_registration;
 

@@ -90,7 +90,7 @@ public:
             hold({p, bytes{size}, alignment});
         else
             (void)deallocate(p, size, alignment);
-        if (why != nullptr) *why = {.code = failed, .asked = size};
+        if (why != nullptr) *why = {.code = failed, .asked = size, .because = reason::size};
         return nullptr;
     }
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
@@ -123,10 +123,9 @@ public:
         if (source_ == nullptr) return std::as_const(*below_).refuses(size, alignment);
         const bytes takes = charged(size, alignment);
         if (takes <= capacity()) return {};
-        const errc why = takes != bytes::max()            ? errc::out_of_memory
-                         : std::has_single_bit(alignment) ? errc::size_overflow
-                                                          : errc::bad_alignment;
-        return {.code = why, .asked = size, .limit = capacity().count()};
+        if (takes == bytes::max()) return detail::impossible_block(size, alignment);
+        return {
+            .code = errc::out_of_memory, .asked = size, .limit = capacity().count(), .because = reason::beyond_device};
     }
     // As the device's memory has it.
     [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*below_).largest_free(); }

@@ -169,7 +169,7 @@ private:
         try {
             blocks_.insert(b);
         } catch (...) {
-            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
+            refusal = no_host_memory;
             resource_->deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
             return false;
         }

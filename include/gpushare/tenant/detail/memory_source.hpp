@@ -54,7 +54,7 @@ public:
 
     void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override try {
         const bytes all = charged(size, alignment);
-        why = {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment, .asked = size};
+        why = impossible_block(size, alignment, unit());
         if (all == bytes::max()) return nullptr;
         const auto whole = static_cast<std::size_t>(all.count());
         std::vector<chunk> taken = take(whole / unit(), why);
@@ -70,7 +70,7 @@ public:
         for (std::size_t i = 0; i < taken.size(); ++i) {
             const errc failed = memory_->map(begin + i * unit(), taken[i]);
             if (failed == errc::none) continue;
-            why = {.code = failed, .asked = size};
+            why = {.code = failed, .asked = size, .because = reason::size};
             block.chunks = std::move(taken);
             if (i == 0 || memory_->unmap(begin, i * unit()) == errc::none) leave(begin);
             return nullptr;  // what can't be unmapped stays where it is
@@ -78,7 +78,7 @@ public:
         block.chunks = std::move(taken);
         return begin;
     } catch (...) {  // of the host's memory
-        why = {.code = errc::out_of_memory, .asked = size};
+        why = no_host_memory;
         return nullptr;
     }
 
@@ -210,7 +210,7 @@ public:
         } catch (const error& e) {
             why = e.figures();
         } catch (...) {
-            why = {.code = errc::backend_failed, .asked = size};
+            why = {.code = errc::backend_failed, .asked = size, .because = reason::size};
         }
         if (p != nullptr) (void)pool_->deallocate(stream_, p);
         return nullptr;

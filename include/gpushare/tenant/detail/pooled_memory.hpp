@@ -66,7 +66,7 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
         if (lost() || (quota_->pressed() && !fits(size, alignment, why))) [[unlikely]] {
-            if (lost()) why = {.code = errc::device_lost, .asked = size};
+            if (lost()) why = {.code = errc::device_lost};
             return nullptr;
         }
         if (!traced_ && !quota_->pressed()) [[likely]]
@@ -293,7 +293,7 @@ private:
             } catch (...) {
                 why = errc::out_of_memory;
             }
-        refusal = {.code = why, .asked = b.size.count()};
+        refusal = why == errc::out_of_memory ? no_host_memory : failure{why};
         (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         return false;
     }

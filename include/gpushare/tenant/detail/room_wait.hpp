@@ -92,11 +92,11 @@ public:
     /// Throws what `code`, from again(), calls for, with the figures of the last refusal.
     [[noreturn]] void refuse(errc code, const failure& last, std::string_view tenant, bytes per_device) const {
         message m;
-        m.of(tenant).add("asked ", bytes{last.asked}, ", ", bytes{last.left}, " of ", bytes{last.limit}, " left (",
-                         to_string(code), ")");
+        const failure why{code, last.asked, last.left, last.limit, reason::size_left};
+        m.of(tenant).add(why);
         if (const auto who = holder(per_device); who.borrowed != bytes{})
             m.add("; ", who.borrowed, " lent to '", tenant_name{who.name}, "'");
-        throw operation_error(failure{code, last.asked, last.left, last.limit}, tenant, m);
+        throw operation_error(why, tenant, m);
     }
 
 private:

@@ -45,12 +45,6 @@ struct block {
     return static_cast<std::byte*>(base) + ((alignment - at % alignment) & (alignment - 1));
 }
 
-/// Why such a request can't be granted by anybody; errc::none if it could.
-[[nodiscard]] constexpr errc impossible(std::size_t alignment, bytes charge) noexcept {
-    if (!std::has_single_bit(alignment)) return errc::bad_alignment;
-    return charge == bytes::max() ? errc::size_overflow : errc::none;
-}
-
 /// Safe from any thread.
 class block_registry {
 public:
