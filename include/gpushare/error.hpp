@@ -53,6 +53,7 @@ struct failure {
 /// The reason of a failure: its own, or the one that its code implies.
 [[nodiscard]] constexpr reason reason_of(const failure& f) noexcept {
     if (f.because != reason::unsaid) return f.because;
+    if (f.asked == 0 && f.left == 0 && f.limit == 0) return reason::unsaid;
     switch (f.code) {
         case errc::over_quota:
         case errc::out_of_memory:

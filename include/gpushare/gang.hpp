@@ -76,7 +76,7 @@ public:
 private:
     static std::uint32_t checked(std::uint32_t devices) {
         if (devices > max_devices)
-            raise({.code = errc::invalid_specification, .asked = devices, .limit = max_devices}, {}, "ordering gangs");
+            raise({errc::invalid_specification, devices, 0, max_devices, reason::count_limit}, {}, "ordering gangs");
         return devices;
     }
 

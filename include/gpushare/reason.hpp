@@ -146,32 +146,59 @@ enum class reason : std::uint16_t {
     other_part,           ///< asked: the part that the block says it is of; limit: how many there are
     pages_of_nothing,     ///< bytes: asked: the page
     // admission and partitions
-    shares_exceeded,  ///< permille: asked, left, limit
-    too_few_devices,  ///< a count: asked; left: how many there are
-    device_twice,     ///< asked: the device's index
-    other_node,       ///< asked: the index of the device that isn't on the first one's node
-    no_such_device,   ///< asked: the device's index; limit: how many there are
-    no_such_slice,    ///< asked: the slice; limit: how many the device has
-    sms_left,         ///< SMs: asked, left, limit
-    whole_sms,        ///< SMs: asked; left: the next smaller number that can be had; limit: the unit
-    no_memory_named,  ///< neither memory nor burst: no figures
-    no_spill,         ///< the tenant was admitted without `spill`: no figures
-    no_spill_target,  ///< the tenancy was made without `spill_to`: no figures
-    no_such_stack,    ///< the device doesn't offer the tenant's memory stack: no figures
-    bad_usage_line,   ///< a line of a usage journal without a name or a length: no figures
-    unknown_number,   ///< asked: a reservation's or a notice's number
+    shares_exceeded,   ///< permille: asked, left, limit
+    too_few_devices,   ///< a count: asked; left: how many there are
+    share_there,       ///< permille: asked; left: in the best place
+    memory_there,      ///< bytes: asked; left: in the best place
+    cpu_there,         ///< thousandths of a CPU: asked; left: on the best node
+    no_such_node,      ///< no node that is of the model, in the zone or near what was asked: no figures
+    named_devices,     ///< a count: asked; left: how many the placement names
+    node_size,         ///< asked: devices of a node; limit: the most that its type has
+    weights_exceeded,  ///< permille: asked: the sum of all shares; limit: the whole
+    no_such_part,      ///< asked: the part; limit: on how many devices the tenant is
+    device_twice,      ///< asked: the device's index
+    other_node,        ///< asked: the index of the device that isn't on the first one's node
+    no_such_device,    ///< asked: the device's index; limit: how many there are
+    no_such_slice,     ///< asked: the slice; limit: how many the device has
+    sms_left,          ///< SMs: asked, left, limit
+    whole_sms,         ///< SMs: asked; left: the next smaller number that can be had; limit: the unit
+    no_memory_named,   ///< neither memory nor burst: no figures
+    burst_limit,       ///< bytes: asked: memory and burst of a device; limit: the most of a quota
+    has_source,        ///< the device has memory of that kind already: no figures
+    no_spill,          ///< the tenant was admitted without `spill`: no figures
+    no_spill_target,   ///< the tenancy was made without `spill_to`: no figures
+    no_such_stack,     ///< the device doesn't offer the tenant's memory stack: no figures
+    bad_usage_line,    ///< a line of a usage journal without a name or a length: no figures
+    no_time,           ///< it ends before it begins: no figures
+    other_place,       ///< the tenant isn't where the plan has it: no figures
+    victims_left,      ///< a count: asked: who is still there; limit: of all that were told to go
+    wrong_blocks,      ///< a count: asked: how many were given; limit: how many were parked
+    unknown_number,    ///< asked: a reservation's or a notice's number
     // compute
     objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
     queue_limit,          ///< limit: how many submissions may wait
     empty_callable,       ///< what is to enqueue the work is empty: no figures
     no_such_stream,       ///< asked: the stream; limit: how many the tenant has
     no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
+    no_candidates,        ///< nothing to choose from: no figures
+    no_words,             ///< a name with blanks, or a time below 0: no figures
     no_members,           ///< a gang, or a set of ranks, of nobody: no figures
     // collectives
-    rank_failed,   ///< asked: the epoch; left: the rank
-    no_such_rank,  ///< asked: the rank; limit: how many there are
-    mpi_threads,   ///< levels of MPI_Init_thread: asked, limit
-    all            ///< no reason: how many there are
+    rank_failed,      ///< asked: the epoch; left: the rank
+    no_such_rank,     ///< asked: the rank; limit: how many there are
+    no_ranks,         ///< a communicator without a rank, a channel or a block: no figures
+    no_such_channel,  ///< asked: the channel; limit: how many there are
+    tuned_sizes,      ///< bytes: asked: the smallest size; limit: the largest
+    unequal_parts,    ///< a count: asked: elements; limit: parts
+    no_such_link,     ///< asked: the larger rank of a link; limit: how many there are
+    no_order,         ///< a count: asked: how many are named; limit: of how many
+    bad_choice,       ///< text that isn't what save() wrote: no figures
+    not_float,        ///< 16 bits for what is no float: no figures
+    no_channel,       ///< nothing in flight: no figures
+    no_mpi,           ///< MPI isn't initialised: no figures
+    main_thread,      ///< MPI is the main thread's, and this is another: no figures
+    mpi_threads,      ///< levels of MPI_Init_thread: asked, limit
+    all               ///< no reason: how many there are
 };
 
 namespace detail {
@@ -196,7 +223,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::text_line, errc::invalid_specification, figure_unit::position, "line {asked} can't be read"},
     {reason::host_memory, errc::out_of_memory, figure_unit::none, "the host, not the device, is out of memory"},
     {reason::quota_above, errc::out_of_memory, figure_unit::bytes,
-     "asked {asked}, {left} of {limit} left (others have the rest of what they share)"},
+     "asked {asked}, {left} of {limit} left (the rest is with others who share the memory)"},
     {reason::beyond_device, errc::out_of_memory, figure_unit::bytes, "asked {asked}, and the device has {limit}"},
     {reason::largest_block, errc::none, figure_unit::bytes,
      "asked {asked} in one block, and the largest free one has {left}, of {limit} free in all ({code})"},
@@ -219,7 +246,20 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "a page of {asked}: pages have 1 B or more, and a store 1 to 1073741824 of them"},
     {reason::shares_exceeded, errc::share_exceeded, figure_unit::permille,
      "asked {asked} of the device's time, {left} of {limit} left ({code})"},
-    {reason::too_few_devices, errc::too_few_devices, figure_unit::count, "asked {asked} devices, and there are {left}"},
+    {reason::too_few_devices, errc::none, figure_unit::count, "asked {asked} devices, and there are {left}"},
+    {reason::share_there, errc::share_exceeded, figure_unit::permille,
+     "asked {asked} of a device's time, and the best place has {left}"},
+    {reason::memory_there, errc::no_room, figure_unit::bytes, "asked {asked}, and the best place has {left}"},
+    {reason::cpu_there, errc::no_room, figure_unit::count,
+     "asked {asked} thousandths of a CPU, and the best node has {left}"},
+    {reason::no_such_node, errc::no_device, figure_unit::none,
+     "no node is of that model, or where the placement has to be"},
+    {reason::named_devices, errc::invalid_specification, figure_unit::count,
+     "asked {asked} devices, and the placement names {left}"},
+    {reason::node_size, errc::invalid_specification, figure_unit::count,
+     "nodes of this type don't come with {asked} devices (at most {limit})"},
+    {reason::weights_exceeded, errc::share_exceeded, figure_unit::permille, "the shares sum to {asked} of the device"},
+    {reason::no_such_part, errc::no_device, figure_unit::position, "no part {asked}: the tenant has {limit}, from 0"},
     {reason::device_twice, errc::duplicate_device, figure_unit::position, "device {asked} is named twice"},
     {reason::other_node, errc::different_nodes, figure_unit::position,
      "device {asked} is on another node than the first"},
@@ -229,6 +269,9 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::sms_left, errc::too_few_sms, figure_unit::count, "asked {asked} SMs, {left} of {limit} left"},
     {reason::whole_sms, errc::not_whole, figure_unit::count, "asked {asked} SMs, which come in units of {limit}"},
     {reason::no_memory_named, errc::invalid_specification, figure_unit::none, "needs memory, or burst: both are 0"},
+    {reason::burst_limit, errc::invalid_specification, figure_unit::bytes,
+     "memory and burst are {asked} on a device, and a quota has at most {limit}"},
+    {reason::has_source, errc::invalid_specification, figure_unit::none, "the device has such memory already"},
     {reason::no_spill, errc::not_supported, figure_unit::none, "the tenant was admitted without `spill`"},
     {reason::no_spill_target, errc::not_supported, figure_unit::none,
      "the tenant has `spill`, and the tenancy no `spill_to`"},
@@ -236,6 +279,13 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "the device doesn't offer the tenant's memory stack"},
     {reason::bad_usage_line, errc::invalid_specification, figure_unit::none,
      "a line needs a tenant's name, and an end after its beginning"},
+    {reason::no_time, errc::invalid_specification, figure_unit::none, "the reservation ends before it begins"},
+    {reason::other_place, errc::invalid_specification, figure_unit::none,
+     "the tenant isn't where the plan moves it from"},
+    {reason::victims_left, errc::no_room, figure_unit::count,
+     "{asked} of the {limit} tenants that were told to go are still there"},
+    {reason::wrong_blocks, errc::invalid_specification, figure_unit::count,
+     "{asked} blocks given, and they must be the {limit} that were parked"},
     {reason::unknown_number, errc::invalid_specification, figure_unit::position,
      "nothing has the number {asked}, or it is another tenant's, or over"},
     {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
@@ -246,10 +296,31 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::no_such_stream, errc::invalid_specification, figure_unit::position,
      "no stream {asked}: the tenant has {limit}, from 0"},
     {reason::no_such_width, errc::invalid_specification, figure_unit::none, "a part of the SMs is from 0 to 1"},
+    {reason::no_candidates, errc::invalid_specification, figure_unit::none, "there is nothing to choose from"},
+    {reason::no_words, errc::invalid_specification, figure_unit::none,
+     "a name has a blank, or is empty or too long, or a time is below 0"},
     {reason::no_members, errc::invalid_specification, figure_unit::none, "a gang needs a member"},
     {reason::rank_failed, errc::none, figure_unit::position, "epoch {asked}: rank {left} ({code})"},
     {reason::no_such_rank, errc::invalid_specification, figure_unit::position,
      "no rank {asked}: there are {limit}, from 0"},
+    {reason::no_ranks, errc::invalid_specification, figure_unit::none,
+     "a communicator needs a rank, a channel and a block"},
+    {reason::no_such_channel, errc::invalid_specification, figure_unit::position,
+     "no channel {asked}: there are {limit}, from 0"},
+    {reason::tuned_sizes, errc::invalid_specification, figure_unit::bytes,
+     "asked sizes from {asked} to {limit}: they go from 4 B to 4294967296 GiB"},
+    {reason::unequal_parts, errc::mismatch, figure_unit::count,
+     "{asked} elements don't divide into {limit} equal parts"},
+    {reason::no_such_link, errc::invalid_specification, figure_unit::position,
+     "a link to rank {asked}, or of a rank with itself: there are {limit}, from 0"},
+    {reason::no_order, errc::invalid_specification, figure_unit::count,
+     "an order names each of the {limit} gradients once; this one names {asked}"},
+    {reason::bad_choice, errc::invalid_specification, figure_unit::none, "the text isn't one that save() wrote"},
+    {reason::not_float, errc::invalid_specification, figure_unit::none, "only gradients of float go in 16 bits"},
+    {reason::no_channel, errc::invalid_specification, figure_unit::none, "at least one bucket must be in flight"},
+    {reason::no_mpi, errc::not_supported, figure_unit::none, "MPI is not initialised: call MPI_Init_thread first"},
+    {reason::main_thread, errc::not_supported, figure_unit::none,
+     "MPI was initialised for its main thread alone, and this is another one"},
     {reason::mpi_threads, errc::not_supported, figure_unit::count,
      "needs level {asked} of MPI_Init_thread, and has {limit}"},
 }};

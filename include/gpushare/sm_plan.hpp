@@ -57,7 +57,7 @@ inline void check_shares(std::span<const share> shares) {
     if (shares.empty() || std::count(shares.begin(), shares.end(), share{}) != 0)
         throw operation_error(errc::invalid_specification, {},
                               "a split of SMs needs clients, and each of them a share");
-    if (sum > 1000) raise({errc::share_exceeded, sum, 1000, 1000}, {}, "a split of SMs, in permille");
+    if (sum > 1000) raise({errc::share_exceeded, sum, 0, 1000, reason::weights_exceeded}, {}, "a split of SMs");
 }
 
 /// Not partitioned: everybody has a share of the device's time.

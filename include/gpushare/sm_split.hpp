@@ -48,12 +48,12 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, s
     std::uint64_t sum = 0;
     for (const std::uint32_t n : sms) {
         if (can.unit == 0 || n == 0 || n % can.unit != 0)
-            raise({errc::not_whole, n, can.unit == 0 ? 0 : n / can.unit * can.unit, can.unit}, {},
-                  "SMs of a partition, which are had in units");
+            raise({errc::not_whole, n, can.unit == 0 ? 0 : n / can.unit * can.unit, can.unit, reason::whole_sms}, {},
+                  "a partition of SMs");
         sum += n;
     }
     const std::uint64_t most = std::uint64_t{can.unit} * units_left;
-    if (sum > most) raise({errc::too_few_sms, sum, most, can.sms}, {}, "partitions of a device");
+    if (sum > most) raise({errc::too_few_sms, sum, most, can.sms, reason::sms_left}, {}, "partitions of a device");
 }
 /// The same where nobody has any yet.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) { check_sms(can, sms, can.units); }
@@ -63,7 +63,8 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
 /// for no parts.
 [[nodiscard]] inline std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
     if (parts == 0) throw operation_error(errc::invalid_specification, {}, "a device is split into one part or more");
-    if (parts > can.units) raise({errc::too_few_sms, parts, can.units, can.units}, {}, "units of SMs");
+    if (parts > can.units)
+        raise({errc::too_few_sms, parts, 0, can.units, reason::count_limit}, {}, "partitions of a device");
     return std::vector<std::uint32_t>(parts, can.units / parts * can.unit);
 }
 

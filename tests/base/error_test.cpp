@@ -4,9 +4,12 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -67,7 +70,7 @@ TEST_CASE("a memory refusal says who asked for what, and how much is left", "[ba
 
 TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded figure", "[base][error]") {
     const auto asked = [](std::uint64_t n) {
-        const auto text = text_of({errc::over_quota, n, 0, 0});
+        const auto text = text_of({.code = errc::over_quota, .asked = n, .because = gpushare::reason::size});
         return text.substr(6, text.find(" (over the quota)") - 6);
     };
     CHECK(asked(0) == "0 B");
@@ -99,6 +102,42 @@ TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") 
     CHECK(unit_of({errc::invalid_specification, 4, 0, 1}) == figure_unit::none);
     // A number that is no reason.
     CHECK(text_of({.code = errc::closed, .because = static_cast<reason>(60'000)}) == "closed");
+}
+
+namespace {
+
+/// What each code and each reason says, as somebody reads it, of figures that are different from each other.
+std::string all_errors() {
+    using gpushare::detail::sentences;
+    std::string all;
+    for (int c = 1; c <= static_cast<int>(errc::aborted); ++c)
+        all += "code " + std::to_string(c) + ": " + text_of({.code = static_cast<errc>(c)}) + '\n';
+    for (const auto& s : sentences) {
+        failure f{.code = s.code, .asked = 5, .left = 3, .limit = 4, .because = s.of};
+        if (s.unit == gpushare::figure_unit::bytes) f = {s.code, 5 << 20, 3 << 20, 4 << 20, s.of};
+        if (s.unit == gpushare::figure_unit::permille) f = {s.code, 501, 300, 1000, s.of};
+        if (s.unit == gpushare::figure_unit::nanoseconds) f = {s.code, 20'000'000, 0, 76'500'000, s.of};
+        if (f.code == errc::none)
+            f.code = s.unit == gpushare::figure_unit::bytes ? errc::out_of_memory : errc::invalid_specification;
+        if (s.of != gpushare::reason::unsaid) all += text_of(f, "chat") + '\n';
+    }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("all errors are as they were read last", "[base][error]") {
+    // Whoever changes a sentence, or adds one, reads the list and takes it over.
+    std::ifstream file(GPUSHARE_TESTS "/base/errors.txt");
+    const std::string read{std::istreambuf_iterator<char>(file), {}};
+    const auto now = all_errors();
+    INFO(now);
+    CHECK(now == read);
+    // Each reason says something else, and no figure is left unnamed in braces.
+    CHECK(now.find('{') == std::string::npos);
+    std::set<std::string> lines;
+    std::istringstream in(now);
+    for (std::string line; std::getline(in, line);) CHECK(lines.insert(line).second);
 }
 
 TEST_CASE("durations in messages have the largest unit that fits, and three digits behind the point", "[base][error]") {

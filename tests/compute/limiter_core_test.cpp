@@ -618,7 +618,7 @@ TEST_CASE("what is kept is a part of the SMs, or refused", "[compute]") {
     for (const double part : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
         CAPTURE(part);
         CHECK_THROWS_WITH(core.add({.keeps = gpushare::sm_width(part)}),
-                          "limiter: keeps, which is from 0 to 1 of the SMs: invalid specification");
+                          "limiter: keeps: a part of the SMs is from 0 to 1");
         CHECK(core.change(c, {.keeps = gpushare::sm_width(part)}) == gpushare::errc::invalid_specification);
     }
     CHECK(core.change(c, {}) == gpushare::errc::none);

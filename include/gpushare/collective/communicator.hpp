@@ -225,7 +225,8 @@ private:
 
     communicator(std::vector<std::uint32_t> parents, communicator_options options)
         : parents_(std::move(parents)), options_(std::move(options)), shared_(std::make_unique<shared_state>()) {
-        check(size() != 0 && options_.channels != 0 && options_.blocks != 0, size(), 0, "making a communicator");
+        if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
+            raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {}, "making a communicator");
         shared_->tuning = options_.tuning ? *options_.tuning : tuning_table::measured();
         constexpr std::size_t unit = 4 * detail::interference_bytes;
         const std::size_t slot = (options_.slot.count() + unit - 1) / unit * unit;

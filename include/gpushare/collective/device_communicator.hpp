@@ -63,7 +63,7 @@ public:
         s.devices.assign(devices.begin(), devices.end());
         s.tuning = options_.tuning ? *options_.tuning : tuning_table::for_devices();
         if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
-            raise({.code = errc::invalid_specification, .asked = size()}, {}, "making a communicator");
+            raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {}, "making a communicator");
         constexpr std::size_t unit = 4 * detail::interference_bytes;
         const std::size_t least = std::max<std::size_t>(options_.slot.count(), detail::smallest_ring_slot);
         const std::size_t slot = (least + unit - 1) / unit * unit;
@@ -91,8 +91,9 @@ public:
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
-        if (r >= size() || channel >= channels())
-            raise({.code = errc::invalid_specification, .asked = r, .limit = size()}, {}, "rank of a communicator");
+        if (r >= size()) raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {}, "a communicator");
+        if (channel >= channels())
+            raise({errc::invalid_specification, channel, 0, channels(), reason::no_such_channel}, {}, "a communicator");
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 

@@ -92,7 +92,8 @@ struct collective_fault {
 /// Throws operation_error if there is a fault: `asked` is the epoch, `left` the rank.
 inline void raise_fault(const collective_fault& f) {
     if (f)
-        throw operation_error(failure{.code = f.code, .asked = f.epoch, .left = f.rank, .limit = 0}, {}, describe(f));
+        throw operation_error(failure{.code = f.code, .asked = f.epoch, .left = f.rank, .because = reason::rank_failed},
+                              {}, describe(f));
 }
 
 /// How far a rank is.

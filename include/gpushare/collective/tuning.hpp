@@ -190,7 +190,8 @@ public:
             const std::string_view one = text.substr(0, text.find('\n'));
             text.remove_prefix(std::min(one.size() + 1, text.size()));
             if (!one.empty() && !read_line(one, rows, fused))
-                raise({.code = errc::invalid_specification, .asked = line}, {}, "loading a tuning table");
+                raise({.code = errc::invalid_specification, .asked = line, .because = reason::text_line}, {},
+                      "loading a tuning table");
         }
         return fused.empty() ? tuning_table(std::move(rows)) : tuning_table(std::move(rows), std::move(fused));
     }

@@ -196,7 +196,7 @@ public:
                                         const submit_options& o = no_options, submission_callback on_done = {},
                                         const std::stop_token& stop = {}) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        if (!work) return errc::invalid_specification;
+        if (!work) return failure{.code = errc::invalid_specification, .because = reason::empty_callable};
         auto& mine = engine_.pool()->acquire();
         ticket t(engine_, engine_.pool(), mine);
         mine.work = std::move(work);

@@ -67,12 +67,15 @@ public:
     /// a permit of one of these limiters: it might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
-        if (members.empty()) return errc::invalid_specification;
+        if (members.empty()) return failure{.code = errc::invalid_specification, .because = reason::no_members};
         std::vector<std::size_t> order(members.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
         std::ranges::sort(order, [&](std::size_t a, std::size_t b) { return members[a].device < members[b].device; });
         for (std::size_t i = 1; i < order.size(); ++i)
-            if (members[order[i - 1]].device == members[order[i]].device) return errc::duplicate_device;
+            if (members[order[i - 1]].device == members[order[i]].device)
+                return failure{.code = errc::duplicate_device,
+                               .asked = members[order[i]].device.index,
+                               .because = reason::device_twice};
         gang_permit g;
         g.parts_.reserve(members.size());
         int times_late = 0;

@@ -46,7 +46,7 @@ public:
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
         if (!s.keeps.valid())
-            raise({errc::invalid_specification}, {}, "limiter: keeps, which is from 0 to 1 of the SMs");
+            raise({.code = errc::invalid_specification, .because = reason::no_such_width}, {}, "limiter: keeps");
         if (const auto why = detail::beyond_reach(s, clients_); why.code != errc::none) raise(why, {}, "limiter");
         const auto level = budget_.open(s.level);
         blocked_.reserve(clients_.size());
@@ -61,7 +61,7 @@ public:
     /// In force for what is admitted from now on; what is in flight stays charged as it was.
     /// Where the policy refuses, the objective is out of reach, or `keeps` isn't a part, nothing has changed.
     failure change(client_id c, const client_settings& s) {
-        if (!s.keeps.valid()) return {errc::invalid_specification};
+        if (!s.keeps.valid()) return {.code = errc::invalid_specification, .because = reason::no_such_width};
         if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;
         const auto to = budget_.open(s.level);
         if (const auto why = policy_.change(c, s); why != errc::none) return why;

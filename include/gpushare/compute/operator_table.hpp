@@ -52,7 +52,8 @@ public:
     void keep(operator_choice c) {
         if (!is_word(c.operation) || c.operation.front() == '#' || !is_word(c.shape) || !is_word(c.candidate) ||
             c.took < ns{})
-            raise({errc::invalid_specification}, {}, "keeping a choice of operators");
+            raise({.code = errc::invalid_specification, .because = reason::no_words}, {},
+                  "keeping a choice of operators");
         const auto at = rows_.begin() + (place_of(c.operation, c.shape) - rows_.cbegin());
         if (at != rows_.end() && at->operation == c.operation && at->shape == c.shape)
             *at = std::move(c);
@@ -107,7 +108,8 @@ public:
             const bool last = rest.find(' ') == std::string_view::npos;
             c.candidates = number(std::uint32_t{});
             if (!good || !last || table.find(c.operation, c.shape) != nullptr)
-                raise({.code = errc::invalid_specification, .asked = line}, {}, "loading a table of operators");
+                raise({.code = errc::invalid_specification, .asked = line, .because = reason::text_line}, {},
+                      "loading a table of operators");
             table.keep(std::move(c));
         }
         return table;

@@ -47,7 +47,7 @@ public:
         : neighbours_(ranks) {
         for (const auto& [a, b] : edges) {
             if (a >= ranks || b >= ranks || a == b)
-                raise({.code = errc::invalid_specification, .asked = std::max(a, b), .limit = ranks}, {}, "a topology");
+                raise({errc::invalid_specification, std::max(a, b), 0, ranks, reason::no_such_link}, {}, "a topology");
             neighbours_[a].push_back(b);
             neighbours_[b].push_back(a);
         }

@@ -47,7 +47,7 @@ public:
             std::sort(some.begin(), some.end());
         }
         if (!good)
-            raise({.code = errc::invalid_specification, .asked = order.size(), .limit = sizes.size()}, {},
+            raise({errc::invalid_specification, order.size(), 0, sizes.size(), reason::no_order}, {},
                   "an order of gradients");
     }
     /// In the order in which a backward pass is expected to have them: the last that was registered comes first.

@@ -80,7 +80,9 @@ public:
         std::uint64_t size = 0;
         const bool good = number(text, "bucket=", ' ', size) && number(text, "in_flight=", '\n', c.in_flight) &&
                           text.empty() && size != 0 && c.in_flight != 0;
-        if (!good) raise({.code = errc::invalid_specification}, {}, "loading a choice of buckets");
+        if (!good)
+            raise({.code = errc::invalid_specification, .because = reason::bad_choice}, {},
+                  "loading a choice of buckets");
         c.bucket = bytes{size};
         c.in_flight = std::min(c.in_flight, std::max(most_in_flight, 1U));
         bucket_tuner t(c, most_in_flight);

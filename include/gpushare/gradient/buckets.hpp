@@ -62,7 +62,7 @@ public:
     /// same sizes. Throws operation_error (errc::invalid_specification) for 16 bits of what isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
-            raise({.code = errc::invalid_specification}, {}, "16 bits for a gradient that isn't float");
+            raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
         const std::scoped_lock lock(mutex_);
         gradients_.push_back({std::move(name), gradient, options.wire, {}, {}, false});
         if (options.wire != wire_format::as_is) {
@@ -320,10 +320,11 @@ private:
 
     /// `channels_` is set before.
     [[nodiscard]] const bucket_choice& checked(const bucket_choice& choice) const {
-        if (choice.in_flight == 0) raise({.code = errc::invalid_specification}, {}, "buckets on no channel");
+        if (choice.in_flight == 0)
+            raise({.code = errc::invalid_specification, .because = reason::no_channel}, {}, "choosing buckets");
         if (choice.in_flight > channels_)
-            raise({.code = errc::invalid_specification, .asked = choice.in_flight, .limit = channels_}, {},
-                  "buckets on more channels than there are");
+            raise({errc::invalid_specification, choice.in_flight, 0, channels_, reason::count_limit}, {},
+                  "buckets in flight, each on a channel");
         return choice;
     }
     [[nodiscard]] std::vector<std::size_t> wire_sizes() const {

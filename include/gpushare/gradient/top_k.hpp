@@ -33,8 +33,8 @@ public:
     top_k_feedback(std::size_t elements, std::size_t k)
         : residual_(elements), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {
         if (elements > std::size_t{0xffff'ffff})
-            raise({.code = errc::size_overflow, .asked = elements, .limit = 0xffff'ffff}, {},
-                  "a gradient by its largest");
+            raise({errc::size_overflow, elements, 0, 0xffff'ffff, reason::count_limit}, {},
+                  "elements of a gradient by its largest");
     }
 
     /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out of it, by their absolute value; of

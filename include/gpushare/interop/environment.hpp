@@ -206,7 +206,9 @@ template <key_values Pairs>
         if (!disabled && value != "false" && value != "0")
             throw specification_error(specification_error::kind::bad_value, key, "must be true, false, 1 or 0");
     }
-    if (options.cgpu_max_inst == 0) raise({errc::invalid_specification}, {}, "cGPU's max_inst");
+    if (options.cgpu_max_inst == 0)
+        throw operation_error(errc::invalid_specification, {},
+                              "environment_options::cgpu_max_inst is 0: must be at least 1");
     cgpu_variables cgpu(options.cgpu_max_inst);
     hami_variables hami;
     for (const auto& [key, value] : ours) {

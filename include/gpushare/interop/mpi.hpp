@@ -261,7 +261,7 @@ private:
     [[nodiscard]] std::span<T> part_of(std::span<T> data) const {
         const std::size_t each = data.size() / size_;
         if (each * size_ != data.size())
-            raise({.code = errc::mismatch, .asked = data.size(), .limit = each * size_}, {}, "parts of a collective");
+            raise({errc::mismatch, data.size(), 0, size_, reason::unequal_parts}, {}, "parts of a collective");
         return data.subspan(rank_ * each, each);
     }
     template <class T, class Op>

@@ -107,10 +107,13 @@ public:
             const int ordinal = on.properties(d).ordinal;
             for (const int other : ordinals)
                 if (other == ordinal)
-                    raise({.code = errc::duplicate_device, .asked = d.index}, {}, "making an NCCL communicator");
+                    raise({.code = errc::duplicate_device, .asked = d.index, .because = reason::device_twice}, {},
+                          "making an NCCL communicator");
             ordinals.push_back(ordinal);
         }
-        if (devices.empty()) raise({.code = errc::invalid_specification}, {}, "making an NCCL communicator");
+        if (devices.empty())
+            raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {},
+                  "making an NCCL communicator");
         // NCCL leaves another device current.
         const auto current = on.make_current(devices.front());
         const ncclResult_t code = ncclCommInitAll(ranks_.data(), static_cast<int>(ordinals.size()), ordinals.data());

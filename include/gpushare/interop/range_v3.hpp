@@ -41,7 +41,8 @@ template <data_partition P>
 template <class T, data_partition P>
 [[nodiscard]] auto elements(std::span<T> all, const P& p, std::uint32_t rank) {
     if (all.size() != p.size())
-        raise({errc::invalid_specification, all.size(), 0, p.size()}, {}, "elements of a data partition");
+        raise({errc::invalid_specification, all.size(), 0, p.size(), reason::wrong_count}, {},
+              "elements of a data partition");
     return indices(p, rank) |
            ::ranges::views::transform([all](std::uint64_t i) -> T& { return all[static_cast<std::size_t>(i)]; });
 }
@@ -50,7 +51,8 @@ template <class T, data_partition P>
 template <class T, run_partition P>
 [[nodiscard]] auto parts(std::span<T> all, const P& p) {
     if (all.size() != p.size())
-        raise({errc::invalid_specification, all.size(), 0, p.size()}, {}, "parts of a data partition");
+        raise({errc::invalid_specification, all.size(), 0, p.size(), reason::wrong_count}, {},
+              "elements of a data partition");
     return ranks(p) | ::ranges::views::transform([all, p](std::uint32_t rank) {
                return all.subspan(static_cast<std::size_t>(p.begin(rank)), static_cast<std::size_t>(p.extent(rank)));
            });

@@ -29,7 +29,8 @@ template <device_rooms Rooms>
     using traits = amount_traits<amount_in<Rooms>>;
     std::vector<device_id> with_room;
     for (const auto& r : rooms) {
-        if (r.node != (*std::ranges::begin(rooms)).node) return failure{errc::different_nodes, r.device.index};
+        if (r.node != (*std::ranges::begin(rooms)).node)
+            return failure{.code = errc::different_nodes, .asked = r.device.index, .because = reason::other_node};
         if (count != 0 && traits::count(r.free) >= traits::count(total) / count) with_room.push_back(r.device);
     }
     // Too few with room: why, the plain split says best.

@@ -149,9 +149,10 @@ template <device_rooms Rooms>
     partition_of<amount_in<Rooms>> p{.node = fullest.node};
     for (const auto& d : devices) {
         // In this order: devices are counted from 0 on every node.
-        if (d.node != p.node) return failure{errc::different_nodes, d.device.index};
+        if (d.node != p.node)
+            return failure{.code = errc::different_nodes, .asked = d.device.index, .because = reason::other_node};
         if (std::ranges::find(p.devices, d.device) != p.devices.end())
-            return failure{errc::duplicate_device, d.device.index};
+            return failure{.code = errc::duplicate_device, .asked = d.device.index, .because = reason::device_twice};
         p.devices.push_back(d.device);
         if (d.free < fullest.free) fullest = d;
     }

@@ -165,7 +165,8 @@ public:
 private:
     void check_count(std::size_t count) const {
         if (count != shape_.ranks())
-            raise({errc::invalid_specification, count, 0, shape_.ranks()}, {}, "one resource and one stream per rank");
+            raise({errc::invalid_specification, count, 0, shape_.ranks(), reason::wrong_count}, {},
+                  "resources and streams, one per rank");
     }
 
     [[nodiscard]] std::size_t size_of(std::uint32_t rank) const {
@@ -173,7 +174,8 @@ private:
         if (extent == 0) return 0;
         constexpr auto most = std::numeric_limits<std::size_t>::max() / sizeof(T);
         if (halo_ > most / 4 || extent > most / 4)
-            raise({errc::size_overflow, extent, 0, most}, {}, "elements of a rank with their halo");
+            raise({errc::size_overflow, std::max<std::uint64_t>(extent, halo_), 0, most / 4, reason::count_limit}, {},
+                  "elements of a rank, or of its halo");
         return static_cast<std::size_t>(extent + 2 * halo_) * sizeof(T);
     }
 

@@ -86,7 +86,7 @@ inline constexpr std::array node_types{
 [[nodiscard]] inline topology describe(const node_type& type, std::uint32_t devices,
                                        device_link each = {link_class::host_bridge, 1, false}) {
     if (!type.offers(devices))
-        raise({errc::invalid_specification, devices, 0, type.most_devices()}, {}, "number of devices of a node type");
+        raise({errc::invalid_specification, devices, 0, type.most_devices(), reason::node_size}, {}, type.name);
     std::vector<device_description> all;
     for (std::uint32_t i = 0; i < devices; ++i) all.push_back({.memory = type.device_memory});
     topology t(std::move(all));

@@ -279,7 +279,7 @@ requires std::same_as<std::ranges::range_value_t<Candidates>, device_id>
     std::vector<device_id> sorted(std::ranges::begin(candidates), std::ranges::end(candidates));
     std::ranges::sort(sorted);
     if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
-        return failure{errc::duplicate_device, twice->index};
+        return failure{.code = errc::duplicate_device, .asked = twice->index, .because = reason::device_twice};
     if (!sorted.empty() && sorted.back().index >= t.size())
         return failure{errc::no_device, sorted.back().index, 0, t.size()};
     if (sorted.size() < count) return failure{errc::too_few_devices, count, sorted.size(), sorted.size()};

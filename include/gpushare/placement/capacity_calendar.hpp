@@ -129,10 +129,6 @@ public:
     [[nodiscard]] const std::vector<booking>& bookings() const noexcept { return bookings_; }
 
 private:
-    static failure to_failure(const refusal& why) noexcept {
-        return {to_errc(why.missing), why.asked, why.left, why.asked};
-    }
-
     // As if one of the bookings, if given, were not there.
     [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end) const {
         cluster free = empty_;

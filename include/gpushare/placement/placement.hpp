@@ -243,6 +243,26 @@ struct refusal {
     return errc::no_room;
 }
 
+/// A refusal as a failure, with its figures.
+[[nodiscard]] constexpr failure to_failure(const refusal& why) noexcept {
+    const auto because = [&] {
+        switch (why.missing) {
+            case shortage::whole_devices: return reason::too_few_devices;
+            case shortage::device_share: return reason::share_there;
+            case shortage::devices: return reason::named_devices;
+            case shortage::device_memory:
+            case shortage::memory: return reason::memory_there;
+            case shortage::cpu: return reason::cpu_there;
+            case shortage::nodes:
+            case shortage::model:
+            case shortage::affinity: return reason::no_such_node;
+            case shortage::none: break;
+        }
+        return reason::unsaid;
+    }();
+    return {to_errc(why.missing), why.asked, why.left, why.asked, because};
+}
+
 /// "device share: asked 810 permille, at most 470 on node 17"
 [[nodiscard]] inline detail::message describe(const refusal& r) noexcept {
     detail::message m;

@@ -55,7 +55,9 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
     if (const auto* known = table.find(operation, shape))
         for (const auto& c : candidates)
             if (c.name == known->candidate) return *known;
-    if (candidates.empty()) raise({errc::invalid_specification}, by.name(), "selecting an operator of none");
+    if (candidates.empty())
+        raise({.code = errc::invalid_specification, .because = reason::no_candidates}, by.name(),
+              "selecting an operator");
 
     using stream = typename Tenant::stream;
     std::vector<std::vector<ns>> times(candidates.size());

@@ -42,7 +42,9 @@ public:
         std::string row = "any any " + known->candidate;
         std::ranges::replace(row, ':', ' ');
         const tuning_table table = tuning_table::load(row);
-        if (table.rows().empty()) raise({errc::invalid_specification}, {}, "a plan of an all-reduce");
+        if (table.rows().empty())
+            throw operation_error(errc::invalid_specification, {},
+                                  "the table's choice for an all-reduce is no plan of one");
         return table.rows().front().plan;
     }
     /// See plan_memory. Throws std::bad_alloc.

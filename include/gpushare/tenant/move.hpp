@@ -74,7 +74,8 @@ requires copier<typename Node::stream>
                                                              std::uint32_t slice = any_slice) {
     const auto leaves = from.spec().on;  // the same for ever
     if (to.size() != leaves.size())
-        raise({errc::invalid_specification, to.size(), 0, leaves.size()}, from.name(), "move, to as many devices");
+        raise({errc::invalid_specification, to.size(), 0, leaves.size(), reason::wrong_count}, from.name(),
+              "move, devices to go to");
     detail::check_blocks(from, blocks, "move");
     move_report report;
     instant last = shared.now();

@@ -137,10 +137,11 @@ requires copier<typename Node::stream>
                                                  instant deadline = never) {
     tenant_spec spec = parked.spec();
     if (!parked.has(blocks))
-        raise({errc::invalid_specification, blocks.size(), 0, parked.blocks()}, spec.name,
-              "unpark, with the same blocks");
+        raise({errc::invalid_specification, blocks.size(), 0, parked.blocks(), reason::wrong_blocks}, spec.name,
+              "unpark");
     if (!to.empty() && to.size() != spec.devices)
-        raise({errc::invalid_specification, to.size(), 0, spec.devices}, spec.name, "unpark, on as many devices");
+        raise({errc::invalid_specification, to.size(), 0, spec.devices, reason::wrong_count}, spec.name,
+              "unpark, devices to go to");
     spec.on = std::move(to);
     spec.slice = any_slice;
     auto back = shared.admit(std::move(spec));

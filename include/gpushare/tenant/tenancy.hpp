@@ -90,7 +90,8 @@ public:
     template <std::same_as<topology> Topology>
     tenancy(Node& shared, Topology links, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
         if (links.size() != shared.num_devices())
-            raise({errc::invalid_specification, links.size(), 0, shared.num_devices()}, {}, "links of a node");
+            raise({errc::invalid_specification, links.size(), 0, shared.num_devices(), reason::wrong_count}, {},
+                  "devices of a node's topology");
         choice_ = [links = std::move(links)](const tenant_spec& spec, const std::vector<device_room>& rooms,
                                              const node_view&) {
             return connected_split(spec.memory, spec.devices, rooms, links, spec.unit);
@@ -299,17 +300,20 @@ private:
     void place(device_id d, std::unique_ptr<detail::memory_source> shared_node::device::*where, Make make) {
         check(d);
         auto& source = shared_.devices[d.index].*where;
-        if (source != nullptr) raise({errc::invalid_specification}, {}, "a source of memory that a device has already");
+        if (source != nullptr)
+            raise({.code = errc::invalid_specification, .because = reason::has_source}, {},
+                  "placing memory on a device");
         shared_.devices[d.index].trim_for_all();
         source = make();
     }
     void check(device_id d) const {
-        if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
+        if (d.index >= shared_.devices.size())
+            raise({errc::no_device, d.index, 0, shared_.devices.size(), reason::no_such_device});
     }
     void check(device_id d, std::uint32_t slice) const {
         check(d);
         const auto there = shared_.devices[d.index].slices.size();
-        if (slice >= there) raise({errc::invalid_specification, slice, 0, there}, {}, "slices of a device");
+        if (slice >= there) raise({errc::invalid_specification, slice, 0, there, reason::no_such_slice});
     }
 
     void add_slice(device_id d) {

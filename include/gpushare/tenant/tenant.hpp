@@ -189,7 +189,7 @@ public:
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o = no_options,
                                             submission_callback on_done = {}, std::size_t part = 0,
                                             const std::stop_token& stop = {}) {
-        if (part >= state_->parts().size()) return missing();
+        if (part >= state_->parts().size()) return missing(part);
         auto& p = state_->parts()[part];
         if (o.stream >= p.streams.size()) return no_stream(o.stream, p.streams.size());
         return p.slice.compute.submit(p.client, p.streams[o.stream], std::move(work), o, std::move(on_done), stop);
@@ -213,7 +213,7 @@ public:
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
                                          const std::stop_token& stop = {}, const submit_options& o = no_options) {
-        if (part >= state_->parts().size()) return missing();
+        if (part >= state_->parts().size()) return missing(part);
         auto& p = state_->parts()[part];
         return p.slice.compute.acquire(p.client, deadline, stop, o);
     }
@@ -323,7 +323,7 @@ private:
     template <bool OfDevice, class Charge>
     [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {
         auto* const p = state_->find(part);
-        if (p == nullptr || state_->closed()) return missing();
+        if (p == nullptr || state_->closed()) return missing(part);
         if (const failure why = charge(p->memory.limit()); why.code != errc::none) return why;
         if constexpr (!OfDevice) return result<workspace>(workspace(p->memory.limit(), size));
         return result<workspace>(workspace(p->memory.limit(), p->on.overhead, size));
@@ -332,14 +332,15 @@ private:
     template <class Add>
     [[nodiscard]] auto make_spillable(std::size_t part, Add add) {
         auto& store = at(part).store;
-        if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
+        if (!store->spills)
+            raise({.code = errc::not_supported, .because = reason::no_spill}, name(), "allocate a spillable block");
         using list = typename decltype(store->spills)::value_type;
         return spillable<list>(std::shared_ptr<list>(store, &*store->spills), add(*store->spills));
     }
     typename state::part& at(std::size_t part) {
         auto* const found = state_->find(part);
         if (found == nullptr || state_->closed()) [[unlikely]]
-            raise(missing(), name());
+            raise(missing(part), name());
         return *found;
     }
 
@@ -350,10 +351,11 @@ private:
     }
 
     [[nodiscard]] static failure no_stream(std::size_t number, std::size_t there) noexcept {
-        return {errc::invalid_specification, number, 0, there};
+        return {errc::invalid_specification, number, 0, there, reason::no_such_stream};
     }
-    [[nodiscard]] failure missing() const noexcept {
-        return {.code = state_->closed() ? errc::closed : errc::no_device};
+    [[nodiscard]] failure missing(std::size_t part) const noexcept {
+        if (state_->closed()) return {.code = errc::closed};
+        return {errc::no_device, part, 0, spec().devices, reason::no_such_part};
     }
 
     void abandon() noexcept {

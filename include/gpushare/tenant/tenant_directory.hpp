@@ -38,9 +38,7 @@ inline namespace GPUSHARE_ABI {
 /// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack and scrub.
 [[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
     const auto fixed = [&](bool same, const char* field) {
-        if (!same)
-            raise({errc::invalid_specification}, wanted.name,
-                  std::string(field).append(" can't be changed while the tenant is there").c_str());
+        if (!same) detail::refuse_field(wanted, std::string_view(field), " can't be changed while the tenant is there");
     };
     fixed(wanted.on.empty() || std::ranges::is_permutation(wanted.on, granted.on), "on");
     fixed((wanted.on.empty() ? wanted.devices : wanted.on.size()) == granted.devices, "devices");
@@ -189,13 +187,15 @@ private:
             if (d.index >= there) raise({errc::no_device, d.index, 0, there}, spec.name, "a list of tenants");
         tenant_spec whole = spec;
         if (!spec.on.empty()) whole.devices = static_cast<std::uint32_t>(spec.on.size());
-        if (whole.devices > there) raise({errc::no_device, whole.devices, 0, there}, spec.name, "a list of tenants");
+        if (whole.devices > there)
+            raise({errc::no_device, whole.devices, there, 0, reason::too_few_devices}, spec.name, "a list of tenants");
         detail::check_change(whole, {.memory = spec.memory, .burst = spec.burst});
     }
     [[nodiscard]] std::vector<step> plan(std::span<const tenant_spec> wanted) const {
         std::vector<step> steps;
         for (auto spec = wanted.begin(); spec != wanted.end(); ++spec) {
-            if (spec->name.empty()) raise({errc::invalid_specification}, {}, "a tenant of the list has no name");
+            if (spec->name.empty())
+                throw operation_error(errc::invalid_specification, {}, "a list of tenants: one of them has no name");
             if (std::ranges::find(wanted.begin(), spec, spec->name, &tenant_spec::name) != spec)
                 raise({errc::duplicate_name}, spec->name, "a list of tenants");
             check_one(*spec);

@@ -140,13 +140,13 @@ public:
     /// is admitted into it who might still be there then, and none of it is on devices that somebody makes room on. The
     /// failure says what is missing.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
-        if (begin >= end) return errc::invalid_specification;
+        if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
         cluster room = calendar_.free_during(begin, end);
         hold_noticed(room);
         const auto where = choose(policy_, room, placement_of(spec));
         if (where) return calendar_.try_book_at(*where, begin, end);
         const refusal why = room.why_not(placement_of(spec));
-        return failure{to_errc(why.missing), why.asked, why.left, why.asked};
+        return to_failure(why);
     }
     /// As capacity_calendar::earliest: from when on it could be reserved for so long. Nobody knows when a notice ends,
     /// so none of it is on devices that somebody makes room on now.
@@ -163,10 +163,13 @@ public:
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
         if (at == calendar_.bookings().end() || now < at->begin || now >= at->end ||
             at->where.request != placement_of(spec))
-            raise({errc::invalid_specification, reservation}, spec.name, "redeem a reservation");
+            raise({.code = errc::invalid_specification, .asked = reservation, .because = reason::unknown_number},
+                  spec.name, "redeem a reservation");
         const booking b = *at;
         if (placed_.contains(spec.name)) raise({errc::duplicate_name}, spec.name, "redeem a reservation");
-        if (redeemed(b.id)) raise({errc::invalid_specification, b.id}, spec.name, "redeem a reservation once more");
+        if (redeemed(b.id))
+            raise({.code = errc::invalid_specification, .asked = b.id, .because = reason::unknown_number}, spec.name,
+                  "redeem a reservation once more");
         spec.on.assign(b.where.devices.begin(), b.where.devices.end());
         const auto there = placed_.emplace(spec.name, place{b.id, b.where, spec.level, b.end}).first;
         try {
@@ -214,13 +217,12 @@ public:
     move_report carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks, instant deadline = never) {
         const auto at = placed_.find(m.tenant);
         if (at == placed_.end() || at->second.where != m.plan.from || who.name() != m.tenant)
-            raise({errc::invalid_specification}, m.tenant, "a move that was planned for another place");
+            raise({.code = errc::invalid_specification, .because = reason::other_place}, m.tenant, "move, as planned");
         place& its = at->second;
         // On what it keeps it takes nothing more.
         cluster room = calendar_.free_without(its.booked, shared_->now(), never);
         hold_noticed(room, its.where.devices);
-        if (const auto why = room.try_apply(m.plan.to))
-            raise({to_errc(why.missing), why.asked, why.left, why.asked}, m.tenant, "a move that was planned");
+        if (const auto why = room.try_apply(m.plan.to)) raise(to_failure(why), m.tenant, "a move that was planned");
         auto moved = move_tenant(*shared_, who, in_place(who.spec().on, m.plan.to.devices), blocks, deadline);
         who = std::move(moved.successor);
         calendar_.move(its.booked, m.plan.to);
@@ -260,9 +262,12 @@ public:
     /// tenancy::admit throws: then the notice stands.
     [[nodiscard]] tenant take_place(const tenant_notice& n, tenant_spec spec) {
         const auto given = std::ranges::find(notices_, n.id, &tenant_notice::id);
-        if (given == notices_.end()) raise({errc::invalid_specification, n.id}, spec.name, "a notice that has ended");
+        if (given == notices_.end())
+            raise({.code = errc::invalid_specification, .asked = n.id, .because = reason::unknown_number}, spec.name,
+                  "take a place by a notice");
         if (const auto there = remaining(n); !there.empty())
-            raise({errc::no_room, there.size(), 0, n.victims.size()}, spec.name, "tenants that were told to go");
+            raise({errc::no_room, there.size(), 0, n.victims.size(), reason::victims_left}, spec.name,
+                  "take a place by a notice");
         tenant t = admit(std::move(spec), n.added);
         notices_.erase(given);
         return t;

@@ -40,7 +40,8 @@ public:
     [[nodiscard]] result<typename Limiter::ticket> try_submit(submission_work<stream> work,
                                                               const submit_options& o = {},
                                                               submission_callback on_done = {}) {
-        if (o.stream >= streams_.size()) return failure{errc::invalid_specification, o.stream, 0, streams_.size()};
+        if (o.stream >= streams_.size())
+            return failure{errc::invalid_specification, o.stream, 0, streams_.size(), reason::no_such_stream};
         return request_.submit(streams_[o.stream], std::move(work), o, std::move(on_done));
     }
 

@@ -199,7 +199,11 @@ private:
 inline void check_sizes(const tune_options& options) {
     const std::uint64_t largest = std::max(options.largest, options.arena).count();
     if (options.smallest < bytes{sizeof(float)} || largest > std::uint64_t{1} << 62)
-        raise({.code = errc::invalid_specification, .asked = options.smallest.count(), .limit = largest}, {}, "tune");
+        raise({.code = errc::invalid_specification,
+               .asked = options.smallest.count(),
+               .limit = largest,
+               .because = reason::tuned_sizes},
+              {}, "tune");
 }
 
 /// Counts from 1 to `most` in steps of four times, `most` itself the last; beyond it then.

@@ -33,8 +33,11 @@ inline void need_mpi_threads(int needed) {
     if (there == 0 || level < needed || is_main == 0)
         raise({.code = errc::not_supported,
                .asked = static_cast<std::uint64_t>(needed),
-               .limit = static_cast<std::uint64_t>(level)},
-              {}, "calling an MPI by these threads: see MPI_Init_thread");
+               .limit = static_cast<std::uint64_t>(level),
+               .because = there == 0     ? reason::no_mpi
+                          : is_main == 0 ? reason::main_thread
+                                         : reason::mpi_threads},
+              {}, "calling MPI");
 }
 
 /// Called by those who aren't in `dead`. Where the MPI has seen one die, it also waits for each that hangs.

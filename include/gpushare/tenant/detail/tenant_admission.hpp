@@ -74,7 +74,8 @@ public:
                                  "burst does not divide into whole units over the devices");
             const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
             if (most > quota::max_limit())
-                raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
+                raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count(), reason::burst_limit},
+                      spec.name, "admission");
         }
         spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
         spec.on = chosen.devices;
@@ -162,7 +163,8 @@ private:
             if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
         } else {
             for (const auto d : spec.on) {
-                if (d.index >= draws.size()) refuse_admission({errc::no_device}, spec.name, "no such device");
+                if (d.index >= draws.size())
+                    raise({errc::no_device, d.index, 0, draws.size(), reason::no_such_device}, spec.name, "admission");
                 if (lost[d.index]) refuse_admission({errc::device_lost}, spec.name, "a device that it names is lost");
                 const bool stays = kept_in(fit.size()) != nullptr;
                 fit.push_back(room(d.index));

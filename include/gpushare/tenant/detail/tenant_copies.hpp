@@ -34,7 +34,7 @@ template <class Tenant>
 void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
     const auto parts = of.spec().devices;
     for (const auto& b : blocks)
-        if (b.part >= parts) raise({errc::unknown_block, b.part, 0, parts}, of.name(), what);
+        if (b.part >= parts) raise({errc::unknown_block, b.part, 0, parts, reason::other_part}, of.name(), what);
 }
 
 /// Throws operation_error unless the ticket's work was done well by the deadline.

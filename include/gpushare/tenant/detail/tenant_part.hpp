@@ -49,7 +49,7 @@ struct part_memory {
                                [time = whole.get_clock()] { return time.now(); });
                 return;
             }
-        raise({errc::not_supported}, spec.name, "spill, without spill_to in the tenancy's options");
+        raise({.code = errc::not_supported, .because = reason::no_spill_target}, spec.name, "admission");
     }
     part_memory(const part_memory&) = delete;
     part_memory& operator=(const part_memory&) = delete;
@@ -73,7 +73,7 @@ private:
         if (o.stack == memory_stack::arena) o.source = on.arena.get();
         if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
         if (o.source == nullptr && (o.stack == memory_stack::arena || o.stack == memory_stack::stream_ordered))
-            raise({errc::not_supported}, spec.name, "a memory stack that its device doesn't offer");
+            raise({.code = errc::not_supported, .because = reason::no_such_stack}, spec.name, "admission");
         return o;
     }
 };

@@ -273,12 +273,15 @@ private:
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
         const share compute = c.compute.value_or(spec_.compute);
         const bytes step = spec_.unit * spec_.devices;
-        if (memory == bytes{} && burst == bytes{}) return {errc::invalid_specification};
-        if (memory % step != bytes{} || (burst != all_burst && burst % step != bytes{})) return {errc::not_whole};
+        if (memory == bytes{} && burst == bytes{})
+            return {.code = errc::invalid_specification, .because = reason::no_memory_named};
+        for (const bytes wanted : {memory, burst == all_burst ? bytes{} : burst})
+            if (wanted % step != bytes{})
+                return {errc::not_whole, wanted.count(), 0, step.count(), reason::whole_sizes};
         for (const auto& p : parts_)
             if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
-                return {errc::share_exceeded, compute.permille(), left, p.slice.size};
-        if (c.spill && !can_spill(*c.spill)) return {errc::not_supported};
+                return {errc::share_exceeded, compute.permille(), left, p.slice.size, reason::shares_exceeded};
+        if (c.spill && !can_spill(*c.spill)) return {.code = errc::not_supported, .because = reason::no_spill};
         if (const auto why = resize_parts(memory, burst); why.code != errc::none) return why;
         promise(compute);
         if (c.wait) wait_for(*c.wait);
