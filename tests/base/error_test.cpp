@@ -88,8 +88,9 @@ TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") 
     using gpushare::reason;
     CHECK(text_of({.code = errc::bad_alignment, .asked = 3, .because = reason::no_power_of_two}, "chat") ==
           "tenant 'chat': alignment 3 is no power of two");
-    CHECK(text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
-          "asked 20 MiB in one block; 24 MiB are free, but the largest block of them is 4 MiB (out of device memory)");
+    CHECK(
+        text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
+        "asked 20 MiB in one block, and the largest free one has 4 MiB, of 24 MiB free in all (out of device memory)");
     CHECK(text_of({errc::share_exceeded, 501, 125, 1000}) ==
           "asked 50.1 % of the device's time, 12.5 % of 100 % left (shares would sum over the whole device)");
     CHECK(text_of({.code = errc::io_failed, .asked = ENOENT}) ==
