@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/numbers.hpp>
 #include <gpushare/serving/operator_selection.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -44,6 +47,8 @@ candidate takes(std::string name, gpushare::ns time, int* runs = nullptr) {
                 to.launch({.blocks = 1, .hold = time}, [](auto&) {});
             }};
 }
+
+constexpr std::size_t n = 1000;  // numbers of an array
 
 struct rig {
     gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 2, .timing = gpushare::host::timing::modelled}};
@@ -141,6 +146,140 @@ TEST_CASE("candidates that fail or are wrong are left out, however quick", "[ser
               (void)gpushare::select_operator(r.chat, t, "add", "9", std::span<const candidate>());
           }) == errc::invalid_specification);
     CHECK(t.find("add", "9") == nullptr);
+}
+
+TEST_CASE("a candidate whose kernel fails is left out and named, however quick", "[serving][failures]") {
+    rig r;
+    operator_table t;
+    std::vector<gpushare::left_out_operator> out;
+    std::vector<candidate> all{takes("right", 300us), takes("fails", 1us), takes("throws", 1us), takes("late", 1us)};
+    all[1].run = [](stream& to) { to.launch({}, [](auto&) { throw std::runtime_error("no such tile"); }); };
+    all[2].run = [](stream&) { throw std::runtime_error("no such shape"); };
+    all[3].run = [runs = 0](stream& to) mutable {
+        if (++runs == 3) to.launch({}, [](auto&) { throw 3; });
+    };
+    const auto best =
+        gpushare::select_operator(r.chat, t, "add", "8", std::span<const candidate>(all), {.left_out = &out});
+    CHECK(best.candidate == "right");
+    REQUIRE(out.size() == 3);
+    CHECK(out[0].name == "fails");
+    CHECK(out[0].status == errc::kernel_failed);
+    CHECK(out[0].why.find("no such tile") != std::string::npos);
+    CHECK(out[1].name == "throws");
+    CHECK(out[1].status == errc::submission_failed);
+    CHECK(out[2].name == "late");
+    try {
+        (void)gpushare::select_operator(r.chat, t, "add", "9", std::span<const candidate>(all).subspan(1, 2));
+        FAIL("none works");
+    } catch (const gpushare::operation_error& e) {
+        const std::string_view what = e.what();
+        CHECK(what.find("fails: ") < what.find("no such tile"));
+        CHECK(what.find("throws: ") < what.find("no such shape"));
+        CHECK(e.tenant() == "chat");
+    }
+}
+
+TEST_CASE("results are compared with a reference's, and what differs is left out and named", "[serving][failures]") {
+    rig r;
+    operator_table t;
+    auto* const x = static_cast<float*>(r.chat.memory().allocate(n * sizeof(float)));
+    auto* const y = static_cast<int*>(r.chat.memory().allocate(n * sizeof(int)));
+    std::vector<gpushare::left_out_operator> out;
+    const auto writes = [=](std::string name, gpushare::ns time, float factor, std::size_t many = n, int at_500 = 500) {
+        return candidate{std::move(name), [=](stream& to) {
+                             to.launch({.blocks = 1, .hold = time}, [=](auto&) {
+                                 for (std::size_t i = 0; i < many; ++i) x[i] = factor * static_cast<float>(i + 1);
+                                 for (std::size_t i = 0; i < many; ++i) y[i] = i == 500 ? at_500 : static_cast<int>(i);
+                             });
+                         }};
+    };
+    std::vector<candidate> all{writes("right", 300us, 1), writes("near", 200us, 1.001F),
+                               writes("far", 1us, 1.1F),  writes("short", 1us, 1, n - 1),
+                               takes("nothing", 1us),     writes("whole", 1us, 1, n, 501)};
+    gpushare::operator_reference<stream> exact{
+        .by = writes("exact", 1ms, 1),
+        .results = {gpushare::compared(x, n, {.relative = 1e-2}), gpushare::compared(y, n)}};
+    const auto select = [&](std::string_view shape) {
+        return gpushare::select_operator(r.chat, t, "scale", shape, std::span<const candidate>(all), exact,
+                                         {.left_out = &out});
+    };
+    const auto best = select("f32:1000");
+    CHECK(best.candidate == "near");
+    CHECK(best.candidates == 6);
+    REQUIRE(out.size() == 4);
+    CHECK(out[0].name == "far");
+    CHECK(out[0].status == errc::kernel_failed);
+    CHECK(out[0].why == "result 0 isn't as by exact: element 0 is 1.10000002 and should be 1");
+    CHECK(out[1].name == "short");
+    CHECK(out[1].why.find("element 999 is ") != std::string::npos);
+    CHECK(out[2].name == "nothing");
+    CHECK(out[3].name == "whole");
+    CHECK(out[3].why == "result 1 isn't as by exact: element 500 is 501 and should be 500");
+    CHECK(select("f32:1000") == best);  // from the table
+    CHECK(out.empty());
+    exact.results[0] = gpushare::compared(x, n);
+    CHECK(select("f32:exact").candidate == "right");
+
+    SECTION("no candidate is right") {
+        exact.by = writes("exact", 1us, 2);
+        CHECK(support::code_of([&] { (void)select("f32:2"); }) == errc::kernel_failed);
+        CHECK(out.size() == 6);
+    }
+    SECTION("the reference fails") {
+        exact.by.run = [](stream& to) { to.launch({}, [](auto&) { throw std::runtime_error("no memory"); }); };
+        try {
+            (void)select("f32:3");
+            FAIL("a reference that fails is none");
+        } catch (const gpushare::operation_error& e) {
+            CHECK(e.code() == errc::kernel_failed);
+            CHECK(std::string_view(e.what()).find("exact: ") < std::string_view(e.what()).find("no memory"));
+        }
+        CHECK(t.find("scale", "f32:3") == nullptr);
+    }
+    SECTION("one that is right only at first") {
+        all[0].run = [run = all[0].run, runs = 0](stream& to) mutable {
+            if (++runs < 6) run(to);
+        };
+        exact.by = writes("exact", 1us, 1);
+        CHECK(support::code_of([&] { (void)select("f32:4"); }) == errc::kernel_failed);
+    }
+    SECTION("what reads its results has them restored") {
+        all = {{"adds", [=](stream& to) { to.launch({}, [=](auto&) { x[0] += 1; }); }}};
+        exact = {.by = all[0], .results = {gpushare::compared(x, 1)}, .prepare = [=](stream& to) {
+                     to.launch({}, [=](auto&) { x[0] = 5; });
+                 }};
+        CHECK(select("f32:5").candidate == "adds");
+    }
+    r.chat.memory().deallocate(x, n * sizeof(float));
+    r.chat.memory().deallocate(y, n * sizeof(int));
+}
+
+TEST_CASE("numbers agree within a tolerance, and what is no number agrees with none", "[serving]") {
+    constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    const auto agree = [](auto want, auto have, gpushare::operator_tolerance within) {
+        const auto by = gpushare::compared(&want, 1, within);
+        return by.difference(reinterpret_cast<const std::byte*>(&want), reinterpret_cast<const std::byte*>(&have))
+            .empty();
+    };
+    CHECK(agree(1.0F, 1.0F, {}));
+    CHECK_FALSE(agree(1.0F, 1.0001F, {}));
+    CHECK(agree(100.0, 101.0, {.relative = 0.01}));
+    CHECK_FALSE(agree(100.0, 101.1, {.relative = 0.01}));
+    CHECK_FALSE(agree(0.0, 1e-9, {.relative = 0.5}));
+    CHECK(agree(0.0, 1e-9, {.absolute = 1e-8, .relative = 0.5}));
+    CHECK(agree(nan, nan, {}));
+    CHECK(agree(inf, inf, {}));
+    CHECK_FALSE(agree(inf, -inf, {.absolute = 1, .relative = 1}));
+    CHECK_FALSE(agree(inf, 1.0F, {.absolute = 1, .relative = 1}));
+    CHECK_FALSE(agree(1.0F, inf, {.absolute = 1, .relative = 1}));
+    CHECK_FALSE(agree(1.0F, nan, {.absolute = 1, .relative = 1}));
+    CHECK_FALSE(agree(nan, 1.0F, {.absolute = 1, .relative = 1}));
+    CHECK(agree(7, 7, {}));
+    CHECK_FALSE(agree(7, 8, {}));
+    CHECK(agree(0.0F, -0.0F, {}));
+    CHECK_FALSE(agree(std::int64_t{1} << 60, (std::int64_t{1} << 60) + 1, {}));
+    CHECK(agree(gpushare::bfloat16{100.0F}, gpushare::bfloat16{101.0F}, {.relative = 0.02}));
+    CHECK_FALSE(agree(gpushare::bfloat16{100.0F}, gpushare::bfloat16{101.0F}, {}));
 }
 
 }  // namespace operator_test

@@ -2,15 +2,21 @@
 // Measures implementations of one operation on the real arrays, each as a submission of a tenant's, and keeps the best in a table
 // (compute/operator_table.hpp). Neighbours lose nothing by it: the tenant pays with its own share.
 //
-//   const gpushare::operator_candidate<stream> all[]{{"ours", [&](auto& to) { ours(to, a, b); }},
-//                                                    {"vendor", [&](auto& to) { vendor(to, a, b); }}};
-//   const auto best = gpushare::select_operator(chat, table, "matmul", "f16:4096x4096x8", std::span(all));
+//   const gpushare::operator_candidate<stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
+//                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
+//   const auto best = gpushare::select_operator(chat, table, "matmul", "f16:4096x4096x8", std::span(all),
+//                                               {.by = all[1], .results = {gpushare::compared(c, 4096 * 8, {.relative = 1e-2})}});
 //   best.candidate;                     // from the table the next time, which table.save() keeps
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <span>
@@ -24,6 +30,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -37,70 +44,237 @@ struct operator_candidate {
     std::function<bool()> right{};  ///< whether its results are right, after its first run; none: taken for right
 };
 
-/// How to measure.
-struct selection_options {
-    int warm_up = 1;          ///< runs of each that don't count
-    int repeats = 5;          ///< of each; the median counts
-    std::size_t part = 0;     ///< of the tenant's devices
-    submit_options submit{};  ///< of each run
+/// How far a number may be from the reference's: by `absolute`, or by `relative` times the reference's. Both 0: the same number. What is
+/// no number has to be none either.
+struct operator_tolerance {
+    double absolute = 0;  ///< in the results' unit
+    double relative = 0;  ///< of the reference's number
 };
 
-/// The best candidate for this operation and shape: as the table has it, if that is one of these; else measured, in turns, by the time on
-/// the stream, and kept. One that fails or is wrong is left out. Throws operation_error: what the last one failed with if all do
-/// (kernel_failed if wrong); invalid_specification without candidates; and as tenant::submit.
+/// An array in the memory of the device that the operation writes, and how a candidate's is compared with the reference's.
+struct operator_result {
+    void* at = nullptr;    ///< where it begins
+    std::size_t size = 0;  ///< bytes
+    /// Of host memory, `size` bytes each: empty if they agree, else what is wrong, for people.
+    std::function<std::string(const std::byte* expected, const std::byte* got)> difference{};
+};
+
+/// An array of `n` numbers that are compared one by one: integers and floats of C++, and what converts to float.
+template <class T>
+[[nodiscard]] operator_result compared(T* at, std::size_t n, operator_tolerance within = {}) {
+    const auto number = [](const std::byte* from, std::size_t i) {
+        T value;
+        std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+        if constexpr (std::integral<T> || std::floating_point<T>)
+            return static_cast<double>(value);
+        else
+            return static_cast<double>(static_cast<float>(value));
+    };
+    const auto difference = [=](const std::byte* expected, const std::byte* got) {
+        for (std::size_t i = 0; i < n; ++i) {
+            if (std::memcmp(expected + i * sizeof(T), got + i * sizeof(T), sizeof(T)) == 0) continue;
+            const double want = number(expected, i), have = number(got, i);
+            // Nothing is near an infinity, and a comparison with what is no number is false.
+            const double most = std::max(within.absolute, within.relative * std::abs(want));
+            const bool near = std::isfinite(want) && most > 0 && std::abs(want - have) <= most;
+            if (near || (!std::integral<T> && want == have) || (std::isnan(want) && std::isnan(have))) continue;
+            char text[96];
+            (void)std::snprintf(text, sizeof text, "element %zu is %.9g and should be %.9g", i, have, want);
+            return std::string(text);
+        }
+        return std::string();
+    };
+    return {at, n * sizeof(T), difference};
+}
+
+/// What every candidate has to agree with. Before a run that is compared the results are overwritten (with bytes of 0xff, which are no
+/// numbers), so that what writes nothing isn't taken for right.
+template <timeline Stream>
+struct operator_reference {
+    operator_candidate<Stream> by{};            ///< what is right; it isn't measured, unless it is a candidate as well
+    std::vector<operator_result> results{};     ///< of it, and of each candidate
+    std::function<void(Stream& to)> prepare{};  ///< in place of overwriting, for what reads its results: restores them
+};
+
+/// A candidate that isn't chosen whatever its time.
+struct left_out_operator {
+    std::string name{};        ///< the candidate's
+    errc status = errc::none;  ///< of its submission: kernel_failed for wrong results, too
+    std::string why{};         ///< for people: what was thrown, or which result is wrong
+};
+
+/// How to measure.
+struct selection_options {
+    int warm_up = 1;                                     ///< runs of each that don't count
+    int repeats = 5;                                     ///< of each; the median counts
+    std::size_t part = 0;                                ///< of the tenant's devices
+    submit_options submit{};                             ///< of each run
+    std::vector<left_out_operator>* left_out = nullptr;  ///< gets those that failed or were wrong
+};
+
+namespace detail {
+
+/// One selection under way.
+template <class Tenant>
+class operator_trial {
+public:
+    using stream = typename Tenant::stream;
+    using candidate = operator_candidate<stream>;
+    using reference = operator_reference<stream>;
+
+    operator_trial(Tenant& by, std::span<const candidate> all, const reference* right, const selection_options& o)
+        : by_(by), all_(all), right_(right), o_(o), times_(all.size()), out_(all.size()) {}
+
+    /// Throws what the reference failed with.
+    void run_reference() {
+        if (right_ == nullptr) return;
+        if (const auto failed = run(right_->by, &expected_); failed.status != errc::none)
+            throw operation_error(failed.status, by_.name(),
+                                  ("the reference of operators, " + described(failed)).c_str());
+    }
+    /// All in turns. The first run of each and the last are compared with the reference's.
+    void measure() {
+        const int rounds = o_.warm_up + std::max(o_.repeats, 1);
+        for (int round = 0; round < rounds; ++round)
+            for (std::size_t i = 0; i < all_.size(); ++i) {
+                if (out_[i]) continue;
+                const bool compares = right_ != nullptr && (round == 0 || round == rounds - 1);
+                auto failed = run(all_[i], compares ? &got_ : nullptr);
+                if (failed.status == errc::none) failed.why = wrong(i, round == 0, compares);
+                if (failed.status == errc::none && failed.why.empty()) {
+                    if (round >= o_.warm_up) times_[i].push_back(took_);
+                    continue;
+                }
+                if (failed.status == errc::none) failed.status = errc::kernel_failed;
+                out_[i] = true;
+                left_out_.push_back(std::move(failed));
+            }
+        if (o_.left_out != nullptr) *o_.left_out = left_out_;
+    }
+    /// The least median. Throws operation_error where none is left.
+    [[nodiscard]] operator_choice best(std::string_view operation, std::string_view shape) {
+        std::optional<operator_choice> best;
+        for (std::size_t i = 0; i < all_.size(); ++i) {
+            if (out_[i]) continue;
+            const auto middle = times_[i].begin() + static_cast<std::ptrdiff_t>(times_[i].size() / 2);
+            std::ranges::nth_element(times_[i], middle);
+            if (!best || *middle < best->took)
+                best = operator_choice{std::string(operation), std::string(shape), all_[i].name,
+                                       std::max(*middle, ns{}), static_cast<std::uint32_t>(all_.size())};
+        }
+        if (best) return *best;
+        std::string text = "no operator works";
+        for (const auto& l : left_out_) text.append("; ").append(described(l));
+        throw operation_error(left_out_.back().status, by_.name(), text.c_str());
+    }
+
+private:
+    using host_copies = std::vector<std::vector<std::byte>>;
+
+    /// `copies`, if given, gets the results.
+    left_out_operator run(const candidate& c, host_copies* copies) {
+        typename stream::point begin, end;
+        auto ticket = by_.submit(
+            [&](stream& to) {
+                if (copies != nullptr) prepare(to);
+                begin = to.record();
+                c.run(to);
+                end = to.record();
+                if (copies != nullptr) copy_results(to, *copies);
+            },
+            o_.submit, {}, o_.part);
+        (void)ticket.wait();
+        const errc status = ticket.status();
+        if (status == errc::closed || status == errc::device_lost) raise({status}, by_.name(), "selecting an operator");
+        if (status == errc::none) took_ = elapsed(begin, end);
+        return {c.name, status, status != errc::none ? why(ticket) : std::string()};
+    }
+    void prepare(stream& to) const {
+        if (right_->prepare) return right_->prepare(to);
+        if constexpr (scrubber<stream>)
+            for (const auto& r : right_->results) to.fill(r.at, std::byte{0xff}, r.size);
+    }
+    void copy_results(stream& to, host_copies& copies) const {
+        if constexpr (copier<stream>) {
+            copies.resize(right_->results.size());
+            for (std::size_t i = 0; i < copies.size(); ++i) {
+                copies[i].resize(right_->results[i].size);
+                to.copy(copies[i].data(), right_->results[i].at, copies[i].size());
+            }
+        }
+    }
+    /// Empty if what candidate `i` left is right.
+    [[nodiscard]] std::string wrong(std::size_t i, bool first, bool compares) const {
+        if (first && all_[i].right && !all_[i].right()) return "its results are wrong";
+        for (std::size_t r = 0; compares && r < got_.size(); ++r)
+            if (auto text = right_->results[r].difference(expected_[r].data(), got_[r].data()); !text.empty())
+                return "result " + std::to_string(r) + " isn't as by " + right_->by.name + ": " + text;
+        return {};
+    }
+    template <class Ticket>
+    [[nodiscard]] static std::string why(const Ticket& failed) {
+        try {
+            failed.rethrow();
+        } catch (const std::exception& e) {
+            return e.what();
+        } catch (...) {
+        }
+        return std::string(to_string(failed.status()));
+    }
+    [[nodiscard]] static std::string described(const left_out_operator& l) { return l.name + ": " + l.why; }
+
+    Tenant& by_;
+    std::span<const candidate> all_;
+    const reference* right_;
+    const selection_options& o_;
+    std::vector<std::vector<ns>> times_;
+    std::vector<bool> out_;
+    std::vector<left_out_operator> left_out_;
+    host_copies expected_, got_;
+    ns took_{};
+};
+
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,
-                                const selection_options& o = {}) {
+                                const operator_reference<typename Tenant::stream>* reference,
+                                const selection_options& o) {
+    if (o.left_out != nullptr) o.left_out->clear();
     if (const auto* known = table.find(operation, shape))
         for (const auto& c : candidates)
             if (c.name == known->candidate) return *known;
     if (candidates.empty())
         raise({.code = errc::invalid_specification, .because = reason::no_candidates}, by.name(),
               "selecting an operator");
+    operator_trial<Tenant> trial(by, candidates, reference, o);
+    trial.run_reference();
+    trial.measure();
+    auto best = trial.best(operation, shape);
+    table.keep(best);
+    return best;
+}
 
-    using stream = typename Tenant::stream;
-    std::vector<std::vector<ns>> times(candidates.size());
-    std::vector<bool> out(candidates.size());
-    errc last = errc::none;
-    const auto run = [&](std::size_t i) {
-        typename stream::point begin, end;
-        auto ticket = by.submit(
-            [&](stream& to) {
-                begin = to.record();
-                candidates[i].run(to);
-                end = to.record();
-            },
-            o.submit, {}, o.part);
-        (void)ticket.wait();
-        const errc status = ticket.status();
-        if (status == errc::closed || status == errc::device_lost) raise({status}, by.name(), "selecting an operator");
-        if (status == errc::none) return std::optional<ns>(elapsed(begin, end));
-        last = status;
-        return std::optional<ns>();
-    };
-    for (int round = -o.warm_up; round < std::max(o.repeats, 1); ++round)
-        for (std::size_t i = 0; i < candidates.size(); ++i) {
-            if (out[i]) continue;
-            const auto took = run(i);
-            const bool wrong = took && round == -o.warm_up && candidates[i].right && !candidates[i].right();
-            if (wrong) last = errc::kernel_failed;
-            out[i] = !took || wrong;
-            if (took && round >= 0) times[i].push_back(*took);
-        }
+}  // namespace detail
 
-    std::optional<operator_choice> best;
-    for (std::size_t i = 0; i < candidates.size(); ++i) {
-        if (out[i]) continue;
-        const auto middle = times[i].begin() + static_cast<std::ptrdiff_t>(times[i].size() / 2);
-        std::ranges::nth_element(times[i], middle);
-        if (!best || *middle < best->took)
-            best = operator_choice{std::string(operation), std::string(shape), candidates[i].name,
-                                   std::max(*middle, ns{}), static_cast<std::uint32_t>(candidates.size())};
-    }
-    if (!best) raise({last}, by.name(), "selecting an operator: none works");
-    table.keep(*best);
-    return *best;
+/// The best candidate for this operation and shape: as the table has it, if that is one of these; else measured, in turns, by the time on
+/// the stream, and kept. One that fails, or that `right` says is wrong, is left out and named (selection_options::left_out). Nobody else
+/// compares results: see the overload with a reference. Throws operation_error: what the last one failed with if all do
+/// (kernel_failed if wrong), with the names and reasons of all; invalid_specification without candidates; and as tenant::submit.
+template <class Tenant>
+operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
+                                std::span<const operator_candidate<typename Tenant::stream>> candidates,
+                                const selection_options& o = {}) {
+    return detail::select_operator(by, table, operation, shape, candidates, nullptr, o);
+}
+
+/// The same, of those whose results agree with the reference's, which runs first. Throws what the reference fails with, too, and
+/// std::bad_alloc: each result is copied to the host twice.
+template <class Tenant>
+requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream> operator_choice
+select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
+                std::span<const operator_candidate<typename Tenant::stream>> candidates,
+                const operator_reference<typename Tenant::stream>& reference, const selection_options& o = {}) {
+    return detail::select_operator(by, table, operation, shape, candidates, &reference, o);
 }
 
 }  // namespace GPUSHARE_ABI

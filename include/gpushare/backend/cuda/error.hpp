@@ -55,8 +55,6 @@ namespace cuda {
         case cudaErrorMissingConfiguration:
         case cudaErrorInvalidDeviceFunction:
         case cudaErrorLaunchMaxDepthExceeded:
-        case cudaErrorLaunchFileScopedTex:
-        case cudaErrorLaunchFileScopedSurf:
         case cudaErrorSyncDepthExceeded:
         case cudaErrorLaunchPendingCountExceeded:
         case cudaErrorDeviceUninitialized:

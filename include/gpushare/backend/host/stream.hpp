@@ -153,6 +153,7 @@ public:
     /// it. Ended by the thread that made it. Throws std::bad_alloc.
     class own_work {
     public:
+        /// On this stream, from now on.
         explicit own_work(stream& s) : engine_(*s.engine_), of_(*s.state_), begun_(engine_.begin_work(of_)) {}
         own_work(const own_work&) = delete;
         own_work& operator=(const own_work&) = delete;
