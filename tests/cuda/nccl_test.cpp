@@ -7,7 +7,11 @@
 
 #if __has_include(<nccl.h>)
 
+#include <gpushare/collective/collectives.hpp>
+
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,10 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/mismatch_suite.hpp"
+#include "conformance/transport_suite.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/session.hpp"
+#include "support/threads.hpp"
 
 namespace gs = gpushare;
 namespace cuda = gpushare::cuda;
@@ -28,6 +35,7 @@ using gs::errc;
 struct ncclComm {
     int device = 0;
     ncclResult_t state = ncclSuccess;
+    const gs::communicator* group = nullptr;  // of ranks that are threads: its collectives really happen
 };
 
 namespace {
@@ -44,10 +52,42 @@ struct fake_nccl {
         bool in_group;
     };
     std::vector<call> calls{};
+    std::atomic<int> data_calls{0};  // of groups, but for all-gathers
+
+    void reset() {
+        init = all_reduce = end = ncclSuccess;
+        open_groups = groups = made = destroyed = aborted = 0;
+        calls.clear();
+    }
 };
 fake_nccl& fake() {
     static fake_nccl instance;
     return instance;
+}
+
+/// What NCCL does on a device, by the thread that calls it, once the stream is there.
+template <class Call>
+ncclResult_t really(ncclComm_t comm, cudaStream_t stream, const Call& call) {
+    if (cudaStreamSynchronize(stream) != cudaSuccess) return ncclUnhandledCudaError;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const gs::collective_fault f = call(comm->group->rank(static_cast<std::uint32_t>(comm->device)), until);
+    return f ? ncclInternalError : ncclSuccess;
+}
+/// Calls f(a T, the operator).
+template <class F>
+gs::collective_fault of_type(ncclDataType_t type, ncclRedOp_t op, const F& f) {
+    ++fake().data_calls;
+    if (type == ncclFloat32) return op == ncclAvg ? f(float{}, gs::average{}) : f(float{}, gs::sum{});
+    if (type == ncclBfloat16) return f(gs::bfloat16{}, gs::sum{});
+    return f(std::int64_t{}, gs::sum{});
+}
+template <class T>
+std::span<const T> input(const void* p, std::size_t n) {
+    return {static_cast<const T*>(p), n};
+}
+template <class T>
+std::span<T> output(void* p, std::size_t n) {
+    return {static_cast<T*>(p), n};
 }
 
 }  // namespace
@@ -86,23 +126,45 @@ ncclResult_t ncclGroupEnd() {
     --fake().open_groups;
     return fake().end;
 }
-ncclResult_t ncclAllReduce(const void*, void*, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+    if (comm->group != nullptr)
+        return really(comm, stream, [&](const gs::member& me, gs::instant until) {
+            return of_type(type, op, [&]<class T>(T, auto by) {
+                return gs::try_all_reduce(me, input<T>(in, count), output<T>(out, count), by, until);
+            });
+        });
     fake().calls.push_back({comm->device, count, type, op, stream, fake().open_groups == 1});
     return fake().all_reduce;
 }
-ncclResult_t ncclReduceScatter(const void*, void*, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+    if (comm->group != nullptr)
+        return really(comm, stream, [&](const gs::member& me, gs::instant until) {
+            return of_type(type, op, [&]<class T>(T, auto by) {
+                return gs::try_reduce_scatter(me, input<T>(in, count * me.size()), output<T>(out, count), by, until);
+            });
+        });
     fake().calls.push_back({comm->device, count, type, op, stream, false});
     return ncclSuccess;
 }
-ncclResult_t ncclAllGather(const void*, void*, size_t count, ncclDataType_t type, ncclComm_t comm,
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
+    if (comm->group != nullptr)
+        return really(comm, stream, [&](const gs::member& me, gs::instant until) {
+            return gs::try_all_gather(me, input<std::byte>(in, count), output<std::byte>(out, count * me.size()),
+                                      until);
+        });
     fake().calls.push_back({comm->device, count, type, ncclNumOps, stream, false});
     return ncclSuccess;
 }
-ncclResult_t ncclBroadcast(const void*, void*, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+ncclResult_t ncclBroadcast(const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
+    if (comm->group != nullptr)
+        return really(comm, stream, [&](const gs::member& me, gs::instant until) {
+            ++fake().data_calls;
+            return gs::try_broadcast(me, output<std::byte>(data, count), static_cast<std::uint32_t>(root), until);
+        });
     fake().calls.push_back({root, count, type, ncclNumOps, stream, false});
     (void)comm;
     return ncclSuccess;
@@ -111,8 +173,8 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
     *rank = comm->device;
     return ncclSuccess;
 }
-ncclResult_t ncclCommCount(const ncclComm_t, int* count) {
-    *count = 3;
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+    *count = comm->group != nullptr ? static_cast<int>(comm->group->size()) : 3;
     return ncclSuccess;
 }
 }
@@ -129,7 +191,7 @@ struct fixture {
     const std::vector<float*> out{x.data(), x.data() + 4};
 
     fixture() {
-        fake() = {};
+        fake().reset();
         for (const auto d : devices) streams.push_back(node.make_stream(d));
     }
     template <class Op = gs::sum>
@@ -214,7 +276,7 @@ TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted 
 
 TEST_CASE_METHOD(fixture, "a rank of NCCL as a transport: each call on its stream, and waited for", "[cuda][nccl]") {
     const std::unique_ptr<ncclComm> comm(new ncclComm{1});  // stays its maker's
-    gs::nccl_transport net(comm.get(), streams[0].native_handle());
+    gs::nccl_transport net(comm.get(), streams[0].native_handle(), gs::nccl_calls::trusted);
     CHECK(net.rank() == 1);
     CHECK(net.size() == 3);
     std::vector<float> part(3), whole(9);
@@ -240,7 +302,7 @@ TEST_CASE_METHOD(fixture, "a rank of NCCL as a transport: each call on its strea
 TEST_CASE_METHOD(fixture, "a rank of NCCL ends at its deadline, by an abort and by an error, and stays so",
                  "[cuda][nccl]") {
     auto* const comm = new ncclComm{1};
-    gs::nccl_transport net(comm, streams[0].native_handle());
+    gs::nccl_transport net(comm, streams[0].native_handle(), gs::nccl_calls::trusted);
     errc expected = errc::deadline_exceeded;
     std::uint32_t named = 1;
     SECTION("a deadline") { streams[0].enqueue(gs::ns{1'000'000'000}); }
@@ -269,8 +331,61 @@ TEST_CASE_METHOD(fixture, "a rank of NCCL ends at its deadline, by an abort and 
     CHECK(fake().calls.size() == 1);
 }
 
+namespace {
+
+/// Ranks of NCCL, each a thread with a device of its own.
+struct nccl_threads {
+    explicit nccl_threads(unsigned ranks) : group(ranks) {}
+    template <class F>
+    void each(const F& f) const {
+        support::together(group.size(), [&](unsigned r) {
+            if (cudaSetDevice(static_cast<int>(r)) != cudaSuccess) return;
+            cudaStream_t stream = nullptr;
+            if (cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0) != cudaSuccess) return;
+            {
+                // Whose call has failed has aborted it, which deletes it.
+                auto* const comm = new ncclComm{static_cast<int>(r), ncclSuccess, &group};
+                gs::nccl_transport net(comm, stream);
+                f(net);
+                if (!net.fault()) delete comm;
+            }
+            (void)cudaStreamDestroy(stream);
+        });
+    }
+    gs::communicator group;
+};
+
+}  // namespace
+
+TEST_CASE("ranks of NCCL are a transport", "[cuda][nccl]") {
+    const standin::session gpu{{.devices = 3}};
+    std::vector<std::string> wrong(3, "it didn't run");
+    nccl_threads(3).each([&](gs::nccl_transport& net) { wrong[net.rank()] = conformance::check_transport(net); });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+TEST_CASE("ranks of NCCL that call different things all learn it, and NCCL isn't called", "[cuda][nccl]") {
+    using net_type = gs::nccl_transport;
+    const standin::session gpu{{.devices = 3}};
+    const auto ranks = GENERATE(2U, 3U);
+    for (std::size_t k = 0; k < conformance::mismatches<net_type>().size(); ++k) {
+        conformance::mismatch_buffers memory[3];
+        std::vector<gs::collective_fault> faults(ranks), later(ranks);
+        fake().data_calls = 0;
+        nccl_threads(ranks).each([&](net_type& net) {
+            const auto r = net.rank();
+            const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+            faults[r] = conformance::mismatches<net_type>()[k].call(net, r + 1 == ranks, memory[r], until);
+            later[r] = net.barrier(until);
+        });
+        CHECK(conformance::wrong_mismatch<net_type>(k, faults, later) == "");
+        CHECK(fake().data_calls == 0);
+        if (ranks == 3 && !conformance::mismatches<net_type>()[k].nobody_agrees) CHECK(faults[0].rank == 2);
+    }
+}
+
 TEST_CASE("making an NCCL communicator leaves the thread as it was", "[cuda][nccl]") {
-    fake() = {};
+    fake().reset();
     const standin::session gpu{{.devices = 3}};
     std::thread([] {
         const cuda::node node{{.devices = {2, 1}}};

@@ -16,13 +16,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "conformance/mismatch_suite.hpp"
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 #include "support/catch.hpp"
@@ -73,25 +76,35 @@ TEST_CASE("threads of a process are a transport", "[gradient][transport]") {
     for (const auto& w : wrong) CHECK(w == "");
 }
 
-/// Groups of `inside` threads each, joined by a transport between their first ones: processes, as far as ranks can tell.
+using sizes = std::vector<std::uint32_t>;
+
+/// Groups of threads, joined by a transport between their first ones: processes, as far as ranks can tell. `inside`: how many each has.
 struct two_levels {
-    two_levels(std::uint32_t processes, std::uint32_t inside, gs::two_level_options options = {}) : between(processes) {
-        for (std::uint32_t p = 0; p < processes; ++p) {
-            inner.push_back(std::make_unique<gs::communicator>(inside));
+    explicit two_levels(sizes inside, gs::two_level_options options = {})
+        : between(static_cast<std::uint32_t>(inside.size())), groups(inside.size()) {
+        for (std::uint32_t p = 0; p < inside.size(); ++p) {
+            inner.push_back(std::make_unique<gs::communicator>(inside[p]));
             outer.push_back(std::make_unique<gs::thread_transport>(between.rank(p)));
-            groups.push_back(gs::split(*inner.back(), *outer.back(), options));
+            for (std::uint32_t r = 0; r < inside[p]; ++r) places.emplace_back(p, r);
         }
+        support::together(static_cast<unsigned>(groups.size()), [&](unsigned p) {
+            auto own = options;
+            if (p % 2 == 1) own.chunk = own.chunk + own.chunk;  // the least of them counts
+            groups[p].emplace(gs::split(*inner[p], *outer[p], own));
+        });
     }
-    [[nodiscard]] std::uint32_t size() const { return groups.front().size(); }
-    [[nodiscard]] auto rank(std::uint32_t r) const {
-        const std::uint32_t inside = inner.front()->size();
-        return groups[r / inside].rank(r % inside);
-    }
+    two_levels(std::uint32_t processes, std::uint32_t inside, gs::two_level_options options = {})
+        : two_levels(sizes(processes, inside), options) {}
+
+    [[nodiscard]] std::uint32_t size() const { return groups.front()->size(); }
+    [[nodiscard]] std::uint32_t process_of(std::uint32_t r) const { return places[r].first; }
+    [[nodiscard]] auto rank(std::uint32_t r) const { return groups[places[r].first]->rank(places[r].second); }
 
     gs::communicator between;
     std::vector<std::unique_ptr<gs::communicator>> inner;
     std::vector<std::unique_ptr<gs::thread_transport>> outer;
-    std::vector<gs::two_level_group<gs::thread_transport>> groups;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> places;
+    std::vector<std::optional<gs::two_level_group<gs::thread_transport>>> groups;
 };
 
 TEST_CASE("sharded gradients between threads are those of an all-reduce, to the bit", "[gradient][transport]") {
@@ -110,7 +123,8 @@ TEST_CASE("sharded gradients between threads are those of an all-reduce, to the 
 TEST_CASE("sharded gradients over two levels are those of an all-reduce, to the bit", "[gradient][transport]") {
     const auto seed = support::seed(GENERATE(range(1U, 7U)));
     CAPTURE(seed);
-    const two_levels all(static_cast<std::uint32_t>(1 + seed % 3), 2);
+    const two_levels all = seed % 2 == 0 ? two_levels(static_cast<std::uint32_t>(1 + seed % 3), 2)
+                                         : two_levels(sizes{1, 2 + static_cast<std::uint32_t>(seed % 2)});
     std::vector<std::string> wrong(all.size());
     support::together(all.size(), [&](unsigned r) {
         auto net = all.rank(r);
@@ -121,12 +135,13 @@ TEST_CASE("sharded gradients over two levels are those of an all-reduce, to the 
 
 TEST_CASE("groups of groups are a transport", "[gradient][transport]") {
     struct shape {
-        std::uint32_t processes, inside;
+        sizes inside;
         std::uint64_t chunk;
     };
-    const auto s =
-        GENERATE(shape{1, 1, 1 << 20}, shape{1, 3, 4096}, shape{3, 1, 4096}, shape{2, 2, 4096}, shape{2, 3, 1});
-    const two_levels all(s.processes, s.inside, {.chunk = gs::bytes{s.chunk}, .depth = 3});
+    const auto s = GENERATE(shape{{1}, 1 << 20}, shape{{3}, 4096}, shape{{1, 1, 1}, 4096}, shape{{2, 2}, 4096},
+                            shape{{3, 3}, 1}, shape{{2, 3}, 4096}, shape{{3, 1, 2}, 1 << 20}, shape{{1, 4}, 1});
+    CAPTURE(s.inside);
+    const two_levels all(s.inside, {.chunk = gs::bytes{s.chunk}, .depth = 3});
     std::vector<std::string> wrong(all.size());
     support::together(all.size(), [&](unsigned r) {
         auto net = all.rank(r);
@@ -161,24 +176,208 @@ TEST_CASE("an average of halves over two levels holds what their sum can't", "[g
     CHECK(got == std::vector<float>(4, 50000.0F - 16.0F));  // a float16 has steps of 32 there
 }
 
+TEST_CASE("processes of different sizes: an average weighs each rank alike, with the same bits on all",
+          "[gradient][transport]") {
+    const two_levels all(sizes{2, 3, 1});
+    std::vector<std::string> wrong(all.size());
+    support::together(all.size(), [&](unsigned r) {
+        auto net = all.rank(r);
+        const auto check = [&]<class T>(T, const char* name, float values[], float mean) {
+            std::vector<T> x(1000, static_cast<T>(values[net.rank()]));
+            if (net.all_reduce(std::span<const T>(x), std::span(x), gs::average{}, gs::never) || float(x[999]) != mean)
+                wrong[r] += name + std::to_string(float(x[999]));
+            std::vector<T> whole(6, static_cast<T>(values[net.rank()])), part(1);
+            if (net.reduce_scatter(std::span<const T>(whole), std::span(part), gs::average{}, gs::never) ||
+                std::memcmp(part.data(), x.data(), sizeof(T)) != 0)
+                wrong[r] += std::string(name) + "scattered " + std::to_string(float(part[0]));
+        };
+        float ones[] = {1, 1, 1, 1, 1, 1}, steps[] = {0, 6, 12, 18, 24, 30};
+        check(0.0F, "floats ", ones, 1);
+        check(0.0, "doubles ", steps, 15);
+        check(gs::float16{}, "float16 ", ones, 1);
+        check(gs::bfloat16{}, "bfloat16 ", ones, 1);
+        check(gs::float16{}, "steps ", steps, 15);
+        // What a sum of two can't hold, in the largest process and in all.
+        float large[] = {60000, 60000, 60000, 60000, 60000, 60000};
+        check(gs::float16{}, "large ", large, 60000);
+        for (const auto root : {4U, 5U, 2U}) {
+            std::uint32_t word = net.rank();
+            if (net.broadcast(std::span(&word, 1), root, gs::never) || word != root) wrong[r] += "root";
+        }
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+TEST_CASE("what runs over transports runs over processes of different sizes: top-k, ready bits, buckets in 16 bits",
+          "[gradient][transport]") {
+    const two_levels all(sizes{1, 3});
+    std::vector<std::string> wrong(all.size());
+    support::together(all.size(), [&](unsigned r) {
+        auto net = all.rank(r);
+        // Each has one large element of its own, and a small one that all have.
+        std::vector<float> sparse(20);
+        sparse[net.rank()] = 8.0F;
+        sparse[10] = 0.5F;
+        gs::top_k_feedback owed(20, 2);
+        if (gs::all_reduce_top_k(net, owed, sparse)) wrong[r] += "top-k: a fault";
+        for (std::uint32_t q = 0; q < 4; ++q)
+            if (sparse[q] != 2.0F) wrong[r] += "top-k: " + std::to_string(sparse[q]);
+        if (sparse[10] != 0.5F) wrong[r] += "top-k: what all have: " + std::to_string(sparse[10]);
+        gs::ready_bits bits(70);
+        std::vector<std::uint32_t> next;
+        std::optional<gs::stall> why;
+        for (std::uint32_t g = 0; g < 70; ++g)
+            if (g != 33 || r != 2) (void)bits.mark(g);
+        if (gs::negotiate(net, bits, next, why, gs::never) || next.size() != 69) wrong[r] += "ready bits";
+        (void)bits.mark(33);
+        if (r == 0) bits.raise_alarm();
+        if (gs::negotiate(net, bits, next, why, gs::never) || next.size() != 70 || next.back() != 33)
+            wrong[r] += "ready bits: the last";
+        std::vector<float> a(5000, static_cast<float>(net.rank())), b(3, 1.0F);
+        gs::gradient_buckets<> buckets;
+        buckets.add("a", a, {.wire = gs::wire_format::fp16});
+        buckets.add("b", b);
+        (void)buckets.ready(0);
+        (void)buckets.ready(1);
+        if (buckets.reduce(net, gs::average{}, gs::ns(60s))) wrong[r] += "buckets: a fault";
+        if (a[4999] != 1.5F || b[2] != 1.0F) wrong[r] += "buckets: a wrong average";
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+/// Runs the list of mismatches over groups that `make` makes, whose ranks are threads here.
+template <class Net, class Make>
+void check_mismatches(std::uint32_t ranks, const Make& make) {
+    for (std::size_t k = 0; k < conformance::mismatches<Net>().size(); ++k)
+        for (const std::uint32_t odd : {ranks - 1, 0U}) {
+            conformance::mismatch_buffers memory[8];
+            const auto group = make();
+            std::vector<gs::collective_fault> faults(ranks), later(ranks);
+            support::together(ranks, [&](unsigned r) {
+                Net net = group->rank(r);
+                const auto until = std::chrono::steady_clock::now() + 60s;
+                faults[r] = conformance::mismatches<Net>()[k].call(net, r == odd, memory[r], until);
+                later[r] = net.barrier(until);
+            });
+            CHECK(conformance::wrong_mismatch<Net>(k, faults, later) == "");
+        }
+}
+struct threads {
+    gs::communicator group;
+    [[nodiscard]] gs::thread_transport rank(std::uint32_t r) const { return gs::thread_transport(group.rank(r)); }
+};
+
+TEST_CASE("threads that call different things all learn it", "[gradient][transport]") {
+    const auto ranks = GENERATE(2U, 3U);
+    check_mismatches<gs::thread_transport>(ranks, [&] { return std::make_unique<threads>(gs::communicator(ranks)); });
+}
+
+TEST_CASE("ranks of two levels that call different things all learn it, whichever level they differ on",
+          "[gradient][transport]") {
+    const auto inside = GENERATE(sizes{1, 1}, sizes{2, 1}, sizes{2, 2});
+    CAPTURE(inside);
+    std::uint32_t ranks = 0;
+    for (const std::uint32_t n : inside) ranks += n;
+    check_mismatches<gs::two_level_group<gs::thread_transport>::rank_type>(
+        ranks, [&] { return std::make_unique<two_levels>(inside); });
+}
+
+TEST_CASE("a process that calls something else is named by its first rank", "[gradient][transport]") {
+    const auto odd = GENERATE(0U, 1U, 2U);
+    const two_levels all(sizes{2, 1, 2});
+    std::vector<gs::collective_fault> faults(5);
+    support::together(5, [&](unsigned r) {
+        auto net = all.rank(r);
+        std::vector<float> x(100, 1.0F);
+        // Roots that are one and the same process to those in between.
+        faults[r] = net.broadcast(std::span(x), all.process_of(r) == odd ? 4 : 3, gs::never);
+    });
+    for (const auto& f : faults) {
+        CHECK(f.code == gs::errc::mismatch);
+        CHECK(f.rank == (odd == 0 ? 0U : odd == 1 ? 2U : 3U));
+    }
+}
+
 TEST_CASE("who never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
-    const two_levels all(2, 2, {.grace = 10s});
-    const auto absent = GENERATE(0U, 1U, 2U, 3U);
-    std::vector<gs::collective_fault> faults(4);
-    support::together(4, [&](unsigned r) {
+    const two_levels all(sizes{2, 3}, {.grace = 20s});
+    const auto absent = GENERATE(0U, 1U, 2U, 3U, 4U);
+    const auto what = GENERATE(0, 1, 2);
+    std::vector<gs::collective_fault> faults(5);
+    support::together(5, [&](unsigned r) {
         if (r == absent) return;
         auto net = all.rank(r);
-        float x = 1;
-        faults[r] = net.all_reduce(std::span<const float>(&x, 1), std::span(&x, 1), gs::sum{}, soon());
+        std::vector<float> x(5, 1.0F), one(1);
+        const auto until = soon();
+        faults[r] = what == 0   ? net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, until)
+                    : what == 1 ? net.reduce_scatter(std::span<const float>(x), std::span(one), gs::sum{}, until)
+                                : net.broadcast(std::span(x), 3, until);
         if (faults[r]) faults[r] = net.barrier(gs::never);  // still the same, at once
     });
-    for (unsigned r = 0; r < 4; ++r) {
+    for (unsigned r = 0; r < 5; ++r) {
         if (r == absent) continue;
-        CAPTURE(r, absent, gs::describe(faults[r]).c_str());
-        CHECK(faults[r].code != gs::errc::none);
-        // Those beside it know which; others know which process, by its first rank.
-        CHECK(faults[r].rank / 2 == absent / 2);
-        if (r / 2 == absent / 2) CHECK(faults[r].rank == absent);
+        CAPTURE(r, absent, what, gs::describe(faults[r]).c_str());
+        CHECK(faults[r].code == gs::errc::deadline_exceeded);
+        CHECK(faults[r].rank == absent);
+    }
+}
+
+TEST_CASE("a process that never comes is named by its first rank", "[gradient][transport]") {
+    const two_levels all(sizes{2, 3, 1}, {.grace = 50ms});
+    std::vector<gs::collective_fault> faults(6);
+    support::together(6, [&](unsigned r) {
+        if (all.process_of(r) == 1) return;
+        auto net = all.rank(r);
+        faults[r] = net.barrier(soon());
+    });
+    for (unsigned r = 0; r < 6; ++r)
+        if (all.process_of(r) != 1) CHECK(faults[r].rank == 2);
+}
+
+TEST_CASE("a rank that aborts is named by its own number in all processes", "[gradient][transport]") {
+    const two_levels all(sizes{2, 3});
+    std::vector<gs::collective_fault> faults(5);
+    support::together(5, [&](unsigned r) {
+        auto net = all.rank(r);
+        if (r == 3) return net.abort(3, gs::errc::stopped);
+        faults[r] = net.barrier(gs::never);
+    });
+    for (const unsigned r : {0U, 1U, 2U, 4U}) {
+        CHECK(faults[r].code == gs::errc::stopped);
+        CHECK(faults[r].rank == 3);
+    }
+}
+
+TEST_CASE("groups of groups of groups: three levels, each of another size", "[gradient][transport]") {
+    // Two of the middle groups' ranks are processes of the outermost one; all of them are threads.
+    const two_levels middle(sizes{1, 1, 1});
+    std::vector<std::unique_ptr<gs::communicator>> inner;
+    for (const std::uint32_t n : {2U, 1U, 2U}) inner.push_back(std::make_unique<gs::communicator>(n));
+    std::vector<gs::two_level_group<gs::thread_transport>::rank_type> outer;
+    for (std::uint32_t p = 0; p < 3; ++p) outer.push_back(middle.rank(p));
+    using group = decltype(gs::split(*inner[0], outer[0]));
+    std::vector<std::optional<group>> groups(3);
+    support::together(3, [&](unsigned p) { groups[p].emplace(gs::split(*inner[p], outer[p], {.grace = 20s})); });
+    const std::pair<unsigned, unsigned> places[] = {{0, 0}, {0, 1}, {1, 0}, {2, 0}, {2, 1}};
+    std::vector<std::string> wrong(5);
+    std::vector<gs::collective_fault> faults(5);
+    support::together(5, [&](unsigned r) {
+        auto net = groups[places[r].first]->rank(places[r].second);
+        wrong[r] = net.rank() == r ? conformance::check_transport(net) : "another rank";
+        if (r != 4) faults[r] = net.barrier(soon());
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+    for (unsigned r = 0; r < 4; ++r) CHECK(faults[r].rank == 4);
+}
+
+TEST_CASE("splitting waits for other processes until its deadline", "[gradient][transport]") {
+    const gs::communicator between(2);
+    gs::communicator inner(1);
+    gs::thread_transport outer(between.rank(0));
+    try {
+        (void)gs::split(inner, outer, {}, soon());
+        FAIL("a group without the others");
+    } catch (const gs::operation_error& e) {
+        CHECK(e.code() == gs::errc::deadline_exceeded);
     }
 }
 

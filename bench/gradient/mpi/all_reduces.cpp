@@ -20,6 +20,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -116,11 +117,12 @@ void run(std::size_t mebibytes, int rounds, std::string_view how) {
         if (f) std::fprintf(stderr, "ours: %s\n", gs::describe(f).c_str());
         if (f) wrong = 1;
     };
+    std::optional<gs::two_level_group<gs::mpi_transport>> group;
+    if (leads && on_side != 1) group.emplace(gs::split(inner, *outer));
     const auto ours = [&] {
         if (on_side == 1) return must(outer->all_reduce<float>({x[0], n}, {x[0], n}, gs::sum{}, gs::never));
-        auto group = gs::split(inner, *outer);
         const auto of_rank = [&](std::uint32_t r) {
-            auto net = group.rank(r);
+            auto net = group->rank(r);
             must(net.all_reduce<float>({x[r], n}, {x[r], n}, gs::sum{}, gs::never));
         };
         std::vector<std::jthread> threads;

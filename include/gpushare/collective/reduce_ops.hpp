@@ -169,13 +169,23 @@ concept widest_op = Op::widest;
 template <class Op>
 concept selecting_op = Op::selects;
 
-/// Tells calls with different operators apart; all of a user's share a number.
+/// Of a type's name: the same in all processes that one compiler made. Two lambdas of one function may share it.
+template <class Op>
+[[nodiscard]] consteval std::uint32_t hash_of_name() noexcept {
+    std::uint32_t mix = 2166136261U;  // FNV-1a
+    for (const char c : __PRETTY_FUNCTION__) mix = (mix ^ static_cast<unsigned char>(c)) * 16777619U;
+    return mix;
+}
+template <class Op>
+inline constexpr std::uint32_t user_op_id = 0x8000U | (hash_of_name<Op>() >> 17);
+
+/// Tells calls with different operators apart: 16 bits. A user's have the library's numbers by `id`, or one by their name.
 template <class Op>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t op_id() noexcept {
     if constexpr (requires { Op::id; })
         return Op::id;
     else
-        return 0xff;
+        return user_op_id<Op>;
 }
 
 template <class T>

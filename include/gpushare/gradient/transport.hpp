@@ -10,9 +10,12 @@
 // A transport is one rank's end. One thread uses it at a time, but for abort(), which any may call.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -31,15 +34,50 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+namespace detail {
+
+/// Mixes words to one: equal where all of them are equal, and hardly ever elsewhere.
+[[nodiscard]] constexpr std::uint64_t mixed_word(std::initializer_list<std::uint64_t> words) noexcept {
+    std::uint64_t mix = 0;
+    for (const std::uint64_t word : words) {
+        mix = (mix ^ word) * 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over the bits above
+        mix ^= mix >> 29;
+    }
+    return mix;
+}
+
+/// What ranks compare before they take each other's bytes: everything in which they must agree. `op` and `root` are 0 where there is none.
+template <class T>
+[[nodiscard]] constexpr std::uint64_t call_word(collective_kind what, std::size_t elements, std::uint32_t op = 0,
+                                                std::uint32_t root = 0) noexcept {
+    return mixed_word(
+        {elements, std::uint64_t{sizeof(T)} << 32 | type_id<T>(), static_cast<std::uint64_t>(what) << 32 | op, root});
+}
+
+/// Of ranks that told different words, the first one that isn't of the largest party; between equal parties that of the lowest rank
+/// counts as the larger. All ranks choose the same one.
+[[nodiscard]] inline std::optional<std::uint32_t> odd_one(std::span<const std::uint64_t> words) noexcept {
+    const auto party = [&](std::uint64_t word) { return std::count(words.begin(), words.end(), word); };
+    std::uint64_t most = words.empty() ? 0 : words.front();
+    for (const std::uint64_t word : words)
+        if (word != most && party(word) > party(most)) most = word;
+    for (std::uint32_t r = 0; r < words.size(); ++r)
+        if (words[r] != most) return r;
+    return std::nullopt;
+}
+
+}  // namespace detail
+
 /// One rank's end of a group. Its collectives are those of collective/ by name and meaning: called by all ranks in the same order,
-/// back by the deadline, with the fault if there is one, which names the rank. After a fault, every later call returns one.
+/// back by the deadline, with the fault if there is one, which names the rank. After a fault, every later call returns one. Ranks that
+/// call something else than the others (another collective, length, type, operator or root) all get errc::mismatch.
 ///
 ///   all_reduce(in, out, op, deadline)        any length; `in` may be `out`
 ///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in; `out` may be this rank's part of `in`
 ///   all_gather(in, out, deadline)            size() * in.size() elements out; `in` may be this rank's part of `out`
 ///   broadcast(data, root, deadline)
 ///   barrier(deadline)
-///   abort(rank, why)                         ends the collectives of all ranks, naming `rank`; doesn't wait
+///   abort(rank, why)                         ends the collectives of all ranks, naming `rank`, which may be any number; doesn't wait
 ///   carried()                                how many bytes went into its collectives so far: of `in`, or of broadcast data
 ///   rank_ordered                             whether each element is combined in the order of ranks, in float or wider: the same
 ///                                            bits for every length, chunk and run

@@ -139,7 +139,10 @@ public:
         const auto slice = [&](auto at, auto n) {
             return detail::mpi_transfer::from_root(as_bytes(data.data()) + at, n, root);
         };
-        return finish(in_slices(data.size_bytes(), sizeof(T), collective_kind::broadcast, slice), deadline);
+        const auto sign = signature<T>(collective_kind::broadcast, data.size(), 0, root);
+        job& j = begin_job(collective_kind::broadcast);
+        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+        return finish(in_slices(j, data.size_bytes(), sizeof(T), sign, slice), deadline);
     }
     /// See neighbour_transport.
     template <class T>
@@ -155,16 +158,17 @@ public:
             return detail::mpi_transfer::exchange(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
                                                   in.size_bytes(), neighbours);
         };
-        return finish(in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, slice), deadline);
+        const auto sign = signature<T>(collective_kind::all_gather, in.size(), exchanging, 0);
+        job& j = begin_job(collective_kind::all_gather);
+        j.transfers.push_back(detail::mpi_transfer::agreement(sign, neighbours));
+        return finish(in_slices(j, in.size_bytes(), sizeof(T), sign, slice), deadline);
     }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) {
-        std::vector<std::uint8_t> all(size_);
-        const std::uint8_t here = 1;
-        const bytes before = carried_;
-        const auto f = all_gather<std::uint8_t>(std::span(&here, 1), std::span(all), deadline);
-        carried_ = before;
-        return f;
+        const auto sign = signature<std::byte>(collective_kind::barrier, 0, 0, 0);
+        job& j = begin_job(collective_kind::barrier);
+        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+        return finish(enter(j, sign), deadline);
     }
 
     /// See pipelined_transport.
@@ -214,6 +218,7 @@ private:
         MPI_Comm comm;
     };
     using job = detail::mpi_job;
+    static constexpr std::uint32_t exchanging = 1;  // in place of an operator: no all-gather
 
     mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
 
@@ -244,18 +249,37 @@ private:
         return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
     }
 
+    /// Of a call, and of what decides how its messages are cut.
+    template <class T>
+    [[nodiscard]] std::uint64_t signature(collective_kind what, std::size_t elements, std::uint32_t op,
+                                          std::uint32_t root) const noexcept {
+        return detail::mixed_word(
+            {detail::call_word<T>(what, elements, op, root), options_.message.count(), options_.one_shot.count()});
+    }
+    [[nodiscard]] job& begin_job(collective_kind what) {
+        job& j = jobs_.emplace_back();
+        j.what = what;
+        ++epoch_;
+        return j;
+    }
     template <class T, class Op>
     [[nodiscard]] std::uint64_t start(const T* in, std::span<T> out, const Op&) {
+        using detail::mpi_transfer;
         carried_ += bytes{out.size_bytes()};
-        job& j = jobs_.emplace_back();
-        j.what = collective_kind::all_reduce;
-        ++epoch_;
+        const auto sign = signature<T>(collective_kind::all_reduce, out.size(), detail::op_id<Op>(), 0);
+        constexpr mpi_transfer::combiner by = &detail::combine_mpi_parts<T, Op>;
+        job& j = begin_job(collective_kind::all_reduce);
+        if (out.size_bytes() <= options_.one_shot.count()) {
+            j.transfers.push_back(
+                mpi_transfer::one_shot(as_bytes(in), as_bytes(out.data()), out.size_bytes(), sign, by));
+            return enter(j, sign);
+        }
+        j.transfers.push_back(mpi_transfer::agreement(sign));
         const std::size_t chunk = std::max<std::size_t>(options_.message.count() / 64 * 64, 64) * size_;
-        for (std::size_t at = 0; at == 0 || at < out.size_bytes(); at += chunk)
-            j.transfers.push_back(detail::mpi_transfer::all_reduce(
-                as_bytes(in) + at, as_bytes(out.data()) + at, std::min(chunk, out.size_bytes() - at), sizeof(T),
-                out.size_bytes() <= options_.one_shot.count(), &detail::combine_mpi_parts<T, Op>));
-        return enter(j, detail::mpi_transfer::kind_of(j.what, out.size_bytes(), sizeof(T)));
+        for (std::size_t at = 0; at < out.size_bytes(); at += chunk)
+            j.transfers.push_back(mpi_transfer::all_reduce(as_bytes(in) + at, as_bytes(out.data()) + at,
+                                                           std::min(chunk, out.size_bytes() - at), sizeof(T), by));
+        return enter(j, sign);
     }
     template <class T>
     [[nodiscard]] std::span<T> part_of(std::span<T> data) const {
@@ -267,7 +291,10 @@ private:
     template <class T, class Op>
     [[nodiscard]] std::uint64_t start_scatter(const T* in, std::span<T> out, const Op&) {
         carried_ += bytes{out.size_bytes() * size_};
-        return in_slices(out.size_bytes(), sizeof(T), collective_kind::reduce_scatter, [&](auto at, auto n) {
+        const auto sign = signature<T>(collective_kind::reduce_scatter, out.size(), detail::op_id<Op>(), 0);
+        job& j = begin_job(collective_kind::reduce_scatter);
+        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+        return in_slices(j, out.size_bytes(), sizeof(T), sign, [&](auto at, auto n) {
             return detail::mpi_transfer::scatter(as_bytes(in) + at, as_bytes(out.data()) + at, n, out.size_bytes(),
                                                  &detail::combine_mpi_parts<T, Op>);
         });
@@ -275,25 +302,32 @@ private:
     /// Of `each` elements of every rank, this one's in their place already.
     template <class T>
     [[nodiscard]] std::uint64_t start_gather(std::size_t each, std::span<T> out) {
-        carried_ += bytes{each * sizeof(T)};
-        return in_slices(each * sizeof(T), sizeof(T), collective_kind::all_gather, [&](auto at, auto n) {
-            return detail::mpi_transfer::gather(as_bytes(out.data()) + at, n, each * sizeof(T));
-        });
+        using detail::mpi_transfer;
+        const std::size_t size = each * sizeof(T);
+        carried_ += bytes{size};
+        const auto sign = signature<T>(collective_kind::all_gather, each, 0, 0);
+        job& j = begin_job(collective_kind::all_gather);
+        std::byte* const all = as_bytes(out.data());
+        if (size <= options_.one_shot.count()) {
+            j.transfers.push_back(mpi_transfer::one_shot(size != 0 ? all + size * rank_ : nullptr, all, size, sign,
+                                                         &detail::concatenate_mpi_parts));
+            return enter(j, sign);
+        }
+        j.transfers.push_back(mpi_transfer::agreement(sign));
+        return in_slices(j, size, sizeof(T), sign,
+                         [&](auto at, auto n) { return mpi_transfer::gather(all + at, n, size); });
     }
     /// Blocks of one rank may be larger than an MPI counts.
     template <class Make>
-    [[nodiscard]] std::uint64_t in_slices(std::size_t all, std::size_t unit, collective_kind what, const Make& make) {
-        job& j = jobs_.emplace_back();
-        j.what = what;
-        ++epoch_;
+    [[nodiscard]] std::uint64_t in_slices(job& j, std::size_t all, std::size_t unit, std::uint64_t sign,
+                                          const Make& make) {
         const std::size_t slice = std::max<std::size_t>(options_.message.count() / unit, 1) * unit;
-        for (std::size_t at = 0; at == 0 || at < all; at += slice)
-            j.transfers.push_back(make(at, std::min(slice, all - at)));
-        return enter(j, detail::mpi_transfer::kind_of(what, all, unit));
+        for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
+        return enter(j, sign);
     }
-    [[nodiscard]] std::uint64_t enter(job& j, std::uint32_t kind) {
+    [[nodiscard]] std::uint64_t enter(job& j, std::uint64_t sign) {
         for (auto& t : j.transfers) {
-            t.number(tags_, next_number_, kind);
+            t.number(tags_, next_number_, sign);
             next_number_ = next_number_ + 1 < tags_.numbers ? next_number_ + 1 : 0;
         }
         take_notices();

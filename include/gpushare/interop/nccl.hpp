@@ -225,6 +225,12 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
+/// Whether ranks compare what they call. NCCL doesn't: it waits for ever, or adds floats to integers.
+enum class nccl_calls : std::uint8_t {
+    compared,  ///< before each call, by an all-gather of eight bytes, which takes as long as a small collective
+    trusted,   ///< not at all
+};
+
 /// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose spans are memory of the rank's device.
 /// Each call goes to the stream and waits for it. The communicator and the stream are the embedder's and outlive it; the communicator is
 /// aborted, and not to be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline the fault names the
@@ -234,20 +240,29 @@ public:
     static constexpr bool rank_ordered = false;    ///< see the header
     static constexpr bool in_host_memory = false;  ///< but for managed memory, of which a type can't tell
 
-    /// Throws operation_error: what NCCL or CUDA below it says.
-    nccl_transport(ncclComm_t comm, cudaStream_t stream) : comm_(comm), stream_(stream) {
+    /// All ranks compare their calls, or none does. Throws operation_error: what NCCL or CUDA below it says.
+    nccl_transport(ncclComm_t comm, cudaStream_t stream, nccl_calls calls = nccl_calls::compared)
+        : comm_(comm), stream_(stream), compares_(calls == nccl_calls::compared) {
         int rank = 0, size = 0;
         const ncclResult_t code =
             ncclCommUserRank(comm, &rank) != ncclSuccess ? ncclInvalidArgument : ncclCommCount(comm, &size);
         if (code != ncclSuccess) raise({.code = to_errc(code)}, {}, "taking an NCCL communicator");
-        if (cudaMalloc(&word_, sizeof(float)) != cudaSuccess)
-            raise({.code = errc::out_of_memory, .asked = sizeof(float)}, {}, "taking an NCCL communicator");
         rank_ = static_cast<std::uint32_t>(rank);
         size_ = static_cast<std::uint32_t>(size);
+        const std::size_t words = (std::size_t{size_} + 1) * sizeof(std::uint64_t);
+        // The host's are pinned: a copy to others would wait for the stream, whatever the deadline.
+        const bool made = cudaMalloc(&device_words_, words) == cudaSuccess &&
+                          cudaHostAlloc(reinterpret_cast<void**>(&words_), words, cudaHostAllocDefault) == cudaSuccess;
+        if (made) return;
+        (void)cudaFree(device_words_);
+        raise({.code = errc::out_of_memory, .asked = words}, {}, "taking an NCCL communicator");
     }
     nccl_transport(const nccl_transport&) = delete;
     nccl_transport& operator=(const nccl_transport&) = delete;
-    ~nccl_transport() { (void)cudaFree(word_); }
+    ~nccl_transport() {
+        (void)cudaFree(device_words_);
+        (void)cudaFreeHost(words_);
+    }
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }              ///< from 0
     [[nodiscard]] std::uint32_t size() const noexcept { return size_; }              ///< ranks
@@ -259,7 +274,8 @@ public:
     [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op&,
                                               instant deadline) {
         if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, calls_};
-        return run(collective_kind::all_reduce, in.size_bytes(), deadline, [&] {
+        const auto word = detail::call_word<T>(collective_kind::all_reduce, in.size(), detail::op_id<Op>());
+        return run(collective_kind::all_reduce, word, in.size_bytes(), deadline, [&] {
             return ncclAllReduce(in.data(), out.data(), out.size(), detail::nccl_type<T>(), detail::nccl_op<Op>(),
                                  comm_, stream_);
         });
@@ -269,7 +285,8 @@ public:
     [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                                   const Op&, instant deadline) {
         if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, calls_};
-        return run(collective_kind::reduce_scatter, in.size_bytes(), deadline, [&] {
+        const auto word = detail::call_word<T>(collective_kind::reduce_scatter, out.size(), detail::op_id<Op>());
+        return run(collective_kind::reduce_scatter, word, in.size_bytes(), deadline, [&] {
             return ncclReduceScatter(in.data(), out.data(), out.size(), detail::nccl_type<T>(), detail::nccl_op<Op>(),
                                      comm_, stream_);
         });
@@ -280,7 +297,8 @@ public:
     [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                               instant deadline) {
         if (out.size() != in.size() * size_) return {errc::mismatch, collective_kind::all_gather, rank_, calls_};
-        return run(collective_kind::all_gather, in.size_bytes(), deadline,
+        const auto word = detail::call_word<T>(collective_kind::all_gather, in.size());
+        return run(collective_kind::all_gather, word, in.size_bytes(), deadline,
                    [&] { return ncclAllGather(in.data(), out.data(), in.size_bytes(), ncclUint8, comm_, stream_); });
     }
     /// See transport.
@@ -288,15 +306,17 @@ public:
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
         if (root >= size_) return {errc::mismatch, collective_kind::broadcast, rank_, calls_};
-        return run(collective_kind::broadcast, data.size_bytes(), deadline, [&] {
+        const auto word = detail::call_word<T>(collective_kind::broadcast, data.size(), 0, root);
+        return run(collective_kind::broadcast, word, data.size_bytes(), deadline, [&] {
             return ncclBroadcast(data.data(), data.data(), data.size_bytes(), ncclUint8, static_cast<int>(root), comm_,
                                  stream_);
         });
     }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) {
-        return run(collective_kind::barrier, 0, deadline,
-                   [&] { return ncclAllReduce(word_, word_, 1, ncclFloat32, ncclSum, comm_, stream_); });
+        const auto word = detail::call_word<std::uint64_t>(collective_kind::barrier, 0);
+        return run(collective_kind::barrier, word, 0, deadline,
+                   [&] { return compares_ ? ncclSuccess : gather_words(); });  // comparing is one
     }
     /// See transport. Of this rank: NCCL tells the others once it has aborted here.
     void abort(std::uint32_t rank, errc why) noexcept {
@@ -307,19 +327,40 @@ public:
     }
 
 private:
+    /// `word`: in what ranks must agree.
     template <class Call>
-    [[nodiscard]] collective_fault run(collective_kind what, std::size_t size, instant deadline, const Call& call) {
+    [[nodiscard]] collective_fault run(collective_kind what, std::uint64_t word, std::size_t size, instant deadline,
+                                       const Call& call) {
         if (fault_) return fault_;
         carried_ += bytes{size};
         ++calls_;
-        ncclResult_t code = call();
+        if (compares_)
+            if (const auto f = compare(what, word, deadline)) return f;
+        return await(call(), what, deadline);
+    }
+    [[nodiscard]] ncclResult_t gather_words() noexcept {
+        return ncclAllGather(device_words_, device_words_ + 1, sizeof *words_, ncclUint8, comm_, stream_);
+    }
+    [[nodiscard]] collective_fault compare(collective_kind what, std::uint64_t word, instant deadline) {
+        words_[0] = word;
+        const bool there =
+            cudaMemcpyAsync(device_words_, words_, sizeof word, cudaMemcpyHostToDevice, stream_) == cudaSuccess;
+        const ncclResult_t code = there ? gather_words() : ncclUnhandledCudaError;
+        const bool back = cudaMemcpyAsync(words_ + 1, device_words_ + 1, sizeof word * size_, cudaMemcpyDeviceToHost,
+                                          stream_) == cudaSuccess;
+        if (const auto f = await(back || code != ncclSuccess ? code : ncclUnhandledCudaError, what, deadline)) return f;
+        const auto odd = detail::odd_one(std::span<const std::uint64_t>(words_ + 1, size_));
+        return odd ? fail({errc::mismatch, what, *odd, calls_}) : collective_fault{};
+    }
+    /// Until what was submitted with this code has ended.
+    [[nodiscard]] collective_fault await(ncclResult_t code, collective_kind what, instant deadline) {
         for (cudaError_t at = cudaErrorNotReady; code == ncclSuccess || code == ncclInProgress;) {
             at = cudaStreamQuery(stream_);
             if (at == cudaSuccess) return {};
             if (at != cudaErrorNotReady) return fail({errc::backend_failed, what, rank_, calls_});
             // acquire: the word says everything; it pairs with nothing else.
-            if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
-                return fail(collective_fault::unpacked(word));
+            if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
+                return fail(collective_fault::unpacked(asked));
             if (std::chrono::steady_clock::now() >= deadline)
                 return fail({errc::deadline_exceeded, what, rank_, calls_});
             if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &code); asked != ncclSuccess) code = asked;
@@ -335,7 +376,8 @@ private:
 
     ncclComm_t comm_;
     cudaStream_t stream_;
-    void* word_ = nullptr;
+    std::uint64_t *device_words_ = nullptr, *words_ = nullptr;  // this rank's word, and behind it those of all
+    bool compares_;
     std::uint32_t rank_ = 0, size_ = 0, calls_ = 0;
     bytes carried_;
     collective_fault fault_;

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "conformance/mismatch_suite.hpp"
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 
@@ -151,10 +152,10 @@ void gossip() {
     if (x[4999] < mean - 1e-3F || x[4999] > mean + 1e-3F) check(std::to_string(x[4999]), "gossip");
 }
 
-/// Two threads in each process; gradients in buckets over both.
-void threads_in_processes() {
+/// Some threads in each process; gradients in buckets over both.
+void threads_in_processes(bool alike) {
     gs::mpi_transport outer(MPI_COMM_WORLD);
-    gs::communicator inner(2);
+    gs::communicator inner(alike || outer.rank() != 0 ? 2 : 1);
     const auto group = gs::split(inner, outer, {.chunk = gs::bytes{8192}, .depth = 3});
     std::vector<std::string> wrong(2);
     std::vector<std::jthread> threads;
@@ -172,7 +173,7 @@ void threads_in_processes() {
         const auto n = static_cast<float>(net.size());
         if (a[4999] != n * (n - 1) / 2 || b[2] != n) wrong[r] += "buckets: a wrong sum";
     };
-    threads.emplace_back(rank, 1U);
+    if (inner.size() == 2) threads.emplace_back(rank, 1U);
     rank(0);
     threads.clear();
     for (const auto& w : wrong) check(w, "threads in processes");
@@ -201,26 +202,93 @@ void one_doesnt_come() {
 }
 
 /// A thread of the last process doesn't come. The other threads of all processes hear of it, though they have no deadline, and though the
-/// transport was made by a thread that doesn't use it.
-void a_thread_doesnt_come() {
+/// transport was made by a thread that doesn't use it. All name that thread; processes have different numbers of them.
+void a_thread_doesnt_come(std::uint32_t absent) {
     gs::mpi_transport outer(MPI_COMM_WORLD, {.grace = busy_grace});
-    gs::communicator inner(2);
-    const auto group = gs::split(inner, outer);
     const bool last = outer.rank() == outer.size() - 1;
-    std::vector<gs::collective_fault> faults(last ? 1 : 2);
+    gs::communicator inner(last ? 3 : 2);
+    const auto group = gs::split(inner, outer, {.grace = 10s});
+    std::vector<gs::collective_fault> faults(inner.size());
     std::vector<std::jthread> threads;
-    for (std::uint32_t r = 0; r < faults.size(); ++r)
+    for (std::uint32_t r = 0; r < faults.size(); ++r) {
+        if (last && r == absent) continue;
         threads.emplace_back([&, r] {
             auto net = group.rank(r);
             std::vector<float> x(1000);
             faults[r] =
                 net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, last ? in(100ms) : gs::never);
         });
+    }
+    // Whoever has no deadline waits for rank 0 of the last process, which has one, or isn't there.
+    if (last && absent == 0) {
+        threads.clear();
+        (void)outer.barrier(std::chrono::steady_clock::now());
+    }
     threads.clear();
-    for (const auto& f : faults)
-        if (f.code != gs::errc::deadline_exceeded || f.rank / 2 != outer.size() - 1)
-            check(gs::describe(f).c_str(), "a thread doesn't come");
+    for (std::uint32_t r = 0; r < faults.size(); ++r)
+        if (!(last && r == absent) &&
+            (faults[r].code != gs::errc::deadline_exceeded || faults[r].rank != 2 * (outer.size() - 1) + absent))
+            check(gs::describe(faults[r]).c_str(), "a thread doesn't come");
     MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// The list of what ranks can call differently, by the last process and by the first one.
+void processes_call_different_things() {
+    using net_type = gs::mpi_transport;
+    static conformance::mismatch_buffers memory;  // after a fault messages may still come in
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (std::size_t k = 0; k < conformance::mismatches<net_type>().size(); ++k)
+        for (const int odd : {size - 1, 0}) {
+            net_type net(MPI_COMM_WORLD, {.grace = busy_grace});
+            const bool other = static_cast<int>(net.rank()) == odd;
+            const std::uint64_t own[] = {
+                conformance::mismatches<net_type>()[k].call(net, other, memory, in(60s)).packed() << 1 >> 1,
+                net.barrier(in(60s)).packed()};
+            std::vector<std::uint64_t> all(2 * static_cast<std::size_t>(size));
+            MPI_Allgather(own, 2, MPI_UINT64_T, all.data(), 2, MPI_UINT64_T, MPI_COMM_WORLD);
+            std::vector<gs::collective_fault> faults, later;
+            for (std::size_t r = 0; r < all.size(); r += 2) {
+                faults.push_back(gs::collective_fault::unpacked(all[r]));
+                later.push_back(gs::collective_fault::unpacked(all[r + 1]));
+            }
+            check(conformance::wrong_mismatch<net_type>(k, faults, later), "different things");
+        }
+}
+
+/// The same of two levels, with two threads in each process but the first.
+void threads_in_processes_call_different_things() {
+    using net_type = gs::two_level_group<gs::mpi_transport>::rank_type;
+    static conformance::mismatch_buffers memory[2];
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (std::size_t k = 0; k < conformance::mismatches<net_type>().size(); ++k)
+        for (const bool last : {true, false}) {
+            gs::mpi_transport outer(MPI_COMM_WORLD, {.grace = busy_grace});
+            gs::communicator inner(outer.rank() == 0 ? 1 : 2);
+            const auto group = gs::split(inner, outer);
+            std::uint64_t own[4] = {};
+            {
+                std::vector<std::jthread> threads;
+                for (std::uint32_t r = 0; r < inner.size(); ++r)
+                    threads.emplace_back([&, r] {
+                        auto net = group.rank(r);
+                        const bool odd = net.rank() == (last ? net.size() - 1 : 0);
+                        const auto f = conformance::mismatches<net_type>()[k].call(net, odd, memory[r], in(60s));
+                        own[2 * r] = f.packed() << 1 >> 1;
+                        own[2 * r + 1] = net.barrier(in(60s)).packed();
+                    });
+            }
+            std::vector<std::uint64_t> all(4 * static_cast<std::size_t>(size));
+            MPI_Allgather(own, 4, MPI_UINT64_T, all.data(), 4, MPI_UINT64_T, MPI_COMM_WORLD);
+            std::vector<gs::collective_fault> faults, later;
+            for (std::size_t r = 0; r < all.size(); r += 2) {
+                if (r == 2) continue;  // the first process has one
+                faults.push_back(gs::collective_fault::unpacked(all[r]));
+                later.push_back(gs::collective_fault::unpacked(all[r + 1]));
+            }
+            check(conformance::wrong_mismatch<net_type>(k, faults, later), "different things on two levels");
+        }
 }
 
 /// A process leaves by an exception: the others don't wait for it.
@@ -352,13 +420,16 @@ int main(int argc, char** argv) {
     sent_is_what_the_type_says();
     gossip();
     what_is_ready_everywhere();
-    threads_in_processes();
+    threads_in_processes(true);
+    threads_in_processes(false);
     one_piece_or_several();
     two_of_many_chunks();
     an_abort_is_heard();
     lengths_differ();
     too_few_threads();
-    a_thread_doesnt_come();
+    processes_call_different_things();
+    threads_in_processes_call_different_things();
+    for (const std::uint32_t absent : {0U, 1U, 2U}) a_thread_doesnt_come(absent);
     one_leaves_by_an_exception();
     one_doesnt_come();
     MPI_Finalize();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an MPI transport asks of its MPI beside messages: by how many threads it may be called, and a communicator without some ranks.
+// And what combines the elements that have come.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -67,6 +69,12 @@ inline void need_mpi_threads(int needed) {
     if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
         raise({.code = errc::backend_failed}, {}, "shrinking an MPI communicator");
     return made;
+}
+
+/// A combiner of mpi_transfer: of nothing, for an all-gather in one shot.
+inline void concatenate_mpi_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out,
+                                  std::size_t size) {
+    for (std::uint32_t r = 0; r < ranks; ++r) std::memcpy(out + r * size, parts[r], size);
 }
 
 /// A combiner of mpi_transfer.

@@ -2,12 +2,13 @@
 // One chunk of a collective on its way through an MPI: what is sent and received in each phase, and what is done between them. A
 // state machine that never waits; mpi.hpp drives it.
 //
-//   auto t = mpi_transfer::all_reduce(in, out, n, sizeof(float), false, &combine_floats);
-//   t.number(by, 17, kind);   t.begin(comm, rank, size);
+//   auto t = mpi_transfer::one_shot(in, out, n, signature, &combine_floats);
+//   t.number(by, 17, signature);   t.begin(comm, rank, size);
 //   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
-// A message's tag says which call it is of: if ranks call different collectives, or with different lengths, their messages don't meet,
-// and whoever waits finds another one there instead (differs_from). Messages are sent even if they are empty.
+// Ranks compare what they call in two ways. A message's tag holds a few bits of the call's signature, so messages of different calls
+// seldom meet, and whoever waits finds another one there instead (differs_from). Tags are too short to rule that out: each call also has
+// one transfer in one shot, whose messages end with the whole signature. Messages are sent even if they are empty.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,8 +46,28 @@ public:
 
     /// `bytes` of elements of `unit` bytes each.
     [[nodiscard]] static mpi_transfer all_reduce(const std::byte* in, std::byte* out, std::size_t bytes,
-                                                 std::size_t unit, bool one_shot, combiner by) noexcept {
-        return {one_shot ? shape::one_shot : shape::all_reduce, in, out, bytes, unit, 0, by};
+                                                 std::size_t unit, combiner by) noexcept {
+        return {shape::all_reduce, in, out, bytes, unit, 0, by};
+    }
+    /// Everything goes to everybody, with the signature of the call behind it.
+    [[nodiscard]] static mpi_transfer one_shot(const std::byte* in, std::byte* out, std::size_t bytes,
+                                               std::uint64_t signature, combiner by) noexcept {
+        mpi_transfer t{shape::one_shot, in, out, bytes, 1, 0, by};
+        t.signature_ = signature;
+        return t;
+    }
+    /// Nothing but the signature: in front of calls whose other messages go without.
+    [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature) noexcept {
+        return one_shot(nullptr, nullptr, 0, signature, nullptr);
+    }
+    /// The same with some of the ranks.
+    [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature, std::span<const std::uint32_t> with) {
+        mpi_transfer t = agreement(signature);
+        t.neighbours_.assign(with.begin(), with.end());
+        std::sort(t.neighbours_.begin(), t.neighbours_.end());
+        t.neighbours_.erase(std::unique(t.neighbours_.begin(), t.neighbours_.end()), t.neighbours_.end());
+        t.with_some_ = true;
+        return t;
     }
     /// Rank q gets what lies q * stride behind `in`.
     [[nodiscard]] static mpi_transfer scatter(const std::byte* in, std::byte* out, std::size_t bytes,
@@ -81,17 +103,11 @@ public:
             numbers = all / kinds;
         }
     };
-    /// Of a call: the same on all ranks that call the same.
-    [[nodiscard]] static std::uint32_t kind_of(collective_kind what, std::size_t bytes, std::size_t unit) noexcept {
-        const std::uint64_t mix =
-            (std::uint64_t{bytes} * 256 + unit * 16 + static_cast<std::uint64_t>(what) + 1) * 0x9e37'79b9'7f4a'7c15U;
-        return static_cast<std::uint32_t>(mix >> 40);
-    }
     /// `n` is the same on all ranks, and of no other transfer that is under way.
-    void number(const numbering& by, std::uint32_t n, std::uint32_t kind) noexcept {
+    void number(const numbering& by, std::uint32_t n, std::uint64_t signature) noexcept {
         first_of_number_ = first_tag + static_cast<int>(n * by.kinds) * 2;
         tags_of_number_ = static_cast<int>(by.kinds) * 2;
-        tag_ = first_of_number_ + static_cast<int>(kind % by.kinds) * 2;
+        tag_ = first_of_number_ + static_cast<int>(signature % by.kinds) * 2;
     }
     /// A rank that sent something else in this one's place.
     [[nodiscard]] std::optional<std::uint32_t> differs_from(MPI_Comm comm) const noexcept {
@@ -142,7 +158,8 @@ public:
         requests_[i] = MPI_REQUEST_NULL;
         int got = m.size;
         if (error == MPI_SUCCESS && m.receives && MPI_Get_count(&s, MPI_BYTE, &got) != MPI_SUCCESS) got = -1;
-        if (failed_.code != errc::none || (error == MPI_SUCCESS && got == m.size)) return;
+        if (failed_.code != errc::none) return;
+        if (error == MPI_SUCCESS && got == m.size && (!m.receives || signed_alike(m.peer))) return;
         failed_ = {error == MPI_SUCCESS || error == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
     }
     /// Behind that: the next phase, if this one is over.
@@ -187,6 +204,19 @@ private:
                  std::size_t stride, combiner by) noexcept
         : how_(how), in_(in), out_(out), bytes_(bytes), unit_(unit), stride_(stride), combine_(by) {}
 
+    /// In one shot: where a rank's message lies, also this one's own, and how long it is.
+    [[nodiscard]] std::byte* message_of(std::uint32_t q) const noexcept {
+        return staging_.get() + q * room_of_message();
+    }
+    [[nodiscard]] std::size_t size_of_message() const noexcept { return bytes_ + sizeof signature_; }
+    [[nodiscard]] std::size_t room_of_message() const noexcept {
+        constexpr std::size_t grain = 16;  // any element may begin there
+        return (size_of_message() + grain - 1) / grain * grain;
+    }
+    /// Whether a rank called what this one calls, as far as its message tells.
+    [[nodiscard]] bool signed_alike(std::uint32_t q) const noexcept {
+        return how_ != shape::one_shot || std::memcmp(message_of(q) + bytes_, &signature_, sizeof signature_) == 0;
+    }
     /// Where the block of a rank begins, and its length.
     [[nodiscard]] std::size_t begin_of(std::uint32_t q) const noexcept {
         return stride_ != 0 ? q * stride_ : part(q).begin * unit_;
@@ -214,6 +244,11 @@ private:
     /// Each of the others, beginning behind this rank: not all at the same one.
     template <class F>
     [[nodiscard]] errc for_others(const F& f) const {
+        if (with_some_) {
+            for (const std::uint32_t q : neighbours_)
+                if (const errc code = f(q); code != errc::none) return code;
+            return errc::none;
+        }
         for (std::uint32_t i = 1; i < size_; ++i)
             if (const errc code = f((rank_ + i) % size_); code != errc::none) return code;
         return errc::none;
@@ -234,15 +269,26 @@ private:
                 code = send(neighbours_[i], in_, bytes_, tag_, comm);
             return code != errc::none || !requests_.empty() ? code : next(comm);
         }
-        const bool whole = how_ == shape::one_shot;
-        const std::size_t mine = whole ? bytes_ : size_of(rank_);
+        if (how_ == shape::one_shot) return post_one_shot(comm);
+        const std::size_t mine = size_of(rank_);
         staging_ = std::make_unique_for_overwrite<std::byte[]>(mine * size_);
         const errc code =
             for_others([&](std::uint32_t q) { return receive(q, staging_.get() + q * mine, mine, tag_, comm); });
         if (code != errc::none) return code;
-        const errc failed = for_others([&](std::uint32_t q) {
-            return whole ? send(q, in_, bytes_, tag_, comm) : send(q, in_ + begin_of(q), size_of(q), tag_, comm);
-        });
+        const errc failed =
+            for_others([&](std::uint32_t q) { return send(q, in_ + begin_of(q), size_of(q), tag_, comm); });
+        return failed != errc::none || !requests_.empty() ? failed : next(comm);
+    }
+    [[nodiscard]] errc post_one_shot(MPI_Comm comm) {
+        staging_ = std::make_unique_for_overwrite<std::byte[]>(room_of_message() * size_);
+        std::byte* const own = message_of(rank_);
+        if (bytes_ != 0) std::memcpy(own, in_, bytes_);
+        std::memcpy(own + bytes_, &signature_, sizeof signature_);
+        const errc code =
+            for_others([&](std::uint32_t q) { return receive(q, message_of(q), size_of_message(), tag_, comm); });
+        if (code != errc::none) return code;
+        const errc failed = for_others([&](std::uint32_t q) { return send(q, own, size_of_message(), tag_, comm); });
+        sent_ -= requests_.size() / 2 * sizeof signature_;  // without headers
         return failed != errc::none || !requests_.empty() ? failed : next(comm);
     }
     void combine_mine() {
@@ -250,8 +296,8 @@ private:
         const std::size_t mine = whole ? bytes_ : size_of(rank_);
         if (mine == 0) return;
         std::vector<const std::byte*> parts(size_);
-        for (std::uint32_t q = 0; q < size_; ++q) parts[q] = staging_.get() + q * mine;
-        parts[rank_] = whole ? in_ : in_ + begin_of(rank_);
+        for (std::uint32_t q = 0; q < size_; ++q) parts[q] = whole ? message_of(q) : staging_.get() + q * mine;
+        if (!whole) parts[rank_] = in_ + begin_of(rank_);
         combine_(parts.data(), size_, how_ == shape::all_reduce ? out_ + begin_of(rank_) : out_, mine);
     }
     [[nodiscard]] errc next(MPI_Comm comm) {
@@ -279,6 +325,8 @@ private:
     int phase_ = 0;  // 0: scatter, 1: gather, 2: done
     int tag_ = 0, first_of_number_ = 0, tags_of_number_ = 0;
     std::uint32_t rank_ = 0, size_ = 1, root_ = 0;
+    std::uint64_t signature_ = 0;  // in one shot
+    bool with_some_ = false;       // an agreement of neighbours
     const std::byte* in_;
     std::byte* out_;
     std::size_t bytes_, unit_, stride_;
