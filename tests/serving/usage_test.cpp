@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,14 +189,48 @@ TEST_CASE("readings become lines that sum to what was used", "[serving]") {
     const auto first = meter.read(at(1s), {.device_time = 7ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 5});
     REQUIRE(first);
     CHECK(*first == usage_line{"chat", at(0s), at(1s), {2ms, {4_MiB, 1s}, {1_MiB, 1s}, 3, 0}});
-    // The time of day is set back: what was used meanwhile is in the next line.
-    CHECK_FALSE(meter.read(at(1s), {.device_time = 8ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 6}));
-    CHECK_FALSE(meter.read(at(500ms), {.device_time = 8ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 6}));
+    // Nothing happened, and no time passed.
+    CHECK_FALSE(meter.read(at(1s), {.device_time = 7ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 5}));
     CHECK(*meter.read(at(2s), {.device_time = 9ms, .reserved = 8_MiB, .used = 0_B, .requests = 7, .refusals = 1}) ==
           usage_line{"chat", at(1s), at(2s), {2ms, {8_MiB, 1s}, {3_MiB, 1s}, 2, 1}});
     // Admitted anew, its counters begin anew.
     CHECK(*meter.read(at(3s), {.device_time = 1ms, .reserved = 8_MiB, .used = 2_MiB, .requests = 1}) ==
           usage_line{"chat", at(2s), at(3s), {1ms, {8_MiB, 1s}, {}, 1, 0}});
+}
+
+TEST_CASE("requests are billed while the clock is behind where it was, and memory from then on", "[serving]") {
+    gpushare::usage_meter meter("chat");
+    usage_invoices all(at(-100h), at(100h));
+    std::uint64_t lines = 0;
+    const auto read = [&](ns when, std::uint64_t requests) {
+        if (const auto l = meter.read(at(when), {.reserved = 1_MiB, .requests = requests})) {
+            CHECK(l->from < l->until);
+            all.add(*l);
+            ++lines;
+        }
+    };
+    for (std::uint64_t n = 0; n <= 5; ++n) read(n * 1s, n);
+    for (std::uint64_t n = 6; n <= 105; ++n) read(n * 1s - 1h, n);  // set back at one reading
+    CHECK(all.of("chat").requests == 105);
+    CHECK(all.of("chat").reserved == byte_time(1_MiB, 104s));  // but for that one
+    CHECK(lines == 105);
+    // Where no time passes, what happened has a line as well: a meter that is dropped owes nothing.
+    read(105s - 1h, 107);
+    CHECK(all.of("chat").requests == 107);
+}
+
+TEST_CASE("by a steady clock memory is billed for the time that passed, whatever the day says", "[serving]") {
+    gpushare::usage_meter meter("chat");
+    usage_invoices all(at(-100h), at(100h));
+    const gpushare::instant begin{7s};
+    const usage_reading r{.reserved = 1_MiB};
+    for (const auto& [day, passed] : {std::pair<ns, ns>{0s, 0s}, {1s, 1s}, {1h, 2s}, {2s, 3s}, {-1h, 4s}, {5s, 5s}})
+        if (const auto l = meter.read(at(day), begin + passed, r)) {
+            CHECK(l->until - l->from == 1s);
+            CHECK(l->until == at(day));
+            all.add(*l);
+        }
+    CHECK(all.of("chat").reserved == byte_time(1_MiB, 5s));
 }
 
 TEST_CASE("what is counted elsewhere isn't billed again where a tenant begins anew", "[serving]") {
@@ -225,8 +260,10 @@ TEST_CASE("memory is billed alike however often it is read", "[serving]") {
                                     .used = gpushare::bytes{steps.below(1ULL << 40)}};
             const auto length = 1 + steps.below(1'000'000'000);
             read(t, now);
-            for (auto n = often ? any.below(4) : 0; n != 0; --n)
-                read(t + ns{static_cast<std::int64_t>(any.below(length))}, now);
+            std::vector<std::uint64_t> more(often ? any.below(4) : 0);
+            for (auto& when : more) when = any.below(length);
+            std::ranges::sort(more);
+            for (const auto when : more) read(t + ns{static_cast<std::int64_t>(when)}, now);
             t += ns{static_cast<std::int64_t>(length)};
         }
         read(t, {});
@@ -323,6 +360,120 @@ TEST_CASE("a journal that has no descriptor left says so, and goes on once it ha
     CHECK(journal.rotate().code == errc::none);
     journal.append({&l, 1});
     CHECK(lines_of(here.file()).size() == 2);
+}
+
+usage_line nth(int n) { return {"chat", at(n * 1s), at((n + 1) * 1s), {ns{n}, {}, {}, 0, 0}}; }
+/// Appends the n-th line; whether that went well.
+bool appended(usage_journal& journal, int n) {
+    const usage_line l = nth(n);
+    return journal.try_append({&l, 1}).code == errc::none;
+}
+void rename(const std::string& from, const std::string& to) { REQUIRE(std::rename(from.c_str(), to.c_str()) == 0); }
+
+TEST_CASE("a journal that others rotate goes on in a new file, and rotates itself", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file(), {.rotate_at = 300_B});
+    REQUIRE(appended(journal, 0));
+    rename(here.file(), here.file() + ".1");
+    for (int n = 1; n < 50; ++n) CHECK(appended(journal, n));
+    // The same where it would rotate itself, and where what it finds isn't its own.
+    rename(here.file(), here.path + "/elsewhere");
+    CHECK(journal.rotate().code == errc::none);
+    CHECK(appended(journal, 50));
+    rename(here.path + "/elsewhere", here.file() + ".100");
+    rename(here.file(), here.file() + ".101");
+    { std::ofstream other(here.file()); }
+    CHECK(appended(journal, 51));
+    std::size_t torn = 0;
+    const auto lines = lines_of(here.file(), &torn);
+    REQUIRE(lines.size() == 52);
+    for (int n = 0; n < 52; ++n) CHECK(std::ranges::find(lines, nth(n)) != lines.end());
+    CHECK(torn == 0);
+}
+
+TEST_CASE("what is appended to a journal that was removed is in a new file", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file());
+    REQUIRE(appended(journal, 0));
+    REQUIRE(::unlink(here.file().c_str()) == 0);
+    CHECK(appended(journal, 1));
+    CHECK(lines_of(here.file()) == std::vector{nth(1)});
+    CHECK(support::code_of([&] { usage_journal second(here.file()); }) == errc::in_flight);  // it is this one's
+    // Another file takes its place by a rename.
+    std::ofstream(here.path + "/other") << to_text(nth(7));
+    rename(here.path + "/other", here.file());
+    CHECK(appended(journal, 2));
+    CHECK(lines_of(here.file()) == std::vector{nth(7), nth(2)});
+}
+
+TEST_CASE("a disk that fills up behind a truncation leaves no hole", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file());
+    const auto length = static_cast<off_t>(to_text(nth(0)).size());
+    for (int n = 0; n < 4; ++n) REQUIRE(appended(journal, n));
+    REQUIRE(::truncate(here.file().c_str(), 0) == 0);  // by a tool that has copied it
+    rlimit was{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &was) == 0);
+    const rlimit small{static_cast<rlim_t>(length / 2), was.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const bool fitted = appended(journal, 4);
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &was) == 0);
+    CHECK_FALSE(fitted);
+    for (int n = 4; n < 8; ++n) CHECK(appended(journal, n));
+    std::size_t torn = 0;
+    CHECK(lines_of(here.file(), &torn) == std::vector{nth(4), nth(5), nth(6), nth(7)});
+    CHECK(torn == 0);
+}
+
+TEST_CASE("a file's limit of size is an error and ends no process", "[serving]") {
+    const temporary here;
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        usage_journal journal(here.file());
+        const rlimit small{10, RLIM_INFINITY}, large{RLIM_INFINITY, RLIM_INFINITY};
+        (void)::signal(SIGXFSZ, SIG_DFL);
+        if (::setrlimit(RLIMIT_FSIZE, &small) != 0) ::_exit(2);
+        const usage_line l = nth(0);
+        const auto full = journal.try_append({&l, 1});
+        sigset_t pending;
+        if (::sigpending(&pending) != 0 || ::sigismember(&pending, SIGXFSZ) != 0) ::_exit(3);
+        if (::setrlimit(RLIMIT_FSIZE, &large) != 0) ::_exit(4);
+        ::_exit(full.code == errc::io_failed && full.asked == EFBIG && appended(journal, 0) ? 0 : 1);
+    }
+    int how = 0;
+    REQUIRE(::waitpid(child, &how, 0) == child);
+    CHECK(WIFEXITED(how));
+    CHECK(WEXITSTATUS(how) == 0);
+    CHECK(lines_of(here.file()) == std::vector{nth(0)});
+}
+
+TEST_CASE("a line that can't be written keeps no other from the bill", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file());
+    const usage_line nameless{"", at(0s), at(1s), {}};
+    std::vector<usage_line> waiting{nth(0), nameless, nth(1)};
+    CHECK(journal.append_from(waiting).code == errc::invalid_specification);
+    CHECK(waiting == std::vector{nameless});
+    waiting.push_back(nth(2));
+    CHECK(journal.append_from(waiting).code == errc::invalid_specification);
+    waiting = {nth(3)};
+    CHECK(journal.append_from(waiting).code == errc::none);
+    CHECK(waiting.empty());
+    CHECK(lines_of(here.file()) == std::vector{nth(0), nth(1), nth(2), nth(3)});
+    // A clock that isn't set is no reason.
+    const usage_line early{"chat", wall_time{-5s}, wall_time{1s}, {1ms, {}, {}, 1, 0}};
+    journal.append({&early, 1});
+    CHECK(lines_of(here.file()).back() == early);
+    // Nothing is taken out where the file can't be written.
+    rename(here.file(), here.path + "/other");
+    REQUIRE(::mkdir(here.file().c_str(), 0700) == 0);
+    waiting = {nth(4), nameless};
+    CHECK(journal.append_from(waiting).code == errc::io_failed);
+    CHECK(waiting.size() == 2);
+    REQUIRE(::rmdir(here.file().c_str()) == 0);
+    CHECK(journal.append_from(waiting).code == errc::invalid_specification);
+    CHECK(lines_of(here.file()) == std::vector{nth(4)});
 }
 
 TEST_CASE("nothing is billed of a line without a length", "[serving]") {

@@ -6,14 +6,20 @@
 //   journal.append(lines);                                                      // from usage_meter::read
 //   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
 //
+// Others may rotate the file, too: each append looks whether the path still is this file (inode) and how long it is. What is renamed or
+// removed is left, and a new file begun; what is truncated goes on from there. Of tools that copy and truncate, those lines are lost
+// that come in between the two: let them rename. A limit of a file's size (SIGXFSZ) is an error like a full disk.
+//
 // What is in a line, and how bills are made of them, is in usage_line.hpp. POSIX.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <functional>
 #include <span>
 #include <string>
@@ -43,6 +49,40 @@ struct journal_options {
         false;  ///< each append waits until the disk has it: it then survives a power cut, not only a killed process
 };
 
+namespace detail {
+
+/// Keeps a limit of a file's size from ending the process while this lives: the call that meets it fails by EFBIG, as it does where the
+/// signal is ignored. Of the calling thread alone, and a signal that was pending before stays.
+class no_file_size_signal {
+public:
+    no_file_size_signal() noexcept {
+        sigset_t pending;
+        ::sigemptyset(&this_one_);
+        ::sigaddset(&this_one_, SIGXFSZ);
+        pending_before_ = ::sigpending(&pending) == 0 && ::sigismember(&pending, SIGXFSZ) == 1;
+        blocked_ = ::pthread_sigmask(SIG_BLOCK, &this_one_, &before_) == 0;
+    }
+    no_file_size_signal(const no_file_size_signal&) = delete;
+    no_file_size_signal& operator=(const no_file_size_signal&) = delete;
+    ~no_file_size_signal() {
+        if (!blocked_) return;
+        const int error = errno;
+        const timespec at_once{};
+        // The kernel sends it to the thread that writes: it is here by now, and nobody else's.
+        if (!pending_before_)
+            while (::sigtimedwait(&this_one_, nullptr, &at_once) < 0 && errno == EINTR) {
+            }
+        (void)::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+        errno = error;
+    }
+
+private:
+    sigset_t this_one_{}, before_{};
+    bool blocked_ = false, pending_before_ = false;
+};
+
+}  // namespace detail
+
 /// The file that lines are added to. Movable, one owner; for one thread at a time. A second journal of the same file, of another
 /// process too, is refused.
 class usage_journal {
@@ -65,20 +105,36 @@ public:
 
     /// Adds lines: all, or none of them counts. What fails may be tried again. Where the disk fails and doesn't even let what is half
     /// written be taken back, that is done before anything more is added: only if this process ends first do whole lines of it count.
-    /// io_failed with errno in `asked`; invalid_specification for one without a name or a length; out_of_memory, of the host's.
+    /// io_failed with errno in `asked`; invalid_specification for one that it doesn't take; out_of_memory, of the host's.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {
-            if (l.tenant.empty() || l.from >= l.until || l.from < wall_time{} || l.amounts.device_time < ns{})
-                return {.code = errc::invalid_specification, .because = reason::bad_usage_line};
+            if (!takes(l)) return {.code = errc::invalid_specification, .because = reason::bad_usage_line};
             text += to_text(l);
         }
         if (text.empty()) return {};
+        if (const failure why = find_file(); why.code != errc::none) return why;
         if (size_ != 0 && size_ + text.size() > options_.rotate_at.count())
             if (const failure why = rotate(); why.code != errc::none) return why;
         return write(text);
     } catch (const error& e) {
         return e.figures();
+    } catch (...) {
+        return detail::no_host_memory;
+    }
+    /// Whether a line can be written: it has a name and a length, and didn't use less than nothing.
+    [[nodiscard]] static bool takes(const usage_line& l) noexcept {
+        return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
+    }
+    /// Adds those of the lines that it takes, and leaves the others in `waiting`: one of these doesn't keep the rest from being billed. All
+    /// stay there where the file can't be written. As try_append, but invalid_specification says that some are left.
+    failure append_from(std::vector<usage_line>& waiting) noexcept try {
+        const auto bad = std::stable_partition(waiting.begin(), waiting.end(), takes);
+        const auto good = static_cast<std::size_t>(bad - waiting.begin());
+        if (const failure why = try_append(std::span(waiting).first(good)); why.code != errc::none) return why;
+        waiting.erase(waiting.begin(), bad);
+        if (waiting.empty()) return {};
+        return {.code = errc::invalid_specification, .because = reason::bad_usage_line};
     } catch (...) {
         return detail::no_host_memory;
     }
@@ -92,9 +148,12 @@ public:
     failure rotate() noexcept try {
         if (file_ < 0) return open();  // an earlier call put it aside, and found no room for the new one
         if (const failure why = take_back(); why.code != errc::none) return why;
-        const auto aside = numbers_aside(path_);
-        const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
-        if (std::rename(path_.c_str(), next.c_str()) != 0) return failed();
+        if (is_at_path()) {
+            const auto aside = numbers_aside(path_);
+            const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
+            // ENOENT: somebody else has put it aside.
+            if (std::rename(path_.c_str(), next.c_str()) != 0 && errno != ENOENT) return failed();
+        }
         close();
         return open();
     } catch (const error& e) {
@@ -127,12 +186,7 @@ private:
             if (file_ < 0) return failed();
             if (::flock(file_, LOCK_EX | LOCK_NB) != 0)
                 return errno == EWOULDBLOCK ? failure{errc::in_flight} : failed();
-            struct stat now {};
-            if (::fstat(file_, &now) != 0) return failed();
-            size_ = static_cast<std::uint64_t>(now.st_size);
-            char last = '\n';
-            if (size_ != 0 && ::pread(file_, &last, 1, now.st_size - 1) != 1) return failed();
-            torn_ = last != '\n';
+            if (const failure unseen = look_at_end(); unseen.code != errc::none) return unseen;
             return options_.sync ? sync_folder() : failure{};
         }();
         if (why.code != errc::none) close();
@@ -142,6 +196,35 @@ private:
         if (file_ >= 0) (void)::close(std::exchange(file_, -1));
         size_ = 0;
         torn_ = half_written_ = false;
+    }
+    // How long the file is now, and whether its last line is whole: others may have truncated it.
+    [[nodiscard]] failure look_at_end() noexcept {
+        struct stat now {};
+        if (::fstat(file_, &now) != 0) return failed();
+        size_ = static_cast<std::uint64_t>(now.st_size);
+        char last = '\n';
+        if (size_ != 0 && ::pread(file_, &last, 1, now.st_size - 1) != 1) return failed();
+        torn_ = last != '\n';
+        return {};
+    }
+    // Whether who opens the path finds the file that is open here.
+    [[nodiscard]] bool is_at_path() const noexcept {
+        struct stat open {
+        }, there{};
+        return ::fstat(file_, &open) == 0 && ::stat(path_.c_str(), &there) == 0 && open.st_ino == there.st_ino &&
+               open.st_dev == there.st_dev;
+    }
+    [[nodiscard]] bool is_removed() const noexcept {
+        struct stat open {};
+        return ::fstat(file_, &open) == 0 && open.st_nlink == 0;
+    }
+    // Opens the file that is at the path by now, and sees its end. What is half written in the one before is taken back there first.
+    [[nodiscard]] failure find_file() noexcept {
+        if (file_ < 0) return open();
+        if (const failure why = take_back(); why.code != errc::none) return why;
+        if (is_at_path()) return look_at_end();
+        close();
+        return open();
     }
     // A new file's name, and that of one put aside, survive a power cut as well.
     [[nodiscard]] failure sync_folder() const noexcept try {
@@ -154,11 +237,19 @@ private:
         return detail::no_host_memory;
     }
 
-    // With one call of the system's, so that what others read is whole lines but where that call fails half way.
+    // Again, where the file was removed meanwhile: nobody could read it there.
     failure write(const std::string& lines) {
-        if (file_ < 0)
+        for (int turn = 0; turn < 8; ++turn) {
+            if (const failure why = write_here(lines); why.code != errc::none) return why;
+            if (!is_removed()) return {};
+            close();
             if (const failure why = open(); why.code != errc::none) return why;
-        if (const failure why = take_back(); why.code != errc::none) return why;
+        }
+        return {.code = errc::io_failed, .asked = ENOENT};
+    }
+    // With one call of the system's, so that what others read is whole lines but where that call fails half way.
+    failure write_here(const std::string& lines) {
+        const detail::no_file_size_signal quiet;
         // Without the mark, what is torn might be a whole line but for its end, and would count from now on.
         const std::string text = torn_ ? "~\n" + lines : lines;
         for (std::size_t done = 0; done < text.size();) {
@@ -179,7 +270,12 @@ private:
         return why;
     }
     failure take_back() noexcept {
-        if (half_written_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0) return failed();
+        if (!half_written_) return {};
+        // Where others have made it shorter meanwhile, to cut it would make it longer: zeros that the next line would be a part of.
+        struct stat now {};
+        if (::fstat(file_, &now) != 0) return failed();
+        if (static_cast<std::uint64_t>(now.st_size) > size_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0)
+            return failed();
         half_written_ = false;
         return {};
     }

@@ -187,44 +187,61 @@ template <class N>
     return text += '\n';
 }
 
+namespace detail {
+
+// The words of a line, one behind the other. Not `good` from the first one on that isn't what it should be.
+struct line_words {
+    std::string_view rest;
+    bool good = true;
+
+    std::string_view word() noexcept {
+        const auto w = rest.substr(0, rest.find(' '));
+        good = good && w.size() < rest.size();
+        rest.remove_prefix(std::min(w.size() + 1, rest.size()));
+        return w;
+    }
+    std::uint64_t whole(std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) noexcept {
+        const auto n = parse_whole(word());
+        good = good && n.code == parse_code::ok && n.value <= most;
+        return n.value;
+    }
+    ns time() noexcept {
+        constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+        return ns{static_cast<std::int64_t>(std::min(whole(most), most))};
+    }
+    // Where a clock isn't set yet it may be before 1970.
+    wall_time day() noexcept {
+        const bool before = rest.size() > 1 && rest[0] == '-' && rest[1] != '0';
+        if (before) rest.remove_prefix(1);
+        const ns since = time();
+        return wall_time{before ? -since : since};
+    }
+    byte_time wide() noexcept {
+        const auto n = parse_wide(word());
+        good = good && n.has_value();
+        return byte_time{n.value_or(0)};
+    }
+};
+
+}  // namespace detail
+
 /// The line whose text that is, without the line feed. Nothing for any other text: it was torn. Throws std::bad_alloc.
 [[nodiscard]] inline std::optional<usage_line> parse_usage_line(std::string_view text) {
     const auto space = text.rfind(' ');
     if (space == std::string_view::npos ||
         text.substr(space + 1) != std::string_view(detail::checksum_text(text.substr(0, space))))
         return {};
-    std::string_view rest = text.substr(0, space);
-    bool good = true;
-    const auto word = [&] {
-        const auto w = rest.substr(0, rest.find(' '));
-        good = good && w.size() < rest.size();
-        rest.remove_prefix(std::min(w.size() + 1, rest.size()));
-        return w;
-    };
-    const auto whole = [&](std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
-        const auto n = detail::parse_whole(word());
-        good = good && n.code == detail::parse_code::ok && n.value <= most;
-        return n.value;
-    };
-    const auto time = [&] {
-        constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-        return ns{static_cast<std::int64_t>(std::min(whole(most), most))};
-    };
-    const auto wide = [&] {
-        const auto n = detail::parse_wide(word());
-        good = good && n.has_value();
-        return byte_time{n.value_or(0)};
-    };
+    detail::line_words words{text.substr(0, space)};
     usage_line l;
-    l.from = wall_time{time()};
-    l.until = wall_time{time()};
-    l.amounts.device_time = time();
-    l.amounts.reserved = wide();
-    l.amounts.used = wide();
-    l.amounts.requests = whole();
-    l.amounts.refusals = whole();
-    auto name = detail::name_of_escaped(rest);
-    if (!good || !name || l.from >= l.until) return {};
+    l.from = words.day();
+    l.until = words.day();
+    l.amounts.device_time = words.time();
+    l.amounts.reserved = words.wide();
+    l.amounts.used = words.wide();
+    l.amounts.requests = words.whole();
+    l.amounts.refusals = words.whole();
+    auto name = detail::name_of_escaped(words.rest);
+    if (!words.good || !name || l.from >= l.until) return {};
     l.tenant = *std::move(name);
     return l;
 }

@@ -6,6 +6,7 @@
 //   if (auto line = chat_meter.read(now, gpushare::reading_of(chat.usage()))) journal.append({&*line, 1});   // once a second
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,38 +34,50 @@ struct usage_reading {
     return {u.device_time, u.memory, u.current, u.completed, u.refused + u.dropped};
 }
 
-/// Readings of one tenant. All is by the time of day: where that is set back, no memory is billed until it is where it was, and where it is
-/// set forward, for the time in between; counters read meanwhile are in the next line, so whoever drops a meter then loses them. Memory counts from one reading to the next with what it was at the first of the two; so who wants it
-/// exact reads when it changes as well. Counters are exact whenever they are read: the lines sum to the last reading less the first.
+/// Readings of one tenant. Memory counts from one reading to the next with what it was at the first of the two; so who wants it exact reads
+/// when it changes as well. Counters are exact whenever they are read: the lines sum to the last reading less the first. The time of day may
+/// be set: who reads by a steady clock as well bills the time that passed, whatever the day says. By the time of day alone, no memory is
+/// billed for the one reading before which it was set back, and too much for that before which it was set forward; counters are right.
 class usage_meter {
 public:
     /// Of the tenant of this name, which isn't empty. One that is admitted anew gets a new meter, as soon as its predecessor is read: a counter
     /// that has passed where it was can't be told from one that went on.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
-    /// What was used since the last reading. Nothing for the first one, and where no time has passed, since the time of day can be
-    /// set back: then it is in the next line. A counter that went down began anew, for itself: what it shows is counted, and nothing again of
-    /// the others, which may be kept elsewhere and go on. Throws std::bad_alloc, and then nothing was read.
+    /// What was used since the last reading. Nothing for the first one, and where neither time has passed nor a counter
+    /// moved. Where the time of day was set back, counters have a line of 1 ns. A counter that went down began anew, for
+    /// itself: what it shows is counted, and nothing again of the others, which may be kept elsewhere and go on. Throws
+    /// std::bad_alloc, and then nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
-        if (!last_) {
-            last_.emplace(now, r);
-            return {};
-        }
-        const auto& [before, old] = *last_;
-        if (now <= before) return {};
-        const auto since = [](auto is, auto was) { return is < was ? is : is - was; };
-        usage_line l{
-            tenant_,
-            before,
-            now,
-            {since(r.device_time, old.device_time), byte_time{old.reserved, now - before},
-             byte_time{old.used, now - before}, since(r.requests, old.requests), since(r.refusals, old.refusals)}};
-        last_.emplace(now, r);
+        return line(now, last_ ? now - last_->first : ns{}, r);
+    }
+    /// The same where `passing`, of a clock that is never set, tells how much time has passed: a line ends `now`, and is as long as that.
+    /// All readings of a meter are of one kind.
+    [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
+        auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
+        passing_ = passing;
         return l;
     }
 
 private:
+    [[nodiscard]] std::optional<usage_line> line(wall_time now, ns passed, const usage_reading& r) {
+        if (!last_) {
+            last_.emplace(now, r);
+            return {};
+        }
+        const auto& old = last_->second;
+        const auto since = [](auto is, auto was) { return is < was ? is : is - was; };
+        const usage_amounts used{since(r.device_time, old.device_time), byte_time{old.reserved, passed},
+                                 byte_time{old.used, passed}, since(r.requests, old.requests),
+                                 since(r.refusals, old.refusals)};
+        std::optional<usage_line> l;
+        if (passed > ns{} || used != usage_amounts{}) l = {tenant_, now - std::max(passed, ns{1}), now, used};
+        last_.emplace(now, r);
+        return l;
+    }
+
     std::string tenant_;
+    std::optional<instant> passing_;
     std::optional<std::pair<wall_time, usage_reading>> last_;
 };
 
