@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is placed, who waits, who goes first, and who never comes.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -12,6 +13,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace admission_queue_test {
 
@@ -102,15 +104,152 @@ TEST_CASE("a request near somebody who isn't there yet waits for them", "[placem
 TEST_CASE("who waits for somebody doesn't keep them out, however often it was overtaken", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});
-    auto follower = asks(1), leader = asks(1);
+    auto follower = asks(2), leader = asks(1);
     follower.members.front().near = label{5};
     leader.members.front().group = label{5};
     const auto waits = q.submit(start, first_fit{}, c, follower);
-    CHECK(q.submit(start, first_fit{}, c, asks(1)).outcome == admission_result::placed);
+    const auto other = q.submit(start, first_fit{}, c, asks(1));
+    CHECK(other.outcome == admission_result::placed);
     CHECK(q.submit(start, first_fit{}, c, leader).outcome == admission_result::placed);
-    CHECK(q.submit(start, first_fit{}, c, asks(1)).outcome ==
-          admission_result::queued);  // now the follower's turn has come
+    CHECK(q.submit(start, first_fit{}, c, asks(1)).outcome == admission_result::placed);  // of two, that takes one
+    const auto held = q.submit(start, first_fit{}, c, asks(1));
+    CHECK(held.outcome == admission_result::queued);  // now the follower's turn has come
+    CHECK(held.why.missing == shortage::turn);
+    CHECK(held.why.asked == waits.id);
+    c.release(other.placements.front());
     CHECK(ids(q.advance(start, first_fit{}, c)).front() == waits.id);
+}
+
+TEST_CASE("a request for a full model holds up nobody who wants another one", "[placement][queue]") {
+    cluster c;
+    c.add({.devices = 2, .model = {1}});
+    for (int i = 0; i < 4; ++i) c.add({.devices = 8, .model = {2}});
+    const auto of = [](std::uint8_t model) {
+        return admission_request{.members = {{.devices = 2, .each = 100_pct, .models = {{model}}}}};
+    };
+    admission_queue q;
+    const auto first = q.submit(start, best_fit{}, c, of(1));
+    const auto second = q.submit(start, best_fit{}, c, of(1));
+    CHECK(second.outcome == admission_result::queued);
+    for (int i = 0; i < 100; ++i) {
+        const auto other = q.submit(start, best_fit{}, c, of(2));
+        REQUIRE(other.outcome == admission_result::placed);
+        c.release(other.placements.front());
+    }
+    auto either = of(1);  // and who would take either gets the one that nobody waits for, whatever the policy prefers
+    either.members = {{.devices = 1, .each = 1_pct}};
+    c.release(first.placements.front());
+    const auto small = q.submit(start, first_fit{}, c, either);
+    REQUIRE(small.outcome == admission_result::placed);
+    c.release(small.placements.front());
+    for (int i = 0; i < 40; ++i) {
+        const auto one = q.submit(start, first_fit{}, c, either);
+        REQUIRE(one.outcome == admission_result::placed);
+    }
+    CHECK(ids(q.advance(start, first_fit{}, c)).empty());  // 16 of them had gone past it
+    CHECK(c[{0}].devices[1].permille == 1000);             // and then none
+    CHECK(c[{0}].devices[0].permille >= 1000 - 17 * 10);
+}
+
+TEST_CASE("what is refused by who carries it out is chosen again, and overtakes nobody", "[placement][queue]") {
+    cluster c = one_node();
+    admission_queue q({.most_overtakes = 1});
+    const auto running = q.submit(start, first_fit{}, c, asks(1));
+    const auto large = q.submit(start, first_fit{}, c, asks(4));
+    const auto before = c;
+    int asked = 0;
+    for (int i = 0; i < 8; ++i) {
+        const auto dropped = q.submit(start, first_fit{}, c, asks(1), [&](auto, cluster&) {
+            ++asked;
+            return gpushare::carried::dropped;
+        });
+        REQUIRE(dropped.outcome == admission_result::refused);
+        REQUIRE(dropped.code == errc::none);
+        REQUIRE(dropped.placements.empty());
+        REQUIRE(c == before);
+    }
+    CHECK(asked == 8);
+    std::vector<std::uint32_t> tried;
+    const auto second = q.submit(start, first_fit{}, c, asks(1), [&](auto where, cluster& view) {
+        CHECK(view.placed_permille() == 1000);  // it has nothing yet
+        tried.push_back((*where[0].devices.begin()).index);
+        if (tried.size() == 2) return gpushare::carried::out;
+        view.drain({0}, *where[0].devices.begin());
+        return gpushare::carried::elsewhere;
+    });
+    CHECK(second.outcome == admission_result::placed);
+    CHECK(tried == std::vector<std::uint32_t>{1, 2});
+    CHECK(second.placements.front().devices.contains({2}));
+    const auto held = q.submit(start, first_fit{}, c, asks(1));  // that was the one that may
+    CHECK(held.why.missing == shortage::turn);
+    CHECK(q.withdraw(held.id));
+    CHECK(q.withdraw(large.id));
+    const auto stubborn = q.submit(start, first_fit{}, c, asks(1, 0, instant::min()),
+                                   [](auto, cluster&) { return gpushare::carried::elsewhere; });
+    CHECK(stubborn.code == errc::deadline_exceeded);  // nothing has changed, so nothing else can be chosen
+    CHECK(stubborn.why.missing == shortage::consent);
+    // Who waited is asked about in the same way.
+    const auto waits = q.submit(start, first_fit{}, c, asks(3));
+    c.resume({0}, {1});
+    const auto done = q.advance(start, first_fit{}, c, [&](const admission_result& a) {
+        CHECK(a.id == waits.id);
+        return [&](auto, cluster& view) {
+            view.drain({0});
+            return gpushare::carried::elsewhere;
+        };
+    });
+    CHECK(done.empty());
+    CHECK(q.waiting() == 1);
+    c.release(running.placements.front());
+}
+
+TEST_CASE("who names devices waits for these, and keeps nobody from the others", "[placement][queue]") {
+    cluster c = one_node();
+    admission_queue q({.most_overtakes = 1});
+    auto third = asks(1), first = asks(1);
+    third.on = {{2}};
+    first.on = {{0}};
+    CHECK(q.submit(start, first_fit{}, c, third).placements.front().devices.contains({2}));
+    const auto waits = q.submit(start, first_fit{}, c, third);
+    CHECK(waits.outcome == admission_result::queued);
+    CHECK(waits.why.missing == shortage::whole_devices);
+    for (int i = 0; i < 8; ++i) {
+        const auto a = q.submit(start, first_fit{}, c, asks(1));
+        REQUIRE(a.outcome == admission_result::placed);
+        c.release(a.placements.front());
+    }
+    const auto all = q.submit(start, first_fit{}, c, asks(4));
+    CHECK(q.submit(start, first_fit{}, c, first).outcome == admission_result::placed);
+    auto second = asks(1);
+    second.on = {{1}};
+    CHECK(q.submit(start, first_fit{}, c, second).why.asked == all.id);  // these count as others do
+    auto none = asks(2);
+    none.on = {{2}};
+    CHECK(q.submit(start, first_fit{}, c, none).code == errc::too_few_devices);
+}
+
+TEST_CASE("who waits for what has gone is told so", "[placement][queue]") {
+    cluster c = one_node();
+    c.add({.devices = 1, .model = {7}});
+    admission_queue q;
+    auto other = asks(1);
+    other.members.front() = {.devices = 1, .each = 100_pct, .models = {{7}}};
+    const auto has = q.submit(start, first_fit{}, c, other);
+    const auto waits = q.submit(start, first_fit{}, c, other);
+    c.drain({1});
+    CHECK(q.submit(start, first_fit{}, c, other).outcome == admission_result::queued);  // it may come back
+    CHECK(q.advance(start, first_fit{}, c).empty());
+    c.remove({1});
+    const auto done = q.advance(start, first_fit{}, c);
+    REQUIRE(done.size() == 2);
+    CHECK(done.front().id == waits.id);
+    CHECK(done.front().outcome == admission_result::refused);
+    CHECK(done.front().code == errc::no_device);
+    CHECK(done.front().why.missing == shortage::model);
+    CHECK(q.submit(start, first_fit{}, c, other).code == errc::no_device);
+    c.release(has.placements.front());
+    c.add({.devices = 1, .model = {7}});
+    CHECK(q.submit(start, first_fit{}, c, other).outcome == admission_result::placed);
 }
 
 TEST_CASE("a queue is bounded, and a request may prefer not to wait", "[placement][queue]") {
@@ -203,14 +342,13 @@ TEST_CASE("a gang waits as one", "[placement][queue]") {
     CHECK(done.front().placements.size() == 2);
 }
 
-TEST_CASE("a gang for which there is no plan even on empty nodes is refused at once", "[placement][queue]") {
+TEST_CASE("a gang that can't be placed even on empty nodes is refused at once", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});
     (void)q.submit(start, first_fit{}, c, asks(1));
     auto gang = asks(3);
     gang.members.push_back(asks(2).members.front());
-    const auto a =
-        q.submit(start, first_fit{}, c, gang);  // each fits alone; waiting, it would block the queue for ever
+    const auto a = q.submit(start, first_fit{}, c, gang);  // each fits alone
     CHECK(a.outcome == admission_result::refused);
     CHECK(a.code == errc::too_few_devices);
     CHECK(a.member == 1);
@@ -219,6 +357,23 @@ TEST_CASE("a gang for which there is no plan even on empty nodes is refused at o
     gang.members.push_back(asks(2).members.front());
     gang.members.front().near = label{6};
     CHECK(q.submit(start, first_fit{}, c, gang).outcome == admission_result::queued);
+}
+
+TEST_CASE("a gang that fits is placed, though not by taking the largest first", "[placement][queue]") {
+    cluster c;
+    c.add({.cpu_milli = 8'000, .devices = 1});
+    c.add({.cpu_milli = 4'000, .devices = 1});
+    const placement_request large{.cpu_milli = 2'000, .devices = 1, .each = 60_pct};
+    const placement_request busy{.cpu_milli = 6'000, .devices = 1, .each = 50_pct};
+    for (const bool first : {true, false}) {
+        cluster now = c;
+        admission_queue q;
+        const auto a = first ? q.submit(start, first_fit{}, now, {.members = {large, busy}})
+                             : q.submit(start, gpushare::spreading{}, now, {.members = {large, busy}});
+        REQUIRE(a.outcome == admission_result::placed);
+        CHECK(a.placements[0].node.index == 1);
+        CHECK(a.placements[1].node.index == 0);
+    }
 }
 
 // Against the set of ids: each comes back once, nobody is lost, and nobody waits for ever behind others.
@@ -274,6 +429,178 @@ TEST_CASE("random arrivals and departures lose and duplicate nobody", "[placemen
                 for (const auto& p : a.placements) c.release(p);
         CHECK(q.waiting() == 0);
     }
+}
+
+namespace {
+
+/// What one node has: whatever a request could find there at some time, if this or that leaves.
+struct fill {
+    std::uint64_t cpu = 0;
+    std::array<std::uint32_t, 2> share{};
+    std::array<std::uint64_t, 2> memory{};
+};
+
+bool goes_in(const placement_request& r, gpushare::device_set on, std::uint32_t devices, const fill& f) {
+    std::uint32_t good = 0;
+    for (std::uint32_t d = 0; d < devices; ++d)
+        good += f.share[d] >= r.each.permille() && f.memory[d] >= r.device_memory.count() &&
+                        (on.empty() || on.contains({d}))
+                    ? 1U
+                    : 0U;
+    return r.cpu_milli <= f.cpu && good >= r.devices;
+}
+
+fill without(fill f, const placement& p) {
+    f.cpu -= std::min(f.cpu, p.request.cpu_milli);
+    for (const auto d : p.devices) {
+        f.share[d.index] -= std::min(f.share[d.index], p.request.each.permille());
+        f.memory[d.index] -= std::min(f.memory[d.index], p.request.device_memory.count());
+    }
+    return f;
+}
+
+/// Whether there is a future in which whoever is on the node leaves any of it, so that the request fits there, but not beside
+/// the placement. All futures that could differ are looked at.
+bool delays(const cluster& c, const placement& p, const placement_request& r, gpushare::device_set on) {
+    const auto n = c[p.node];
+    if (!r.models.allows(n.whole.model)) return false;
+    const std::uint32_t devices = n.whole.devices;
+    const auto levels = [](std::uint64_t now, std::uint64_t need, std::uint64_t whole) {
+        return std::vector<std::uint64_t>{now, std::min(std::max(now, need), whole), whole};
+    };
+    std::vector<fill> futures{{}};
+    const auto branch = [&](const std::vector<std::uint64_t>& values, auto set) {
+        std::vector<fill> all;
+        for (const auto& f : futures)
+            for (const auto v : values) set(all.emplace_back(f), v);
+        futures = std::move(all);
+    };
+    branch(levels(n.cpu_milli, r.cpu_milli, n.whole.cpu_milli), [](fill& f, std::uint64_t v) { f.cpu = v; });
+    for (std::uint32_t d = 0; d < devices; ++d) {
+        branch(levels(n.devices[d].permille, r.each.permille(), 1000),
+               [d](fill& f, std::uint64_t v) { f.share[d] = static_cast<std::uint32_t>(v); });
+        branch(levels(n.devices[d].memory.count(), r.device_memory.count(), n.whole.device_memory.count()),
+               [d](fill& f, std::uint64_t v) { f.memory[d] = v; });
+    }
+    return std::ranges::any_of(
+        futures, [&](const fill& f) { return goes_in(r, on, devices, f) && !goes_in(r, on, devices, without(f, p)); });
+}
+
+std::vector<placement> all_places(const cluster& c, const placement_request& r, gpushare::device_set on) {
+    std::vector<placement> all;
+    for (std::uint32_t i = 0; i < c.size(); ++i)
+        for (std::uint32_t bits = 0; bits < 4; ++bits) {
+            placement p{r, {i}, {}};
+            for (std::uint32_t d = 0; d < 2; ++d)
+                if ((bits >> d & 1) != 0) p.devices.add({d});
+            const bool named = std::ranges::all_of(p.devices, [&](auto d) { return on.empty() || on.contains(d); });
+            if (auto after = c; named && !after.try_apply(p)) all.push_back(p);
+        }
+    return all;
+}
+
+struct waiting_one {
+    std::uint64_t id = 0;
+    admission_request request{};
+    int overtaken = 0;
+};
+
+/// A queue beside the list of who waits in it, and how often each was overtaken by what we count ourselves.
+struct watched_queue {
+    static constexpr int most = 2;
+
+    cluster c{};
+    admission_queue q{{.most_waiting = 12, .most_overtakes = most}};
+    std::vector<waiting_one> waits{};  // in the order in which they go
+    std::vector<placement> placed{};
+
+    void took(const cluster& before, const placement& p, int level, std::size_t ahead) {
+        for (std::size_t i = 0; i < ahead; ++i)
+            if (level <= waits[i].request.level.level &&
+                delays(before, p, waits[i].request.members[0], waits[i].request.on))
+                REQUIRE(++waits[i].overtaken <= most);
+        placed.push_back(p);
+    }
+    [[nodiscard]] std::size_t behind(int level) const {
+        return static_cast<std::size_t>(
+            std::ranges::find_if(waits, [&](const auto& w) { return w.request.level.level < level; }) - waits.begin());
+    }
+    void submit(admission_request r) {
+        const cluster before = c;
+        const auto at = behind(r.level.level);
+        const auto a = q.submit(start, best_fit{}, c, r);
+        if (a.outcome == admission_result::placed)
+            took(before, a.placements[0], r.level.level, at);
+        else if (a.outcome == admission_result::queued)
+            waits.insert(waits.begin() + static_cast<std::ptrdiff_t>(at), {a.id, std::move(r), 0});
+        if (a.outcome == admission_result::queued) REQUIRE(a.why.missing != shortage::none);
+    }
+    void advance() {
+        cluster before = c;
+        for (const auto& a : q.advance(start, best_fit{}, c)) {
+            REQUIRE(a.outcome == admission_result::placed);
+            const auto at = std::ranges::find(waits, a.id, &waiting_one::id);
+            REQUIRE(at != waits.end());
+            took(before, a.placements[0], at->request.level.level, static_cast<std::size_t>(at - waits.begin()));
+            waits.erase(at);
+            before.apply(a.placements[0]);
+        }
+        REQUIRE(before == c);
+    }
+    // Whatever fits, somebody before it is delayed by it who has been overtaken often enough.
+    std::size_t check_nobody_stands_still() const {
+        std::size_t held = 0;
+        for (std::size_t i = 0; i < waits.size(); ++i)
+            for (const auto& p : all_places(c, waits[i].request.members[0], waits[i].request.on)) {
+                REQUIRE(std::any_of(waits.begin(), waits.begin() + static_cast<std::ptrdiff_t>(i), [&](const auto& w) {
+                    return w.overtaken >= most && delays(c, p, w.request.members[0], w.request.on);
+                }));
+                ++held;
+            }
+        return held;
+    }
+};
+
+}  // namespace
+
+// Against all futures and all places, counted apart from the queue.
+TEST_CASE("whatever fits and delays nobody goes in", "[placement][queue][property]") {
+    std::size_t held = 0, placed = 0;
+    for (std::uint64_t run = 0; run < support::few(std::uint64_t{30}); ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        watched_queue w;
+        for (int i = 0; i < 3; ++i)
+            w.c.add({.cpu_milli = 4'000,
+                     .devices = static_cast<std::uint32_t>(1 + any.below(2)),
+                     .model = {static_cast<std::uint8_t>(any.below(2))},
+                     .device_memory = 16_GiB});
+        for (int step = 0; step < 60; ++step) {
+            if (any.below(3) != 0) {
+                placement_request r{.cpu_milli = 500 * any.below(7),
+                                    .devices = static_cast<std::uint32_t>(any.below(3))};
+                if (r.devices != 0) {
+                    r.each = gpushare::share::of_permille(100 * any.below(11));
+                    r.device_memory = 4_GiB * any.below(5);
+                    if (any.one_in(2)) r.models.add({static_cast<std::uint8_t>(any.below(2))});
+                }
+                admission_request all{.members = {r}, .level = {static_cast<int>(any.below(2))}};
+                if (any.one_in(4)) all.on.add({static_cast<std::uint32_t>(any.below(2))});
+                w.submit(std::move(all));
+            } else if (!w.placed.empty()) {
+                auto& one = any.of(w.placed);
+                w.c.release(one);
+                std::swap(one, w.placed.back());
+                w.placed.pop_back();
+            }
+            w.advance();
+            held += w.check_nobody_stands_still();
+        }
+        placed += w.placed.size();
+    }
+    CHECK(held > 0);  // else it shows nothing
+    CHECK(placed > 0);
 }
 
 }  // namespace admission_queue_test

@@ -8,22 +8,34 @@
 //   cluster.release(p);
 //   for (auto& done : queue.advance(now, policy, cluster)) ...
 //
-// The higher level goes first, and within a level the earlier arrival. A request that fits may overtake one that
-// doesn't, so that capacity isn't left idle beside a large request. But each entry is overtaken at most
-// `most_overtakes` times. After that no later entry is placed before it, unless the overtaken one waits to be
-// near a label (labels.hpp) that no node has. So small requests don't starve large ones, nor the other way round.
+// The higher level goes first, and within a level the earlier arrival. A request that fits may go past one that doesn't, so
+// that capacity isn't left idle beside a large request. If it takes what the one that waits then lacks (detail/competition.hpp),
+// that one is overtaken, at most `most_overtakes` times. From then on nobody of its level or below takes such capacity before it
+// does; what it can't use is placed as ever. So small requests don't starve large ones, and nothing stands still for a request
+// that couldn't use it.
+//
+// Whoever carries placements out may refuse one: then the queue chooses again, and nobody was overtaken.
+//
+//   queue.submit(now, policy, view, request, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
+//       if (try_to_start(where)) return gpushare::carried::out;
+//       view.drain(where[0].node);                        // what there turned out to be
+//       return gpushare::carried::elsewhere;
+//   });
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/competition.hpp>
+#include <gpushare/placement/detail/gang_search.hpp>
 #include <gpushare/placement/gang_plan.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
@@ -37,6 +49,7 @@ struct admission_request {
     std::vector<placement_request> members{};  ///< all of them or none
     priority level{};                          ///< a higher one goes first
     instant deadline = never;                  ///< to be placed by; `instant::min()` doesn't wait at all
+    device_set on{};                           ///< on these devices of a node only; empty: on any
 };
 
 /// The outcome of a request for admission.
@@ -57,6 +70,13 @@ struct admission_result {
     refusal why{};                        ///< what that member lacks
 };
 
+/// What became of a plan that was to be carried out.
+enum class carried : std::uint8_t {
+    out,        ///< it is done
+    elsewhere,  ///< not there: the cluster that the function was given says by now why not, and the queue chooses again
+    dropped,    ///< not at all: the request is refused, with no code of the queue's
+};
+
 /// Bounds of a queue.
 struct admission_queue_options {
     std::size_t most_waiting = 1024;    ///< more are refused
@@ -74,31 +94,42 @@ public:
     /// Throws std::bad_alloc, and then nothing has happened.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
+        return submit(now, policy, c, std::move(r), at_once{});
+    }
+    /// The same where `carry(placements, c)` carries the plan out and returns what became of it, see `carried`; `c` hasn't got
+    /// the placements yet. Passes on what it throws, and then nothing has happened.
+    template <class P, class Carry>
+    requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
+                                                         Carry&& carry) {
         admission_result a{.id = ++last_id_};
-        const bool blocked =
-            std::ranges::any_of(waiting_, [&](const entry& e) { return !goes_before(r, e) && holds_up(c, e); });
-        if (!blocked && place(policy, c, r.members, a)) {
-            overtake(r);
-            return a;
-        }
-        if (blocked) note_shortage(policy, c, r.members, a);
-        if (const auto never_fits = impossible(policy, c, r.members); never_fits.why) {
+        const auto ahead = static_cast<std::size_t>(
+            std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
+        if (place(policy, c, r, ahead, a, carry)) return a;
+        const auto never_fits = impossible(policy, c, r);
+        if (never_fits.why && never_fits.proven) {
             a.member = never_fits.member;
             a.why = never_fits.why;
             return refuse(std::move(a), to_errc(a.why.missing));
         }
         if (r.deadline <= now) return refuse(std::move(a), errc::deadline_exceeded);
         if (waiting_.size() >= options_.most_waiting) return refuse(std::move(a), errc::queue_full);
-        const auto behind = std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); });
-        waiting_.insert(behind, entry{a.id, std::move(r), 0});
+        waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
+                        entry{a.id, std::move(r), 0, !never_fits.why});
         a.outcome = admission_result::queued;
         return a;
     }
 
-    /// Places the waiting requests that fit now, in order, and returns these and those whose deadline has passed. Call
-    /// it after a release, and when a deadline may have passed.
+    /// Places the waiting requests that fit now, in order, and returns these, those whose deadline has passed, and, refused,
+    /// those that fit no more on any of the nodes since some have gone or shrunk. Call it after a release, when nodes or devices
+    /// have come or gone, and when a deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
+        return advance(now, policy, c, [](const admission_result&) { return at_once{}; });
+    }
+    /// The same where `carry_for(result)`, of which only the id is there, returns the `carry` of a request; see submit().
+    template <class P, class CarryFor>
+    requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c,
+                                                                       CarryFor&& carry_for) {
         std::vector<admission_result> done;
         done.reserve(waiting_.size());  // from here on, what was placed is not lost
         std::erase_if(waiting_, [&](const entry& e) {
@@ -107,7 +138,8 @@ public:
             return true;
         });
         try {
-            while (place_next(policy, c, done)) {
+            refuse_impossible(policy, c, done);
+            while (place_next(policy, c, done, carry_for)) {
             }
         } catch (...) {
             if (done.empty()) throw;
@@ -118,6 +150,21 @@ public:
     /// Removes a request from the queue. False if it isn't waiting there.
     bool withdraw(std::uint64_t id) noexcept {
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
+    }
+
+    /// For whoever takes capacity past the queue, as for a reservation: where the policy would put such a request, if it is
+    /// to take nothing from those who have been overtaken too often. Say by note_overtaken() that it has been taken.
+    template <class P>
+    requires placement_policy<P>
+    [[nodiscard]] gang_plan plan(P&& policy, const cluster& c, const admission_request& r) const {
+        const auto ahead = static_cast<std::size_t>(
+            std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
+        return plan(policy, c, r, ahead);
+    }
+    /// Counts placements on `before`, of a request of that level, as overtaking of those from whom they take something.
+    void note_overtaken(const cluster& before, priority level, std::span<const placement> taken) {
+        for (const auto i : harmed(before, taken, waiting_.size(), false))
+            if (level <= waiting_[i].request.level) ++waiting_[i].overtaken;
     }
 
     /// How many requests wait.
@@ -134,14 +181,23 @@ private:
         std::uint64_t id = 0;
         admission_request request{};
         std::uint32_t overtaken = 0;
+        bool has_plan = true;  // on the empty cluster: waiting for that would be no use else
+    };
+    struct at_once {};
+    // What there is altogether: when less, who waits may wait for nothing.
+    struct extent {
+        std::size_t nodes = 0, devices = 0;
+        bytes memory{};
+        friend bool operator==(const extent&, const extent&) = default;
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
 
-    // Whether nobody may go before it any more. Not while it waits for somebody who isn't there: they may be behind it.
+    // Whether nobody may take from it any more. Not while it waits for somebody who isn't there: they may be behind it.
     [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
         const std::span members(e.request.members);
-        return e.overtaken >= options_.most_overtakes && std::ranges::none_of(members, [&](const placement_request& r) {
+        return e.has_plan && e.overtaken >= options_.most_overtakes &&
+               std::ranges::none_of(members, [&](const placement_request& r) {
                    return r.near && !c.carries(r.near) && !carried_in(members, r.near);
                });
     }
@@ -152,67 +208,147 @@ private:
         return a;
     }
 
-    template <class P>
-    static bool place(P& policy, cluster& c, std::span<const placement_request> members, admission_result& a) {
-        auto plan = plan_gang(policy, c, members);
-        a.member = plan.member;
-        a.why = plan.why;
-        if (!plan) return false;
-        apply_gang(c, *plan.placements);
-        a.placements = *std::move(plan.placements);
-        a.outcome = admission_result::placed;
-        return true;
+    // The first `ahead` entries from which the placements take something; with `held_only`, of those that hold up others.
+    [[nodiscard]] std::vector<std::size_t> harmed(const cluster& c, std::span<const placement> taken, std::size_t ahead,
+                                                  bool held_only) const {
+        std::vector<std::size_t> all;
+        for (std::size_t i = 0; i < ahead; ++i) {
+            const entry& e = waiting_[i];
+            if (held_only && !holds_up(c, e)) continue;
+            if (takes_from(c, e, taken)) all.push_back(i);
+        }
+        return all;
     }
-
-    template <class P>
-    static void note_shortage(P& policy, const cluster& c, std::span<const placement_request> members,
-                              admission_result& a) {
-        const auto plan = plan_gang(policy, c, members);
-        a.member = plan.member;
-        a.why = plan.why;
-    }
-
-    // The first who fits, unless somebody before it has been overtaken too often.
-    template <class P>
-    bool place_next(P& policy, cluster& c, std::vector<admission_result>& done) {
-        for (std::size_t i = 0; i < waiting_.size(); ++i) {
-            admission_result a{.id = waiting_[i].id};
-            if (place(policy, c, waiting_[i].request.members, a)) {
-                for (std::size_t ahead = 0; ahead < i; ++ahead) ++waiting_[ahead].overtaken;
-                waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
-                done.push_back(std::move(a));
-                return true;
-            }
-            if (holds_up(c, waiting_[i])) return false;
+    static bool takes_from(const cluster& c, const entry& e, std::span<const placement> taken) {
+        if (taken.size() == 1) return detail::competition(c, e.request.members, e.request.on).harmed_by(taken.front());
+        cluster after = c;  // each beside those before it
+        for (const auto& p : taken) {
+            if (detail::competition(after, e.request.members, e.request.on).harmed_by(p)) return true;
+            after.hold(p);
         }
         return false;
     }
 
-    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be near may still come.
-    // A gang without a plan there would only hold up everybody behind it.
+    // Where the policy would put it on these devices.
     template <class P>
-    static gang_plan impossible(P& policy, const cluster& c, std::vector<placement_request> members) {
-        cluster empty;
-        for (std::uint32_t i = 0; i < c.size(); ++i) empty.add(c[{i}].whole);
-        for (std::size_t i = 0; i < members.size(); ++i) {
-            placement_request alone = members[i];
-            alone.group = alone.near = alone.apart = {};
-            if (const auto why = empty.why_not(alone)) return {.member = i, .why = why};
-        }
-        if (members.size() == 1) return {};
-        const auto among = members;
-        for (auto& m : members)
-            if (!carried_in(among, m.near)) m.near = {};
-        return plan_gang(policy, empty, members);
+    static gang_plan plan_on(P& policy, const cluster& c, const admission_request& r,
+                             std::size_t most_steps = gang_steps) {
+        if (r.on.empty()) return plan_gang(policy, c, r.members, most_steps);
+        return plan_gang(policy, only(c, r.on), r.members, most_steps);
+    }
+    static cluster only(const cluster& c, device_set on) {
+        cluster named = c;
+        for (std::uint32_t i = 0; i < c.size(); ++i)
+            for (std::uint32_t d = 0; d < c[{i}].devices.size(); ++d)
+                if (!on.contains({d}) && c[{i}].devices[d].open) named.drain({i}, {d});
+        return named;
     }
 
-    void overtake(const admission_request& r) noexcept {
-        for (auto& e : waiting_)
-            if (!goes_before(r, e)) ++e.overtaken;
+    // A place that harms none of the first `ahead` entries who hold up others: the policy's own choice, else its choice of
+    // what is left beside what they need, else any.
+    template <class P>
+    gang_plan plan(P& policy, const cluster& c, const admission_request& r, std::size_t ahead) const {
+        auto first = plan_on(policy, c, r);
+        if (!first) return first;
+        const auto in_front = harmed(c, *first.placements, ahead, true);
+        if (in_front.empty()) return first;
+        cluster left = c;
+        for (std::size_t i = 0; i < ahead; ++i)
+            if (const entry& e = waiting_[i]; holds_up(c, e))
+                detail::competition(c, e.request.members, e.request.on).keep(left, r.members);
+        if (auto other = plan_on(policy, left, r); other && harmed(c, *other.placements, ahead, true).empty())
+            return other;
+        const cluster named = r.on.empty() ? c : only(c, r.on);
+        detail::gang_search search(named, r.members, detail::gang_order(r.members), gang_steps);
+        const auto harmless = [&](const cluster& before, const placement& p) {
+            return harmed(r.members.size() == 1 ? c : before, std::span(&p, 1), ahead, true).empty();
+        };
+        if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
+        return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
+    }
+
+    // Until the plan is carried out, or there is none.
+    template <class P, class Carry>
+    bool place(P& policy, cluster& c, const admission_request& r, std::size_t ahead, admission_result& a,
+               Carry& carry) {
+        for (;;) {
+            auto found = plan(policy, c, r, ahead);
+            a.member = found.member;
+            a.why = found.why;
+            if (!found) return false;
+            const auto overtakes = harmed(c, *found.placements, ahead, false);
+            if constexpr (std::is_same_v<std::remove_const_t<Carry>, at_once>) {
+                apply_gang(c, *found.placements);
+            } else {
+                cluster after = c;
+                apply_gang(after, *found.placements);
+                const cluster before = c;
+                const carried how = carry(std::span<const placement>(*found.placements), c);
+                if (how == carried::dropped) return a.outcome = admission_result::refused, true;
+                if (how == carried::elsewhere) {
+                    if (c != before) continue;
+                    a.why = {shortage::consent};
+                    return false;
+                }
+                c = std::move(after);
+            }
+            for (const auto i : overtakes) ++waiting_[i].overtaken;
+            a.placements = *std::move(found.placements);
+            a.outcome = admission_result::placed;
+            return true;
+        }
+    }
+
+    // The first who fits without harm to those before it who have been overtaken too often.
+    template <class P, class CarryFor>
+    bool place_next(P& policy, cluster& c, std::vector<admission_result>& done, CarryFor& carry_for) {
+        for (std::size_t i = 0; i < waiting_.size(); ++i) {
+            admission_result a{.id = waiting_[i].id};
+            auto&& carry = carry_for(std::as_const(a));
+            if (!place(policy, c, waiting_[i].request, i, a, carry)) continue;
+            waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+            done.push_back(std::move(a));
+            return true;
+        }
+        return false;
+    }
+
+    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be near may still come. Not
+    // proven: none was found for all of them together.
+    template <class P>
+    static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
+        cluster empty = c.emptied().resumed();
+        if (!r.on.empty()) empty = only(empty, r.on);
+        if (auto alone = detail::lonely_member(empty, r.members)) return *std::move(alone);
+        if (r.members.size() == 1) return {};
+        auto members = r.members;
+        for (auto& m : members)
+            if (!carried_in(r.members, m.near)) m.near = {};
+        return plan_gang(policy, empty, members, 10 * gang_steps);
+    }
+    // Once for each change of what there is.
+    template <class P>
+    void refuse_impossible(P& policy, const cluster& c, std::vector<admission_result>& done) {
+        const extent now{c.size(), c.devices(), c.capacity_memory()};
+        if (now == seen_) return;
+        std::vector<admission_result> gone;
+        for (entry& e : waiting_) {
+            const auto never_fits = impossible(policy, c, e.request);
+            e.has_plan = !never_fits.why;
+            if (!never_fits.why || !never_fits.proven) continue;
+            gone.push_back(refuse({.id = e.id, .member = never_fits.member, .why = never_fits.why},
+                                  to_errc(never_fits.why.missing)));
+        }
+        for (auto& a : gone) {  // nothing throws any more
+            withdraw(a.id);
+            done.push_back(std::move(a));
+        }
+        seen_ = now;
     }
 
     admission_queue_options options_;
     std::vector<entry> waiting_;  // in the order in which they go
+    extent seen_;                 // when the queue was looked through for who can't be placed any more
     std::uint64_t last_id_ = 0;
 };
 

@@ -5,6 +5,7 @@
 //   gpushare::capacity_calendar days(cluster_of_empty_nodes);
 //   auto night = days.try_book(policy, request, instant{} + 22h, instant{} + 30h);    // a result<booking>
 //   days.cancel(night->id);
+//   days.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });
 #pragma once
 
 #include <algorithm>
@@ -36,9 +37,33 @@ struct booking {
 /// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
 class capacity_calendar {
 public:
-    /// `nodes`: as they are when nothing is placed on them; only their descriptions are used.
-    explicit capacity_calendar(const cluster& nodes) {
-        for (std::uint32_t i = 0; i < nodes.size(); ++i) empty_.add(nodes[{i}].whole);
+    /// `nodes`: as they are when nothing is placed on them; what is there is not looked at.
+    explicit capacity_calendar(const cluster& nodes) : empty_(nodes.emptied()) {}
+
+    /// The nodes without any booking.
+    [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
+    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does it on the cluster. Bookings stay; one
+    /// on what is drained, gone or smaller counts as ever, so that nothing else is booked there. See unkept(). If `change`
+    /// throws, nothing happens.
+    template <std::invocable<cluster&> Change>
+    void change_nodes(Change change) {
+        cluster changed = empty_;
+        change(changed);
+        empty_ = changed.emptied();
+    }
+    /// Bookings from `from` on that can't be kept, since their nodes or devices are drained, gone or too small for all that is
+    /// booked there: in the order in which they were made, those that those before them leave no room. To be moved, or told.
+    [[nodiscard]] std::vector<booking> unkept(instant from) const {
+        std::vector<booking> none;
+        capacity_calendar kept(empty_);
+        for (const auto& b : bookings_) {
+            if (b.end <= from) continue;
+            if (kept.free_during(std::max(b.begin, from), b.end).try_apply(b.where))
+                none.push_back(b);
+            else
+                kept.bookings_.push_back(b);
+        }
+        return none;
     }
 
     /// What is free during all of [begin, end): for each device, and each node's cores and memory, the minimum over
@@ -171,15 +196,15 @@ private:
                 most_of[d].memory = std::max(most_of[d].memory, now_of[d].memory);
             }
         }
-        free.apply({{.cpu_milli = most.cpu_milli, .memory = most.memory}, id, {}});
+        free.hold({{.cpu_milli = most.cpu_milli, .memory = most.memory}, id, {}});
         for (std::uint32_t d = 0; d < whole.devices; ++d)
-            free.apply(
+            free.hold(
                 {{.devices = 1, .each = share::of_permille(most_of[d].permille), .device_memory = most_of[d].memory},
                  id,
                  {device_id{d}}});
         for (const booking* b : here) {  // who stays apart from whom may be here at another time
             const placement_request& r = b->where.request;
-            if (r.group || r.apart) free.restore({{.group = r.group, .apart = r.apart}, id, {}});
+            if (r.group || r.apart) free.hold({{.group = r.group, .apart = r.apart}, id, {}});
         }
     }
 

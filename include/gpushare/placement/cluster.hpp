@@ -6,6 +6,11 @@
 //   c.add({.cpu_milli = 96'000, .memory = 384_GiB, .devices = 8, .device_memory = 80_GiB});
 //   c.apply(p);                // whole or not at all
 //   c.release(p);              // exactly undoes it
+//
+// Nodes and devices come and go. `drain` lets nothing new in, what is there stays; `resume` takes that back; `remove` is
+// for good, also of a device that is lost while somebody is on it: its placement is released as any other. Ids stay.
+//
+//   c.drain({3});     ...     if (nobody_is_there) c.remove({3});
 #pragma once
 
 #include <algorithm>
@@ -26,7 +31,7 @@ inline namespace GPUSHARE_ABI {
 
 /// Whether one device has room for its part of the request.
 [[nodiscard]] constexpr bool fits(const placement_request& r, const free_device& d) noexcept {
-    return d.permille >= r.each.permille() && d.memory >= r.device_memory;
+    return d.open && d.permille >= r.each.permille() && d.memory >= r.device_memory;
 }
 
 /// Nodes, and what is free on them. A value; not thread-safe.
@@ -37,34 +42,134 @@ public:
         if (d.devices > device_set::capacity || d.model.index >= device_model::count)
             raise({errc::invalid_specification, d.devices, device_set::capacity, device_set::capacity}, {},
                   "a node has at most 64 devices, of a model from 0 to 63");
-        const auto first = devices_.size();
-        devices_.resize(first + d.devices, free_device{share::whole().permille(), d.device_memory});
-        try {
-            nodes_.push_back({d, d.cpu_milli, d.memory, first, {}});
-        } catch (...) {
-            devices_.resize(first);
-            throw;
+        devices_.reserve(devices_.size() + d.devices);
+        extents_.reserve(extents_.size() + d.devices);
+        nodes_.push_back({.whole = d, .cpu_milli = d.cpu_milli, .memory = d.memory, .first_device = devices_.size()});
+        for (std::uint32_t i = 0; i < d.devices; ++i) {  // nothing throws any more
+            devices_.push_back({whole_permille, d.device_memory});
+            extents_.push_back({.memory = d.device_memory});
         }
-        capacity_permille_ += std::uint64_t{d.devices} * share::whole().permille();
+        there_ += d.devices;
         return {static_cast<std::uint32_t>(nodes_.size() - 1)};
     }
+    /// Adds a device to a node, with the next id. Throws as add(node), and for a node that isn't there.
+    device_id add(node_id id, bytes device_memory) {
+        check(id, {});
+        state& n = nodes_[id.index];
+        if (n.whole.devices == device_set::capacity)
+            raise({errc::invalid_specification, device_set::capacity + 1, device_set::capacity, device_set::capacity},
+                  {}, "a node has at most 64 devices");
+        devices_.reserve(devices_.size() + 1);
+        extents_.reserve(extents_.size() + 1);
+        const auto at = static_cast<std::ptrdiff_t>(n.first_device + n.whole.devices);
+        devices_.insert(devices_.begin() + at, free_device{});
+        extents_.insert(extents_.begin() + at, extent{.memory = device_memory});
+        for (auto other = id.index + 1; other < nodes_.size(); ++other) ++nodes_[other].first_device;
+        const device_id added{n.whole.devices++};
+        ++there_;
+        measure(n);
+        return added;
+    }
+    /// Sets the memory of one device: what others than the placements took or gave back, or what an uneven node has. If more
+    /// is placed there, nothing is free until releases have made up for it. Throws as drain().
+    void resize(node_id id, device_id d, bytes device_memory) {
+        check(id, d);
+        extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
+        measure(nodes_[id.index]);
+    }
 
-    /// How many nodes there are.
+    /// Nothing new is placed on the node. What is there stays, and counts until it is released. Throws operation_error
+    /// (no_device) for a node that isn't there.
+    void drain(node_id id) { set(id, presence::drained); }
+    /// The same of one of its devices. Throws operation_error (no_device) for one that isn't there.
+    void drain(node_id id, device_id d) { set(id, d, presence::drained); }
+    /// Ends a drain. Throws as drain().
+    void resume(node_id id) { set(id, presence::open); }
+    /// Ends a drain. Throws as drain().
+    void resume(node_id id, device_id d) { set(id, d, presence::open); }
+    /// The node is gone for good: its capacity counts no more, its id is never used again. What is still placed there can be
+    /// released, and nothing else. Throws as drain().
+    void remove(node_id id) { set(id, presence::gone); }
+    /// The same of one of its devices.
+    void remove(node_id id, device_id d) { set(id, d, presence::gone); }
+
+    /// How many nodes there are, those that are gone included: ids are below it.
     [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-    /// How many devices all nodes have.
-    [[nodiscard]] std::size_t devices() const noexcept { return devices_.size(); }
+    /// How many devices all nodes have, without those that are gone.
+    [[nodiscard]] std::size_t devices() const noexcept { return there_; }
     /// Device time of all nodes, in thousandths of a device.
-    [[nodiscard]] std::uint64_t capacity_permille() const noexcept { return capacity_permille_; }
+    [[nodiscard]] std::uint64_t capacity_permille() const noexcept {
+        return std::uint64_t{there_} * share::whole().permille();
+    }
     /// Device time that is placed.
     [[nodiscard]] std::uint64_t placed_permille() const noexcept { return placed_permille_; }
 
     /// Whether a placed request on any node carries the label.
     [[nodiscard]] bool carries(label group) const noexcept { return all_labels_[group].carried != 0; }
+    /// Whether one on that node does.
+    [[nodiscard]] bool carries(label group, node_id id) const noexcept {
+        return nodes_[id.index].labels[group].carried != 0;
+    }
 
     /// What is free on a node, which must be one of the cluster's.
     [[nodiscard]] node_view operator[](node_id id) const noexcept {
         const state& n = nodes_[id.index];
         return {id, n.whole, n.cpu_milli, n.memory, {devices_.data() + n.first_device, n.whole.devices}};
+    }
+    /// What is there of a node, placed on or not: its description, without devices that are gone.
+    [[nodiscard]] node_description there(node_id id) const noexcept {
+        node_description d = nodes_[id.index].whole;
+        d.devices = static_cast<std::uint32_t>(present(nodes_[id.index]));
+        if (nodes_[id.index].here == presence::gone) d = {};
+        return d;
+    }
+    /// Device memory of all nodes, without devices that are gone.
+    [[nodiscard]] bytes capacity_memory() const noexcept {
+        bytes sum{};
+        for (const auto& n : nodes_)
+            for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
+                if (n.here != presence::gone && extents_[d].here != presence::gone) sum += extents_[d].memory;
+        return sum;
+    }
+    /// The same nodes with nothing placed on them.
+    [[nodiscard]] cluster emptied() const {
+        cluster c = *this;
+        for (auto& n : c.nodes_) {
+            n.labels = {};
+            n.used_cpu_milli = 0;
+            n.used_memory = {};
+        }
+        for (auto& d : c.extents_) d = {.memory = d.memory, .here = d.here};
+        c.all_labels_ = {};
+        c.placed_permille_ = 0;
+        for (auto& n : c.nodes_) c.measure(n);
+        return c;
+    }
+    /// The same with nothing drained: what is drained may come back, what is gone doesn't.
+    [[nodiscard]] cluster resumed() const {
+        cluster c = *this;
+        for (auto& n : c.nodes_)
+            if (n.here == presence::drained) n.here = presence::open;
+        for (auto& d : c.extents_)
+            if (d.here == presence::drained) d.here = presence::open;
+        for (auto& n : c.nodes_) c.measure(n);
+        return c;
+    }
+
+    /// Whether that device could ever serve such a request: if nothing were placed or drained, and labels aside.
+    [[nodiscard]] bool could_serve(const placement_request& r, node_id id, device_id d) const noexcept {
+        const state& n = nodes_[id.index];
+        const extent& whole = extents_[n.first_device + d.index];
+        return whole.here != presence::gone && r.models.allows(n.whole.model) && whole.memory >= r.device_memory;
+    }
+    /// Whether such a request could ever fit on that node, if it may have devices of `on` only; of any, if that is empty.
+    [[nodiscard]] bool could_fit(const placement_request& r, node_id id, device_set on = {}) const noexcept {
+        const state& n = nodes_[id.index];
+        if (n.here == presence::gone || r.cpu_milli > n.whole.cpu_milli || r.memory > n.whole.memory) return false;
+        std::uint32_t serving = 0;
+        for (std::uint32_t d = 0; d < n.whole.devices; ++d)
+            if ((on.empty() || on.contains({d})) && could_serve(r, id, {d})) ++serving;
+        return serving >= r.devices;
     }
 
     /// Whether the request fits on that node now.
@@ -77,6 +182,7 @@ public:
         refusal closest{shortage::nodes};
         double least = 1e9;
         for (std::uint32_t i = 0; i < nodes_.size(); ++i) {
+            if (nodes_[i].here == presence::gone) continue;
             const auto [gap, missing] = lacks(r, {i});
             if (gap < least) {
                 least = gap;
@@ -104,34 +210,39 @@ public:
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
     }
+    /// As apply, whether it fits or not: for what is there already, as on a device that has shrunk, is drained or gone. What is
+    /// missing is owed: nothing is free there until releases have made up for it. Throws operation_error
+    /// (invalid_specification) for a node or devices that there never were, and not as many as the request wants.
+    void hold(const placement& p) {
+        if (!names_devices(p)) throw operation_error(errc::invalid_specification, {}, "hold of devices never there");
+        take(p);
+    }
 
-    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing happens, if the
-    /// node would have more free than it has, since then the placement wasn't applied here. The cluster doesn't
-    /// remember single placements, so it notices a second release only if it would overflow.
+    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing happens, if so much isn't
+    /// placed there, since then the placement wasn't applied here. The cluster doesn't remember single placements, so it
+    /// notices a second release only if less than that is placed.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
-        if (p.node.index >= nodes_.size() || p.devices.size() != p.request.devices) return false;
+        if (!names_devices(p)) return false;
         state& n = nodes_[p.node.index];
-        if (p.request.cpu_milli > n.whole.cpu_milli - n.cpu_milli || p.request.memory > n.whole.memory - n.memory)
-            return false;
+        if (p.request.cpu_milli > n.used_cpu_milli || p.request.memory > n.used_memory) return false;
         for (const auto id : p.devices) {
-            if (id.index >= n.whole.devices) return false;
-            const free_device& d = devices_[n.first_device + id.index];
-            if (p.request.each.permille() > share::whole().permille() - d.permille ||
-                p.request.device_memory > n.whole.device_memory - d.memory)
-                return false;
+            const extent& d = extents_[n.first_device + id.index];
+            if (p.request.each.permille() > d.used_permille || p.request.device_memory > d.used_memory) return false;
         }
         if (p.request.group || p.request.apart) {
             if (!n.labels.has(p.request)) return false;
             n.labels.remove(p.request);
             all_labels_.remove(p.request);
         }
-        n.cpu_milli += p.request.cpu_milli;
-        n.memory += p.request.memory;
+        n.used_cpu_milli -= p.request.cpu_milli;
+        n.used_memory -= p.request.memory;
         for (const auto id : p.devices) {
-            free_device& d = devices_[n.first_device + id.index];
-            d.permille += p.request.each.permille();
-            d.memory += p.request.device_memory;
+            extent& d = extents_[n.first_device + id.index];
+            d.used_permille -= p.request.each.permille();
+            d.used_memory -= p.request.device_memory;
+            devices_[n.first_device + id.index] = left_of(d, n);
         }
+        measure_host(n);
         placed_permille_ -= device_permille(p.request);
         return true;
     }
@@ -144,15 +255,84 @@ public:
     friend bool operator==(const cluster&, const cluster&) = default;
 
 private:
+    static constexpr std::uint32_t whole_permille = share::whole().permille();
+
+    enum class presence : std::uint8_t { open, drained, gone };
+
     struct state {
         node_description whole{};
-        std::uint64_t cpu_milli = 0;
-        bytes memory{};
+        std::uint64_t cpu_milli = 0;  // free
+        bytes memory{};               // free
         std::size_t first_device = 0;
         label_counts labels{};
+        std::uint64_t used_cpu_milli = 0;
+        bytes used_memory{};
+        presence here = presence::open;
 
         friend bool operator==(const state&, const state&) = default;
     };
+    // What a device has and what of it is placed, which may be more.
+    struct extent {
+        bytes memory{};
+        presence here = presence::open;
+        std::uint32_t used_permille = 0;
+        bytes used_memory{};
+
+        friend bool operator==(const extent&, const extent&) = default;
+    };
+
+    // What is free of a device of that node.
+    [[nodiscard]] static free_device left_of(const extent& d, const state& n) noexcept {
+        if (d.here != presence::open || n.here != presence::open) return {.open = false};
+        return {whole_permille - std::min(whole_permille, d.used_permille), d.memory - d.used_memory};
+    }
+    static void measure_host(state& n) noexcept {
+        const bool open = n.here == presence::open;
+        n.cpu_milli = open ? n.whole.cpu_milli - std::min(n.whole.cpu_milli, n.used_cpu_milli) : 0;
+        n.memory = open ? n.whole.memory - n.used_memory : bytes{};  // bytes don't go below 0
+    }
+    // After a change of what the node or its devices are.
+    void measure(state& n) noexcept {
+        measure_host(n);
+        n.whole.device_memory = {};
+        for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d) {
+            devices_[d] = left_of(extents_[d], n);
+            if (extents_[d].here != presence::gone)
+                n.whole.device_memory = std::max(n.whole.device_memory, extents_[d].memory);
+        }
+    }
+
+    void check(node_id id, device_id d) const {
+        if (id.index >= nodes_.size() || nodes_[id.index].here == presence::gone)
+            raise({errc::no_device, id.index, 0, nodes_.size()}, {}, "a node of a cluster");
+        const auto& n = nodes_[id.index];
+        if (d.index == 0 && n.whole.devices == 0) return;
+        if (d.index >= n.whole.devices) raise({errc::no_device, d.index, 0, n.whole.devices}, {}, "a device of a node");
+    }
+    [[nodiscard]] std::size_t present(const state& n) const noexcept {
+        if (n.here == presence::gone) return 0;
+        const std::span all{extents_.data() + n.first_device, n.whole.devices};
+        return static_cast<std::size_t>(
+            std::ranges::count_if(all, [](const extent& d) { return d.here != presence::gone; }));
+    }
+    void set(node_id id, presence to) {
+        check(id, {});
+        state& n = nodes_[id.index];
+        there_ -= present(n);
+        n.here = to;
+        there_ += present(n);
+        measure(n);
+    }
+    void set(node_id id, device_id d, presence to) {
+        check(id, d);
+        state& n = nodes_[id.index];
+        if (d.index >= n.whole.devices || extents_[n.first_device + d.index].here == presence::gone)
+            raise({errc::no_device, d.index, 0, n.whole.devices}, {}, "a device of a node");
+        there_ -= present(n);
+        extents_[n.first_device + d.index].here = to;
+        there_ += present(n);
+        measure(n);
+    }
 
     [[nodiscard]] bool accepts(const placement_request& r, const state& n) const noexcept {
         if (r.apart && n.labels[r.apart].carried != 0) return false;
@@ -162,7 +342,7 @@ private:
     }
 
     [[nodiscard]] bool has_room(const placement_request& r, const state& n) const noexcept {
-        if (r.cpu_milli > n.cpu_milli || r.memory > n.memory) return false;
+        if (n.here != presence::open || r.cpu_milli > n.cpu_milli || r.memory > n.memory) return false;
         if (r.devices > n.whole.devices || (r.devices != 0 && !r.models.allows(n.whole.model))) return false;
         auto needed = r.devices;
         const free_device* d = devices_.data() + n.first_device;
@@ -179,26 +359,37 @@ private:
             n.labels.add(p.request);
             all_labels_.add(p.request);
         }
-        n.cpu_milli -= p.request.cpu_milli;
-        n.memory -= p.request.memory;
+        n.used_cpu_milli += p.request.cpu_milli;
+        n.used_memory += p.request.memory;
         for (const auto id : p.devices) {
-            free_device& d = devices_[n.first_device + id.index];
-            d.permille -= p.request.each.permille();
-            d.memory -= p.request.device_memory;
+            extent& d = extents_[n.first_device + id.index];
+            d.used_permille += p.request.each.permille();
+            d.used_memory += p.request.device_memory;
+            devices_[n.first_device + id.index] = left_of(d, n);
         }
+        measure_host(n);
         placed_permille_ += device_permille(p.request);
     }
 
+    [[nodiscard]] bool names_devices(const placement& p) const noexcept {
+        if (p.node.index >= nodes_.size() || p.devices.size() != p.request.devices) return false;
+        return std::ranges::all_of(p.devices,
+                                   [&](device_id d) { return d.index < nodes_[p.node.index].whole.devices; });
+    }
+
     [[nodiscard]] refusal check(const placement& p, bool affinity) const noexcept {
-        if (p.node.index >= nodes_.size()) return {shortage::nodes, p.node};
+        if (p.node.index >= nodes_.size() || nodes_[p.node.index].here == presence::gone)
+            return {shortage::nodes, p.node};
         const state& n = nodes_[p.node.index];
-        std::uint32_t present = 0;
-        for (const auto id : p.devices) present += id.index < n.whole.devices ? 1U : 0U;
-        if (present != p.request.devices || p.devices.size() != present)
+        if (!names_devices(p)) {
+            std::uint32_t present = 0;
+            for (const auto id : p.devices) present += id.index < n.whole.devices ? 1U : 0U;
             return {shortage::devices, p.node, p.request.devices, present};
+        }
         if (!has_room(p.request, n) || (affinity && !accepts(p.request, n))) return lacks(p.request, p.node).missing;
         for (const auto id : p.devices) {
             const free_device& d = devices_[n.first_device + id.index];
+            if (!d.open) return {shortage::drained, p.node, 1, 0};
             if (d.permille < p.request.each.permille())
                 return {shortage::device_share, p.node, p.request.each.permille(), d.permille};
             if (p.request.device_memory > d.memory)
@@ -227,42 +418,52 @@ private:
         };
         // Rules weigh more than any amount: another node may have room, but no node changes its model.
         if (r.devices != 0 && !r.models.allows(n.whole.model)) note(shortage::model, 0, 0, 1000);
+        if (n.here == presence::drained) note(shortage::drained, 0, 0, 500);
         if (!accepts(r, n)) note(shortage::affinity, 0, 0, 100);
+        if (n.here != presence::open) return s;  // its figures are of no use
         lack(shortage::cpu, r.cpu_milli, n.cpu_milli);
         lack(shortage::memory, r.memory.count(), n.memory.count());
-
+        lack_devices(r, n, lack);
+        return s;
+    }
+    // Each figure is the most that enough devices have, whatever else they lack: so it is true by itself.
+    template <class Lack>
+    void lack_devices(const placement_request& r, const state& n, Lack lack) const noexcept {
         const std::span devices{devices_.data() + n.first_device, n.whole.devices};
-        const auto room = [&](auto enough) {
-            return static_cast<std::uint64_t>(std::ranges::count_if(devices, enough));
+        const auto count = [&](auto enough) {
+            return static_cast<std::uint64_t>(
+                std::ranges::count_if(devices, [&](const free_device& d) { return d.open && enough(d); }));
         };
         const auto enough_share = [&](const free_device& d) { return d.permille >= r.each.permille(); };
-        const auto both = [&](const free_device& d) { return gpushare::fits(r, d); };
-        const bool too_few = room(enough_share) < r.devices;
-        if (too_few && (n.whole.devices < r.devices || r.each == share::whole())) {
-            lack(shortage::whole_devices, r.devices, room(enough_share));
-        } else if (room(both) < r.devices) {
-            // What the last of the devices would have to give: the largest amount that enough of them have.
-            std::uint64_t most_share = 0, most_memory = 0;
-            for (const auto& d : devices) {
-                if (room([&](const free_device& o) {
-                        return o.permille >= d.permille && o.memory >= r.device_memory;
-                    }) >= r.devices)
-                    most_share = std::max<std::uint64_t>(most_share, d.permille);
-                if (room([&](const free_device& o) { return o.memory >= d.memory && enough_share(o); }) >= r.devices)
-                    most_memory = std::max(most_memory, d.memory.count());
-            }
-            if (too_few)
-                lack(shortage::device_share, r.each.permille(), most_share);
-            else
-                lack(shortage::device_memory, r.device_memory.count(), most_memory);
-        }
-        return s;
+        const auto enough_memory = [&](const free_device& d) { return d.memory >= r.device_memory; };
+        const auto most = [&](auto amount, auto beside) {  // of what, of those with enough of the other
+            std::uint64_t best = 0;
+            for (const auto& d : devices)
+                if (d.open &&
+                    count([&](const free_device& o) { return amount(o) >= amount(d) && beside(o); }) >= r.devices)
+                    best = std::max(best, amount(d));
+            return best;
+        };
+        const auto of_share = [](const free_device& d) { return std::uint64_t{d.permille}; };
+        const auto of_memory = [](const free_device& d) { return d.memory.count(); };
+        const auto any = [](const free_device&) { return true; };
+        if (count([&](const free_device& d) { return gpushare::fits(r, d); }) >= r.devices) return;
+        if (count(any) < r.devices || (r.each == share::whole() && count(enough_share) < r.devices))
+            return lack(shortage::whole_devices, r.devices,
+                        count(any) < r.devices && r.each != share::whole() ? count(any) : count(enough_share));
+        const bool share_short = count(enough_share) < r.devices, memory_short = count(enough_memory) < r.devices;
+        if (share_short) lack(shortage::device_share, r.each.permille(), most(of_share, any));
+        if (memory_short) lack(shortage::device_memory, r.device_memory.count(), most(of_memory, any));
+        if (!share_short && !memory_short)  // each is there, but not on the same devices
+            lack(shortage::device_memory, r.device_memory.count(), most(of_memory, enough_share));
     }
 
     std::vector<state> nodes_;
-    std::vector<free_device> devices_;
+    std::vector<free_device> devices_;  // what is free: what policies see
+    std::vector<extent> extents_;       // beside each: what it has, and what of that is placed
     label_counts all_labels_;
-    std::uint64_t capacity_permille_ = 0, placed_permille_ = 0;
+    std::size_t there_ = 0;  // devices that aren't gone
+    std::uint64_t placed_permille_ = 0;
 };
 
 }  // namespace GPUSHARE_ABI

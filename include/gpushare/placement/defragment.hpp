@@ -111,7 +111,7 @@ private:
     double elsewhere(const placement_request& r) {
         const auto [at, unknown] = elsewhere_.try_emplace(r, std::numeric_limits<double>::infinity());
         if (unknown)
-            if (const auto p = choose(policy_, as_is_, r)) at->second = policy_.rate(as_is_[p->node], r).cost;
+            if (const auto p = choose(policy_, as_is_, r)) at->second = rated(policy_, as_is_[p->node], r).cost;
         return at->second;
     }
 
@@ -124,9 +124,9 @@ private:
             if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
             moved_.push_back(here[i]);
             // What the node loses with the request in place of this one, and what another node loses.
-            const double swap = cost + away - policy_.rate(cluster_[id], p.request).cost;
+            const double swap = cost + away - rated(policy_, cluster_[id], p.request).cost;
             if (cluster_.fits(request_, id)) {
-                const double all = swap + policy_.rate(cluster_[id], request_).cost;
+                const double all = swap + rated(policy_, cluster_[id], request_).cost;
                 if (all < best_.cost) best_ = {all, moved_, id};
             } else if (moves > 1) {
                 try_node(id, here.subspan(i + 1), moves - 1, swap);
@@ -141,7 +141,7 @@ private:
         cluster without = as_is_;
         for (const auto i : best_.moved) without.release(placed_[i]);
         rearrangement result;
-        result.added = {request_, best_.node, policy_.rate(without[best_.node], request_).devices};
+        result.added = {request_, best_.node, rated(policy_, without[best_.node], request_).devices};
         // To keep the request's place free, it is taken while the others look for theirs.
         cluster after = without;
         after.apply(*result.added);
@@ -194,7 +194,7 @@ private:
     void rate_node(node_id id) {
         for (const auto i : on_[id.index]) {
             cluster_.release(placed_[i]);
-            gain_[i] = cluster_.policy().rate(cluster_.nodes()[id], placed_[i].request).cost;
+            gain_[i] = rated(cluster_.policy(), cluster_.nodes()[id], placed_[i].request).cost;
             cluster_.apply(placed_[i]);
         }
     }
@@ -213,7 +213,7 @@ private:
             if (gain_[i] <= least_gain) break;  // what it costs elsewhere comes off that
             const auto to = cluster_.choose(placed_[i].request);
             if (!to || to->node == placed_[i].node) continue;
-            const double gain = gain_[i] - cluster_.policy().rate(cluster_.nodes()[to->node], to->request).cost;
+            const double gain = gain_[i] - rated(cluster_.policy(), cluster_.nodes()[to->node], to->request).cost;
             if (gain <= least_gain) continue;
             least_gain = gain;
             found = {i, placed_[i], *to};

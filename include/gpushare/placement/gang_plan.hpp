@@ -19,6 +19,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/gang_search.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 
@@ -31,6 +32,7 @@ struct gang_plan {
     std::optional<std::vector<placement>> placements{};  ///< one for each member; none if one has no place
     std::size_t member = 0;                              ///< the one that has no place
     refusal why{};                                       ///< what it lacks
+    bool proven = false;  ///< where there are none: no plan is possible; else none was found in `most_steps`
 
     /// Whether all have a place.
     [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }
@@ -41,12 +43,11 @@ struct gang_plan {
     return std::ranges::find(members, group, &placement_request::group) != members.end();
 }
 
-/// Plans the largest members first: most devices, then most device time, then most of the host; equal ones in the order
-/// given; after them the members that want to be near another one. The policy places each beside those before it. This
-/// greedy order finds a plan for most gangs that fit, not for all.
-template <class P>
-requires placement_policy<P>
-[[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members) {
+namespace detail {
+
+/// The largest first: most devices, then most device time, then most of the host; equal ones in the order given; after them those
+/// that want to be near another member.
+[[nodiscard]] inline std::vector<std::size_t> gang_order(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
@@ -57,14 +58,51 @@ requires placement_policy<P>
         };
         return rank(a) > rank(b);
     });
-    cluster after = c;
+    return order;
+}
+
+/// A member that has no place even alone, labels aside: then there is none for all of them.
+[[nodiscard]] inline std::optional<gang_plan> lonely_member(const cluster& c,
+                                                            std::span<const placement_request> members) {
+    for (std::size_t i = 0; i < members.size(); ++i) {
+        placement_request alone = members[i];
+        alone.group = alone.near = alone.apart = {};
+        if (const auto why = c.why_not(alone)) return gang_plan{.member = i, .why = why, .proven = true};
+    }
+    return std::nullopt;
+}
+
+}  // namespace detail
+
+/// The steps that plan_gang() takes at most after the greedy plan: some hundred microseconds.
+inline constexpr std::size_t gang_steps = 2'000;
+
+/// Plans the largest members first, then those that want to be near another one: the policy places each beside those
+/// before it. If one finds no place so, all ways to place them are tried, as far as `most_steps` of a node or a choice of
+/// devices suffice. So a gang of a few members on some tens of nodes is placed if it fits.
+template <class P>
+requires placement_policy<P>
+[[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members,
+                                  std::size_t most_steps = gang_steps) {
+    auto order = detail::gang_order(members);
     gang_plan plan{.placements = std::vector<placement>(members.size())};
+    cluster after = c;
     for (const auto i : order) {
         const auto p = choose(policy, after, members[i]);
-        if (!p) return {.member = i, .why = after.why_not(members[i])};
+        if (!p) {
+            plan = {.member = i, .why = after.why_not(members[i]), .proven = members.size() == 1};
+            break;
+        }
         after.apply(*p);
         (*plan.placements)[i] = *p;
     }
+    if (plan || plan.proven) return plan;
+    if (auto alone = detail::lonely_member(c, members)) return *std::move(alone);
+    detail::gang_search search(c, members, std::move(order), most_steps);
+    if (search.run([](const cluster&, const placement&) { return true; }))
+        plan = {.placements = std::move(search).placements()};
+    else
+        plan.proven = search.proven();
     return plan;
 }
 

@@ -4,9 +4,11 @@
 //
 //   gpushare::indexed_cluster c(nodes, gpushare::value_descent(nodes, usual));
 //   if (auto p = c.choose(request)) c.apply(*p);
+//   c.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -82,6 +84,21 @@ public:
     /// The policy.
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
+    /// Adds, resizes, drains, resumes and removes nodes and devices, or places on them: `change(nodes)` does it on the cluster.
+    /// What was known of ratings is forgotten. If `change` throws, nothing happens.
+    template <std::invocable<cluster&> Change>
+    void change_nodes(Change change) {
+        cluster changed = cluster_;
+        change(changed);
+        std::vector<std::uint32_t> ring(std::max<std::size_t>(changed.size(), 1));
+        std::vector<std::uint64_t> last(changed.size(), 0);
+        known_.clear();
+        cluster_ = std::move(changed);
+        changed_ = std::move(ring);
+        last_change_ = std::move(last);
+        changes_ = 0;
+    }
+
     /// As `gpushare::choose`. For requests with labels it rates every node, since whether they fit depends on more than
     /// the node.
     [[nodiscard]] std::optional<placement> choose(const placement_request& r) {
@@ -91,7 +108,7 @@ public:
         const auto best = k.costs.best();
         if (!best) return std::nullopt;
         const node_id id{static_cast<std::uint32_t>(*best)};
-        return placement{r, id, policy_.rate(cluster_[id], r).devices};
+        return placement{r, id, detail::rated(policy_, cluster_[id], r).devices};
     }
 
     /// As the cluster's own.
@@ -154,7 +171,8 @@ private:
     }
 
     void rate(known& k, const placement_request& r, node_id id) {
-        k.costs.set(id.index, cluster_.fits(r, id) ? policy_.rate(cluster_[id], r).cost : detail::cost_table::none);
+        k.costs.set(id.index,
+                    cluster_.fits(r, id) ? detail::rated(policy_, cluster_[id], r).cost : detail::cost_table::none);
     }
 
     void rate_all(known& k, const placement_request& r) {

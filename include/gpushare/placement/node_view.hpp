@@ -20,7 +20,7 @@ struct node_description {
     bytes memory{};               ///< of the host
     std::uint32_t devices = 0;    ///< at most device_set::capacity
     device_model model{};         ///< of all its devices
-    bytes device_memory{};        ///< of each device
+    bytes device_memory{};        ///< of each device; of the largest, where they differ (cluster::resize)
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
@@ -29,6 +29,7 @@ struct node_description {
 struct free_device {
     std::uint32_t permille = 0;  ///< of device time
     bytes memory{};              ///< of the device
+    bool open = true;            ///< false: it is drained or gone, and takes nothing, not even a request for nothing
 
     friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
     friend constexpr bool operator==(const free_device&, const free_device&) = default;

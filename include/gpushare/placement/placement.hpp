@@ -194,6 +194,9 @@ enum class shortage : std::uint8_t {
     cpu,            ///< thousandths of a core
     memory,         ///< bytes
     devices,        ///< the placement names other devices than the request asks for
+    drained,        ///< a node that isn't drained
+    consent,        ///< nothing: who carries plans out refused the one that there was
+    turn,  ///< nothing: an earlier request, `asked` in the queue, has been overtaken too often, and wants the same
 };
 
 /// In English.
@@ -209,6 +212,9 @@ enum class shortage : std::uint8_t {
         case shortage::cpu: return "cpu";
         case shortage::memory: return "memory";
         case shortage::devices: return "devices of the placement";
+        case shortage::drained: return "node that is not drained";
+        case shortage::consent: return "consent: who carries plans out refused";
+        case shortage::turn: return "turn";
     }
     return "unknown shortage";
 }
@@ -238,7 +244,10 @@ struct refusal {
         case shortage::devices: return errc::invalid_specification;
         case shortage::device_memory:
         case shortage::cpu:
-        case shortage::memory: break;
+        case shortage::memory:
+        case shortage::drained:
+        case shortage::consent:
+        case shortage::turn: break;
     }
     return errc::no_room;
 }
@@ -269,7 +278,10 @@ struct refusal {
     m.add(to_string(r.missing));
     switch (r.missing) {
         case shortage::none:
+        case shortage::consent:
         case shortage::nodes: break;
+        case shortage::drained: m.add(": the closest is node ", r.node.index); break;
+        case shortage::turn: m.add(": request ", r.asked, " came before it and wants the same"); break;
         case shortage::model: m.add(": no node has an allowed one"); break;
         case shortage::affinity: m.add(": no node satisfies it; the closest is node ", r.node.index); break;
         case shortage::devices: m.add(": asked ", r.asked, ", named ", r.left, " of node ", r.node.index); break;

@@ -24,7 +24,7 @@ inline namespace GPUSHARE_ABI {
 
 /// A policy's rating of a node: its cost, and the devices that the policy would take.
 struct rating {
-    /// lower is better; any finite number
+    /// lower is better. Not a number counts as the highest of all numbers, and an infinite cost as the nearest number
     double cost = std::numeric_limits<double>::infinity();
     device_set devices{};  ///< as many as the request wants
 };
@@ -60,6 +60,24 @@ concept rates_by_state = stable_placement_policy<P> && P::by_state;
     return taken;
 }
 
+namespace detail {
+
+/// What the policy says, with a cost that is a number and devices on which the request fits: whatever fits is placed, whatever a
+/// policy says.
+template <class P>
+[[nodiscard]] rating rated(P& policy, const node_view& n, const placement_request& r) {
+    constexpr double most = std::numeric_limits<double>::max();
+    rating here = policy.rate(n, r);
+    if (!(here.cost < most)) here.cost = most;  // not a number, too
+    if (here.cost < -most) here.cost = -most;
+    std::uint32_t fitting = 0;
+    for (const auto d : here.devices) fitting += d.index < n.devices.size() && fits(r, n.devices[d.index]) ? 1U : 0U;
+    if (fitting != r.devices || here.devices.size() != r.devices) here.devices = tightest_devices(n, r);
+    return here;
+}
+
+}  // namespace detail
+
 /// The placement with the lowest cost (ties: the lowest node id); none if the request fits nowhere. Looks at every
 /// node.
 template <class P>
@@ -70,7 +88,7 @@ requires placement_policy<P>
     for (std::uint32_t i = 0; i < c.size(); ++i) {
         const node_id id{i};
         if (!c.fits(r, id)) continue;
-        const rating here = policy.rate(c[id], r);
+        const rating here = detail::rated(policy, c[id], r);
         if (chosen && here.cost >= best.cost) continue;
         best = here;
         chosen = placement{r, id, here.devices};

@@ -148,7 +148,7 @@ requires placement_policy<P>
     if (!best) return std::nullopt;
     cluster after = c;
     for (const auto i : best->who) after.release(placed[i].where);
-    return preemption_plan{std::move(best->who), {r, where, policy.rate(after[where], r).devices}};
+    return preemption_plan{std::move(best->who), {r, where, detail::rated(policy, after[where], r).devices}};
 }
 
 /// One preemption under way. It ends by finish() once it is ready, or by being destroyed, and then nobody has to go.

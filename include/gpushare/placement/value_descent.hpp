@@ -34,7 +34,7 @@ namespace detail {
     for (auto& [r, weight] : kinds) {
         std::uint64_t places = 0;
         for (std::uint32_t i = 0; i < c.size() && r.devices != 0; ++i) {
-            const auto& n = c[{i}].whole;
+            const auto n = c.there({i});
             if (!fits_empty(r, n)) continue;
             const auto on_device = r.each == share{} ? n.devices : share::whole().permille() / r.each.permille();
             std::uint64_t here = std::uint64_t{n.devices} * on_device / r.devices;

@@ -48,7 +48,7 @@ public:
         : kinds_(expected.kinds()), mean_permille_(expected.mean_permille()), device_(kinds_), price_(kinds_.size()) {
         double cpu = 0, memory = 0;
         for (std::uint32_t i = 0; i < c.size(); ++i) {
-            const auto& n = c[{i}].whole;
+            const auto n = c.there({i});
             if (n.devices == 0) continue;
             cpu += static_cast<double>(n.cpu_milli);
             memory += mib(n.memory);

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks for places for all members of a gang, by trying one after the other and going back: for gangs that a greedy plan
+// doesn't place, and to tell whether one can be placed at all.
+//
+//   detail::gang_search search(cluster, members, order, 2'000);
+//   if (search.run([](const cluster&, const placement&) { return true; })) use(search.placements());
+//   else if (search.proven()) ...      // there is no plan
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/alike_nodes.hpp>
+#include <gpushare/placement/placement.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// One search. Of nodes that are alike, of devices with the same free, and of members that ask for the same, one order is
+/// tried. A step is a node or a choice of devices that was looked at.
+class gang_search {
+public:
+    /// `order`: the members' numbers in the order in which they are tried. `members` must outlive it.
+    gang_search(const cluster& c, std::span<const placement_request> members, std::vector<std::size_t> order,
+                std::size_t most_steps)
+        : cluster_(c), members_(members), order_(std::move(order)), steps_(most_steps), placed_(members.size()) {
+        alike_.resize(order_.size());
+        labels_ = std::ranges::any_of(members_, [](const placement_request& r) { return has_labels(r); });
+    }
+
+    /// Whether there is a plan each of whose placements `allowed(cluster, placement)` admits, where the cluster has the
+    /// placements before it. With `any_device`, devices with the same free aren't the same to `allowed`.
+    template <class Allowed>
+    [[nodiscard]] bool run(Allowed allowed, bool any_device = false) {
+        distinct_ = any_device;
+        return place(0, allowed);
+    }
+    /// After run() was false: there is none. Else the steps didn't suffice.
+    [[nodiscard]] bool proven() const noexcept { return steps_ != 0; }
+    /// After run() was true: one for each member.
+    [[nodiscard]] std::vector<placement> placements() && { return std::move(placed_); }
+
+private:
+    [[nodiscard]] bool step() noexcept { return steps_ != 0 && --steps_ != 0; }
+
+    template <class Allowed>
+    bool place(std::size_t depth, Allowed& allowed) {
+        if (depth == order_.size()) return true;
+        const placement_request& r = members_[order_[depth]];
+        const placement* const twin =
+            depth != 0 && members_[order_[depth - 1]] == r ? &placed_[order_[depth - 1]] : nullptr;
+        const bool skips = !labels_ && !distinct_;
+        if (skips) alike_[depth].clear(cluster_.size());
+        for (std::uint32_t i = twin != nullptr ? twin->node.index : 0; i < cluster_.size(); ++i) {
+            if (!step()) return false;
+            if (!cluster_.fits(r, {i})) continue;
+            if (skips && alike_[depth].first_like(cluster_, {i}).index != i) continue;
+            if (choose_devices(depth, {r, {i}, {}}, 0, allowed)) return true;
+        }
+        return false;
+    }
+
+    // Adds devices from number `d` on, in all ways that differ.
+    template <class Allowed>
+    bool choose_devices(std::size_t depth, placement p, std::uint32_t d, Allowed& allowed) {
+        if (p.devices.size() == p.request.devices) return attempt(depth, p, allowed);
+        const auto count = static_cast<std::uint32_t>(cluster_[p.node].devices.size());
+        for (; d < count && steps_ != 0; ++d) {
+            if (!fits(p.request, cluster_[p.node].devices[d]) || is_like_skipped(p, d)) continue;
+            placement with = p;
+            with.devices.add({d});
+            if (choose_devices(depth, with, d + 1, allowed)) return true;
+        }
+        return false;
+    }
+
+    // Whether a device before it, which isn't taken, is the same choice.
+    [[nodiscard]] bool is_like_skipped(const placement& p, std::uint32_t d) const noexcept {
+        if (distinct_) return false;
+        const auto devices = cluster_[p.node].devices;
+        for (std::uint32_t before = 0; before < d; ++before)
+            if (!p.devices.contains({before}) && devices[before] == devices[d]) return true;
+        return false;
+    }
+
+    template <class Allowed>
+    bool attempt(std::size_t depth, const placement& p, Allowed& allowed) {
+        if (!step() || !allowed(std::as_const(cluster_), p) || cluster_.try_apply(p)) return false;
+        placed_[order_[depth]] = p;
+        if (place(depth + 1, allowed)) return true;
+        cluster_.release(p);
+        return false;
+    }
+
+    cluster cluster_;
+    std::span<const placement_request> members_;
+    std::vector<std::size_t> order_;
+    std::size_t steps_;
+    std::vector<placement> placed_;
+    std::vector<alike_nodes> alike_;  // one for each depth: the nodes change between them
+    bool labels_ = false, distinct_ = false;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
