@@ -145,6 +145,42 @@ TEST_CASE("who wants to be near a booking has to come while it is there", "[plac
     CHECK(days.earliest(follower, at(0h), 1h) == at(5h));
 }
 
+TEST_CASE("nodes come and go under bookings, which stay and are told of", "[placement][calendar]") {
+    capacity_calendar days(nodes());
+    const placement_request whole{.devices = 1, .each = 100_pct};
+    const auto first = days.try_book_at({whole, {0}, {device_id{0}}}, at(1h), at(3h));
+    const auto second = days.try_book_at({whole, {0}, {device_id{1}}}, at(1h), never);
+    REQUIRE((first && second));
+    CHECK(days.try_book(first_fit{}, whole, at(2h), at(4h)).code() == errc::too_few_devices);
+    CHECK(days.unkept(at(0h)).empty());
+    days.change_nodes([](cluster& c) {
+        c.add({.devices = 1, .device_memory = 80_GiB});
+        c.drain({0}, {0});
+        CHECK(c.placed_permille() == 0);
+        c.apply({{.devices = 1}, {1}, {{0}}});  // is of no effect
+    });
+    CHECK(days.nodes().devices() == 3);
+    const auto third = days.try_book(first_fit{}, whole, at(2h), at(4h));
+    REQUIRE(third);
+    CHECK(third->where.node.index == 1);
+    CHECK(days.why_not(whole, at(3h), at(4h)));  // the first has ended, and the device takes nothing new
+    CHECK(days.unkept(at(0h)) == std::vector{*first});
+    CHECK(days.unkept(at(3h)).empty());
+    days.change_nodes([](cluster& c) {
+        c.resume({0}, {0});
+        c.resize({0}, {1}, 1_GiB);
+    });
+    CHECK(days.unkept(at(0h)).empty());
+    CHECK_FALSE(days.why_not(whole, at(3h), at(4h)));
+    days.change_nodes([](cluster& c) { c.remove({0}); });
+    CHECK(days.unkept(at(0h)) == std::vector{*first, *second});
+    CHECK(days.earliest(whole, at(0h), 1h) == at(0h));
+    CHECK(days.earliest(whole, at(2h), 3h) == at(4h));
+    CHECK(days.cancel(second->id));
+    CHECK_THROWS_AS(days.change_nodes([](cluster& c) { c.drain({9}); }), operation_error);
+    CHECK(days.nodes().devices() == 1);
+}
+
 // Hour by hour, what is booked must fit on the nodes together; and what was refused fits in no place.
 TEST_CASE("random bookings never exceed a node at any hour", "[placement][calendar][property]") {
     for (std::uint64_t run = 0; run < 60; ++run) {

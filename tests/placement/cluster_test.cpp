@@ -280,4 +280,99 @@ TEST_CASE("affinity: the first of a group goes anywhere, the others follow, stra
     CHECK(c.fits({.group = label{5}}, {2}));
 }
 
+TEST_CASE("what is drained takes nothing new, what is gone counts no more, and both give back what was there",
+          "[placement]") {
+    cluster c = one_node();
+    c.add({.cpu_milli = 16'000, .memory = 64_GiB, .devices = 1, .device_memory = 16_GiB});
+    const placement_request half{.cpu_milli = 1'000, .devices = 1, .each = 50_pct, .device_memory = 4_GiB};
+    const placement first{half, {0}, {{0}}}, second{half, {1}, {{0}}};
+    const cluster empty = c;
+    c.apply(first);
+    c.apply(second);
+    c.drain({0});
+    CHECK_FALSE(c.fits(half, {0}));
+    CHECK_FALSE(c.fits({}, {0}));  // not even for nothing
+    CHECK(c.try_apply({half, {0}, {{1}}}).missing == shortage::drained);
+    CHECK(c.why_not({.devices = 2, .each = 50_pct}).missing == shortage::whole_devices);
+    CHECK(c.devices() == 3);
+    CHECK(c.placed_permille() == 1000);
+    c.resume({0});
+    CHECK(c.fits(half, {0}));
+    c.drain({0}, {0});
+    CHECK_FALSE(c.try_apply({half, {0}, {{1}}}));
+    c.release({half, {0}, {{1}}});
+    CHECK(c.try_apply({half, {0}, {{0}}}).missing == shortage::drained);
+    CHECK(c.try_apply({{.devices = 1}, {0}, {{0}}}).missing == shortage::drained);  // nor a device for nothing
+    c.resume({0}, {0});
+
+    c.remove({0}, {0});  // lost, while somebody is there
+    CHECK(c.devices() == 2);
+    CHECK(c.capacity_permille() == 2000);
+    CHECK(c.why_not({.devices = 2}).left == 1);
+    CHECK_THROWS_AS(c.resume({0}, {0}), gpushare::operation_error);
+    CHECK_THROWS_AS(c.drain({0}, {7}), gpushare::operation_error);
+    CHECK_THROWS_AS(c.drain({7}), gpushare::operation_error);
+    CHECK(c.try_release(first));
+    CHECK_FALSE(c.try_release(first));
+    CHECK_FALSE(c.fits({.devices = 1, .each = 100_pct, .device_memory = 16_GiB}, {1}));
+    c.remove({1});
+    CHECK(c.devices() == 1);
+    CHECK(c.there({1}).devices == 0);
+    CHECK(c.try_apply(second).missing == shortage::nodes);
+    CHECK_THROWS_AS(c.add({1}, 16_GiB), gpushare::operation_error);
+    c.release(second);
+    CHECK(c.placed_permille() == 0);
+    CHECK(c.add({.devices = 1}).index == 2);  // ids aren't used again
+    CHECK(c.size() == 3);
+    CHECK(c.emptied() == c);
+    CHECK(empty.devices() == 3);
+}
+
+TEST_CASE("devices of a node differ, and one that shrinks below what is there owes it", "[placement]") {
+    cluster c = one_node();
+    const auto third = c.add({0}, 32_GiB);
+    CHECK(third.index == 2);
+    CHECK(c[{0}].whole.devices == 3);
+    CHECK(c[{0}].whole.device_memory == 32_GiB);
+    const placement_request large{.devices = 1, .each = 10_pct, .device_memory = 24_GiB};
+    CHECK(c.try_apply({large, {0}, {{1}}}).left == (16_GiB).count());
+    const placement there{large, {0}, {third}};
+    c.apply(there);
+    c.resize({0}, third, 8_GiB);  // somebody else has taken the rest
+    CHECK(c[{0}].devices[2].memory == 0_GiB);
+    CHECK(c.why_not({.devices = 3, .each = 10_pct, .device_memory = 1_GiB}).left == 0);
+    c.hold({{.devices = 1, .each = 95_pct}, {0}, {third}});  // and holds more than there is
+    CHECK(c[{0}].devices[2].permille == 0);
+    c.release(there);
+    CHECK(c[{0}].devices[2].memory == 8_GiB);
+    CHECK(c[{0}].devices[2].permille == 50);
+    c.resize({0}, third, 32_GiB);
+    CHECK(c[{0}].devices[2].memory == 32_GiB);
+    CHECK_THROWS_AS(c.hold({large, {0}, {{3}}}), gpushare::operation_error);
+    c.release({{.devices = 1, .each = 95_pct}, {0}, {third}});
+    CHECK(c == c.emptied());
+    cluster before = c;
+    for (int i = 0; i < 3; ++i) before.add({.devices = 2});
+    const auto other = before.add({1}, 1_GiB);  // of a node in the middle
+    CHECK(other.index == 2);
+    CHECK(before[{1}].devices.size() == 3);
+    CHECK(before[{2}].devices.size() == 2);
+    CHECK(before.capacity_memory() == 65_GiB);
+}
+
+TEST_CASE("each figure of a refusal is true by itself", "[placement]") {
+    cluster c;
+    c.add({.devices = 2, .device_memory = 16_GiB});
+    c.apply({{.devices = 1, .each = 40_pct, .device_memory = 14_GiB}, {0}, {{0}}});
+    c.apply({{.devices = 1, .each = 30_pct, .device_memory = 15_GiB}, {0}, {{1}}});
+    const auto why = c.why_not({.devices = 1, .each = 80_pct, .device_memory = 3_GiB});
+    if (why.missing == shortage::device_share)
+        CHECK(why.left == 700);
+    else
+        CHECK(why.left == (2_GiB).count());
+    const auto both = c.why_not({.devices = 2, .each = 65_pct, .device_memory = 1_GiB});
+    CHECK(both.missing == shortage::device_share);
+    CHECK(both.left == 600);
+}
+
 }  // namespace cluster_test

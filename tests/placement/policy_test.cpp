@@ -3,11 +3,14 @@
 // every node does.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <vector>
 
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/defragment.hpp>
 #include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
@@ -239,4 +242,117 @@ TEST_CASE("random fit depends on its seed and on nothing else", "[placement]") {
     auto some = nodes(3);
     std::ranges::sort(some);
     CHECK(std::unique(some.begin(), some.end()) - some.begin() > 10);
+}
+
+namespace {
+
+/// A cost of its own for node 0, and devices that are none.
+struct odd {
+    double cost = 0;
+    [[nodiscard]] gpushare::rating rate(const gpushare::node_view& n, const placement_request& r) const {
+        if (n.id.index == 0) return {cost, {}};
+        return {5, tightest_devices(n, r)};
+    }
+};
+
+}  // namespace
+
+TEST_CASE("whatever fits is placed on devices, whatever a policy says of its cost", "[placement]") {
+    constexpr double infinite = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
+    cluster all, alone;
+    for (int i = 0; i < 3; ++i) all.add({.cpu_milli = 1'000, .devices = 2});
+    alone.add({.cpu_milli = 1'000, .devices = 2});
+    const placement_request half{.devices = 1, .each = 50_pct}, two{.devices = 2, .each = 100_pct};
+    for (const double cost : {0.0, 9.0, infinite, -infinite, none, std::numeric_limits<double>::max()}) {
+        CAPTURE(cost);
+        const std::uint32_t best = cost < 5 ? 0 : 1;
+        for (const auto& r : {half, two}) {
+            const auto p = choose(odd{cost}, all, r);
+            REQUIRE(p);
+            CHECK(p->node.index == best);
+            CHECK(indexed_cluster(all, odd{cost}).choose(r) == p);
+            const auto only = choose(odd{cost}, alone, r);
+            REQUIRE(only);
+            CHECK(indexed_cluster(alone, odd{cost}).choose(r) == only);
+            CHECK_FALSE(cluster(alone).try_apply(*only));
+        }
+    }
+    for (const double odd_size : {0.0, none, infinite, -1.0}) {
+        CAPTURE(odd_size);
+        CHECK(choose(gpushare::best_fit{odd_size, odd_size}, all, half));
+        CHECK(choose(gpushare::dot_product{odd_size, odd_size}, all, half));
+    }
+}
+
+TEST_CASE("numbers that are no use are refused by name", "[placement]") {
+    constexpr double infinite = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
+    cluster c;
+    c.add({.cpu_milli = 1'000, .devices = 2});
+    const placement_request half{.devices = 1, .each = 50_pct};
+    const workload usual(std::vector<placement_request>{half});
+    const auto code_of = [](auto f) {
+        try {
+            f();
+        } catch (const gpushare::operation_error& e) {
+            return e.code();
+        }
+        return gpushare::errc::none;
+    };
+    for (const double bad : {infinite, -infinite, none, -1.0, 1e308}) {
+        CAPTURE(bad);
+        CHECK(code_of([&] { gpushare::value_descent(c, usual, {.fragmentation_weight = bad}); }) ==
+              gpushare::errc::invalid_specification);
+        CHECK(code_of([&] { gpushare::value_descent(c, usual, {.first_step = bad}); }) ==
+              gpushare::errc::invalid_specification);
+        const gpushare::request_kind kind{half, bad};
+        CHECK(code_of([&] { gpushare::fragmentation f(std::span(&kind, 1)); }) ==
+              gpushare::errc::invalid_specification);
+    }
+    for (const double bad : {infinite, -infinite, none})
+        CHECK(code_of([&] {
+                  (void)gpushare::consolidate(indexed_cluster(c, gpushare::first_fit{}), {}, 1, bad);
+              }) == gpushare::errc::invalid_specification);
+    CHECK_THROWS_WITH(gpushare::value_descent(c, usual, {.first_step = none}),
+                      Catch::Contains("value_descent_options::first_step is nan"));
+    CHECK(choose(gpushare::value_descent(c, usual, {.fragmentation_weight = 0, .rounds = 0, .first_step = 0}), c, half));
+}
+
+TEST_CASE("an index answers as a look at every node does while nodes come and go", "[placement][property]") {
+    for (std::uint64_t run = 0; run < 10; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        indexed_cluster<gpushare::best_fit> index(random_cluster(any, 5), {});
+        std::vector<placement> placed;
+        for (int step = 0; step < 200; ++step) {
+            const gpushare::node_id id{static_cast<std::uint32_t>(any.below(index.nodes().size()))};
+            const auto node = index.nodes()[id].whole;
+            const gpushare::device_id d{static_cast<std::uint32_t>(any.below(node.devices + 1))};
+            const auto what = any.below(24);
+            index.change_nodes([&](cluster& c) {
+                if (c.there(id).devices == 0 || d.index >= node.devices || what > 7) return;
+                if (what == 0) c.drain(id);
+                if (what == 1) c.resume(id);
+                if (what == 2) c.drain(id, d);
+                if (what == 3 && index.nodes().could_serve({}, id, d)) c.resume(id, d);
+                if (what == 4) c.resize(id, d, 1_GiB * any.below(17));
+                if (what == 5) (void)c.add(id, 16_GiB);
+                if (what == 6) (void)c.add(node);
+                if (what == 7 && c.size() > 3 && any.one_in(4)) c.remove(id);
+            });
+            const auto r = random_request(any);
+            const auto p = index.choose(r);
+            REQUIRE(p == choose(gpushare::best_fit{}, index.nodes(), r));
+            REQUIRE(p.has_value() == !index.nodes().why_not(r));
+            if (p) {
+                index.apply(*p);
+                placed.push_back(*p);
+            } else if (!placed.empty() && any.one_in(2)) {
+                index.release(placed.back());  // also where it was on has gone
+                placed.pop_back();
+            }
+        }
+        for (const auto& p : placed) index.release(p);
+        REQUIRE(index.nodes() == index.nodes().emptied());
+    }
 }

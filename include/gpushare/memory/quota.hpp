@@ -193,6 +193,16 @@ public:
         return free_now();
     }
 
+    /// How much could be guaranteed to quotas below if all that is lent to them came back: of this quota's guarantee, what neither
+    /// is guaranteed below nor charged here.
+    [[nodiscard]] bytes promisable() const noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        settle();
+        bytes lent{};
+        for (const quota_node* c = children_; c != nullptr; c = c->next_)
+            lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
+        return guaranteed_ - (bytes{cell_.held() - cell_.now().available()} - lent);
+    }
     /// The largest guarantee that resize() would grant now.
     [[nodiscard]] bytes guarantee_room() const noexcept {
         if (parent_ == nullptr) return max_limit();

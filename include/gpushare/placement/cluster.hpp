@@ -67,7 +67,7 @@ public:
         for (auto other = id.index + 1; other < nodes_.size(); ++other) ++nodes_[other].first_device;
         const device_id added{n.whole.devices++};
         ++there_;
-        measure(n);
+        find_largest(n);
         return added;
     }
     /// Sets the memory of one device: what others than the placements took or gave back, or what an uneven node has. If more
@@ -75,7 +75,7 @@ public:
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
         extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
-        measure(nodes_[id.index]);
+        find_largest(nodes_[id.index]);
     }
 
     /// Nothing new is placed on the node. What is there stays, and counts until it is released. Throws operation_error
@@ -291,15 +291,18 @@ private:
         n.cpu_milli = open ? n.whole.cpu_milli - std::min(n.whole.cpu_milli, n.used_cpu_milli) : 0;
         n.memory = open ? n.whole.memory - n.used_memory : bytes{};  // bytes don't go below 0
     }
-    // After a change of what the node or its devices are.
     void measure(state& n) noexcept {
         measure_host(n);
-        n.whole.device_memory = {};
-        for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d) {
+        for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
             devices_[d] = left_of(extents_[d], n);
+    }
+    // After a change of what devices the node has.
+    void find_largest(state& n) noexcept {
+        n.whole.device_memory = {};
+        for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
             if (extents_[d].here != presence::gone)
                 n.whole.device_memory = std::max(n.whole.device_memory, extents_[d].memory);
-        }
+        measure(n);
     }
 
     void check(node_id id, device_id d) const {
@@ -331,7 +334,7 @@ private:
         there_ -= present(n);
         extents_[n.first_device + d.index].here = to;
         there_ += present(n);
-        measure(n);
+        find_largest(n);
     }
 
     [[nodiscard]] bool accepts(const placement_request& r, const state& n) const noexcept {

@@ -87,7 +87,7 @@ public:
         : policy_(policy), as_is_(c), cluster_(c), placed_(placed), request_(r) {}
 
     std::optional<rearrangement> with(std::size_t moves) {
-        best_ = {};
+        best_.clear();
         std::vector<std::size_t> order(placed_.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
         std::ranges::stable_sort(order, {}, [&](std::size_t i) { return placed_[i].node; });
@@ -97,7 +97,9 @@ public:
             try_node(id, {first, last}, moves);
             first = last;
         }
-        return best_.moved.empty() ? std::nullopt : plan();
+        for (const auto& c : best_)
+            if (auto found = plan(c)) return found;
+        return std::nullopt;
     }
 
 private:
@@ -106,6 +108,15 @@ private:
         std::vector<std::size_t> moved{};
         node_id node{};
     };
+    static constexpr std::size_t most_candidates = 64;  // a plan looks at every node
+
+    // Among the cheapest; of equal ones, the first that was found.
+    void note(candidate c) {
+        const auto after = std::ranges::upper_bound(best_, c.cost, {}, &candidate::cost);
+        if (best_.size() == most_candidates && after == best_.end()) return;
+        best_.insert(after, std::move(c));
+        if (best_.size() > most_candidates) best_.pop_back();
+    }
 
     // Cost of the best place for the request as the cluster is; infinite if there is none.
     double elsewhere(const placement_request& r) {
@@ -127,7 +138,7 @@ private:
             const double swap = cost + away - rated(policy_, cluster_[id], p.request).cost;
             if (cluster_.fits(request_, id)) {
                 const double all = swap + rated(policy_, cluster_[id], request_).cost;
-                if (all < best_.cost) best_ = {all, moved_, id};
+                note({all, moved_, id});
             } else if (moves > 1) {
                 try_node(id, here.subspan(i + 1), moves - 1, swap);
             }
@@ -136,22 +147,33 @@ private:
         }
     }
 
-    // Only now is it known whether the moved ones find places beside each other.
-    std::optional<rearrangement> plan() const {
+    // Only now is it known whether the moved ones find places beside each other, and each of them when its turn comes.
+    std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;
-        for (const auto i : best_.moved) without.release(placed_[i]);
+        for (const auto i : c.moved) without.release(placed_[i]);
         rearrangement result;
-        result.added = {request_, best_.node, rated(policy_, without[best_.node], request_).devices};
+        result.added = {request_, c.node, rated(policy_, without[c.node], request_).devices};
         // To keep the request's place free, it is taken while the others look for theirs.
         cluster after = without;
-        after.apply(*result.added);
-        for (const auto i : best_.moved) {
+        if (after.try_apply(*result.added)) return std::nullopt;
+        for (const auto i : c.moved) {
             const auto to = choose(policy_, after, placed_[i].request);
             if (!to) return std::nullopt;
             after.apply(*to);
-            result.moves.push_back({i, placed_[i], *to});
+            if (*to != placed_[i]) result.moves.push_back({i, placed_[i], *to});  // else it needn't go
         }
-        return result;
+        return in_order(std::move(result));
+    }
+    // The order in which each move has room, if there is one: replayed on a copy.
+    std::optional<rearrangement> in_order(rearrangement plan) const {
+        const auto works = [&] {
+            cluster copy = as_is_;
+            return !try_apply(copy, plan);
+        };
+        if (works()) return plan;
+        std::ranges::reverse(plan.moves);  // two at most: what the first needs, only the second leaves
+        if (works()) return plan;
+        return std::nullopt;
     }
 
     const Policy& policy_;
@@ -161,7 +183,7 @@ private:
     placement_request request_;
     std::map<placement_request, double> elsewhere_;
     std::vector<std::size_t> moved_;
-    candidate best_;
+    std::vector<candidate> best_;  // the cheapest, ascending
 };
 
 /// Looks, again and again, for the move that gains most.
@@ -175,6 +197,7 @@ public:
         for (std::uint32_t n = 0; n < on_.size(); ++n) rate_node({n});
     }
 
+    // Each move is made on the copy before the next is looked for, so each has room in its turn.
     rearrangement plan(std::size_t most_moves, double least_gain) {
         rearrangement result;
         while (result.moves.size() < most_moves) {
@@ -232,17 +255,19 @@ private:
 /// Makes a plan of at most `most_moves` moves, each of a different placement, and each the one that lowers the policy's
 /// cost most at that step by more than `least_gain`. Empty if there is none. For policies whose cost is what a node
 /// loses (`value_descent`, in permille of device time). `placed` are the placements on the cluster, or those that may
-/// be moved.
+/// be moved. Throws operation_error (invalid_specification) for a gain that is no finite number.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
                                         std::size_t most_moves, double least_gain) {
+    detail::check_number(least_gain, std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max(),
+                         "least_gain of consolidate");
     return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
 }
 
 /// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits; none if none was found, or if it
 /// fits without moves. `placed` are the placements on the cluster, or those that may be moved. Prefers the fewest
-/// moves, then the lowest cost by the policy. Looks at every placement, and for two moves at pairs of one node:
+/// moves, then the lowest cost by the policy. The plan was replayed on a copy: each move has room in its turn. Looks at every placement, and for two moves at pairs of one node:
 /// milliseconds for thousands of placements.
 template <class Policy>
 requires stable_placement_policy<Policy>

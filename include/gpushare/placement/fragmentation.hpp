@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,9 +33,11 @@ inline namespace GPUSHARE_ABI {
 /// instead of one per kind.
 class fragmentation {
 public:
-    /// For the kinds of a workload.
+    /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight below 0, or that is no finite
+    /// number.
     explicit fragmentation(std::span<const request_kind> kinds) {
         for (const auto& k : kinds) {
+            detail::check_number(k.weight, 0, std::numeric_limits<float>::max(), "the weight of a kind of request");
             total_weight_ += k.weight;
             if (k.request.devices == 0) continue;
             if (k.request.devices > 1) {

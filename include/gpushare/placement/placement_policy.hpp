@@ -10,12 +10,16 @@
 //   auto p = gpushare::choose(emptiest{}, cluster, request);
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <optional>
+#include <string_view>
 
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 
@@ -61,6 +65,16 @@ concept rates_by_state = stable_placement_policy<P> && P::by_state;
 }
 
 namespace detail {
+
+/// Throws operation_error (invalid_specification) for a number that isn't from `least` to `most`, or none at all.
+inline void check_number(double value, double least, double most, std::string_view what) {
+    if (value >= least && value <= most) return;
+    message m;
+    std::array<char, 32> text{};
+    (void)std::snprintf(text.data(), text.size(), "%g", value);
+    m.add(what, " is ", std::string_view(text.data()), ", which is no use there");
+    throw operation_error(failure{errc::invalid_specification}, {}, m);
+}
 
 /// What the policy says, with a cost that is a number and devices on which the request fits: whatever fits is placed, whatever a
 /// policy says.

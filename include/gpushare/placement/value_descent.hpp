@@ -54,11 +54,11 @@ namespace detail {
 /// (docs/placement.md), so there is seldom a reason to set one.
 struct value_descent_options {
     /// How much a permille of expected fragmentation counts against one of value. With 0, ties between equally valued
-    /// nodes may break up the nodes that large requests need.
+    /// nodes may break up the nodes that large requests need. From 0 to 1'000.
     double fragmentation_weight = 1.0 / 16;
     /// Rounds of the search for prices: more take longer and find more exact prices.
     std::size_t rounds = 150;
-    /// The fraction by which prices change in the first round; later rounds change them less.
+    /// The fraction by which prices change in the first round; later rounds change them less. From 0 to 1.
     double first_step = 0.5;
 };
 
@@ -71,9 +71,10 @@ public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
-    /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second.
+    /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second. Throws
+    /// operation_error (invalid_specification) for an option out of its range, or that is no number.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
-        : value_(expected, detail::bid_prices(c, expected, o.rounds, o.first_step)),
+        : value_(expected, detail::bid_prices(c, expected, checked(o).rounds, o.first_step)),
           fragmentation_(detail::scarcity(c, expected)),
           fragmentation_weight_(o.fragmentation_weight) {}
 
@@ -89,6 +90,11 @@ public:
     }
 
 private:
+    [[nodiscard]] static const value_descent_options& checked(const value_descent_options& o) {
+        detail::check_number(o.fragmentation_weight, 0, 1'000, "value_descent_options::fragmentation_weight");
+        detail::check_number(o.first_step, 0, 1, "value_descent_options::first_step");
+        return o;
+    }
     [[nodiscard]] double worth(const detail::reduced_node& n) const noexcept {
         return value_(n) - fragmentation_weight_ * fragmentation_(n);
     }

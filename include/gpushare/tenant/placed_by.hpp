@@ -43,21 +43,29 @@ inline namespace GPUSHARE_ABI {
     return where;
 }
 
+namespace detail {
+
+/// One node whose devices have `whole` of these; those that have nothing are gone.
+[[nodiscard]] inline cluster cluster_of(const std::vector<device_room>& rooms) {
+    cluster c;
+    c.add({.devices = static_cast<std::uint32_t>(rooms.size())});
+    for (const auto& r : rooms)
+        if (r.whole != bytes{}) c.resize({0}, r.device, r.whole);
+    for (const auto& r : rooms)
+        if (r.whole == bytes{}) c.remove({0}, r.device);
+    return c;
+}
+
+}  // namespace detail
+
 /// A tenancy's devices as a cluster of one empty node, for policies that learn from the nodes' sizes. Each device has
-/// the memory that could be promised on the largest. Throws as cluster::add: at most 64 devices.
+/// the memory that could be promised there; one that is lost is gone. Throws as cluster::add: at most 64 devices.
 template <class Tenancy>
 requires requires(const Tenancy& t) {
     { t.rooms() } -> std::same_as<std::vector<device_room>>;
 }
 [[nodiscard]] cluster as_cluster(const Tenancy& shared) {
-    node_description whole{};
-    for (const auto& r : shared.rooms()) {
-        ++whole.devices;
-        whole.device_memory = std::max(whole.device_memory, r.whole);
-    }
-    cluster c;
-    c.add(whole);
-    return c;
+    return detail::cluster_of(shared.rooms());
 }
 
 /// A choice for tenancy::choose_devices: of the devices with room, those that `policy` would take. A tenant that names
@@ -71,7 +79,7 @@ template <placement_policy Policy>
         // Too few with room: why, the plain split says best.
         if (with_room < static_cast<std::ptrdiff_t>(request.devices))
             return equal_split(spec.memory, spec.devices, rooms, spec.unit);
-        const device_set taken = policy.rate(node, request).devices;
+        const device_set taken = detail::rated(policy, node, request).devices;
         std::vector<device_room> chosen;
         std::ranges::copy_if(rooms, std::back_inserter(chosen),
                              [&](const device_room& r) { return taken.contains(r.device); });

@@ -42,6 +42,8 @@ public:
 
     /// What tenants may have, by the last measurement; declared workspaces are part of it.
     [[nodiscard]] bytes available() const noexcept { return bytes{available_.load(std::memory_order_relaxed)}; }
+    /// What the device has at all.
+    [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
     /// All of the rest.
     [[nodiscard]] bytes set_aside() const noexcept { return capacity_ - available(); }
 

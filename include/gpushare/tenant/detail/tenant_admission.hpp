@@ -111,7 +111,7 @@ private:
         std::vector<free_device> left(draws.size());
         for (std::uint32_t i = 0; i < draws.size(); ++i) {
             whole.device_memory = std::max(whole.device_memory, all_->devices[i].overhead.available());
-            if (!lost[i]) left[i] = {left_on(i, spec), draws[i].left()};
+            left[i] = lost[i] ? free_device{.open = false} : free_device{left_on(i, spec), draws[i].left()};
         }
         auto chosen = (*choice_)(spec, rooms, {.whole = whole, .devices = left});
         for (const auto d : chosen.devices) {  // it is the embedder's: what it says is checked
