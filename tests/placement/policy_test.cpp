@@ -258,7 +258,8 @@ struct odd {
 }  // namespace
 
 TEST_CASE("whatever fits is placed on devices, whatever a policy says of its cost", "[placement]") {
-    constexpr double infinite = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
+    constexpr double infinite = std::numeric_limits<double>::infinity(),
+                     none = std::numeric_limits<double>::quiet_NaN();
     cluster all, alone;
     for (int i = 0; i < 3; ++i) all.add({.cpu_milli = 1'000, .devices = 2});
     alone.add({.cpu_milli = 1'000, .devices = 2});
@@ -285,7 +286,8 @@ TEST_CASE("whatever fits is placed on devices, whatever a policy says of its cos
 }
 
 TEST_CASE("numbers that are no use are refused by name", "[placement]") {
-    constexpr double infinite = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
+    constexpr double infinite = std::numeric_limits<double>::infinity(),
+                     none = std::numeric_limits<double>::quiet_NaN();
     cluster c;
     c.add({.cpu_milli = 1'000, .devices = 2});
     const placement_request half{.devices = 1, .each = 50_pct};
@@ -309,12 +311,12 @@ TEST_CASE("numbers that are no use are refused by name", "[placement]") {
               gpushare::errc::invalid_specification);
     }
     for (const double bad : {infinite, -infinite, none})
-        CHECK(code_of([&] {
-                  (void)gpushare::consolidate(indexed_cluster(c, gpushare::first_fit{}), {}, 1, bad);
-              }) == gpushare::errc::invalid_specification);
+        CHECK(code_of([&] { (void)gpushare::consolidate(indexed_cluster(c, gpushare::first_fit{}), {}, 1, bad); }) ==
+              gpushare::errc::invalid_specification);
     CHECK_THROWS_WITH(gpushare::value_descent(c, usual, {.first_step = none}),
                       Catch::Contains("value_descent_options::first_step is nan"));
-    CHECK(choose(gpushare::value_descent(c, usual, {.fragmentation_weight = 0, .rounds = 0, .first_step = 0}), c, half));
+    CHECK(
+        choose(gpushare::value_descent(c, usual, {.fragmentation_weight = 0, .rounds = 0, .first_step = 0}), c, half));
 }
 
 TEST_CASE("an index answers as a look at every node does while nodes come and go", "[placement][property]") {

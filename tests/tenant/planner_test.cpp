@@ -100,14 +100,20 @@ TEST_CASE_METHOD(fixture, "what the tenancy refuses is planned no more", "[tenan
     {
         auto past = shared.admit({.name = "past", .memory = 64_MiB, .devices = 1, .on = {{0}}});
         auto other = shared.admit({.name = "other", .memory = 64_MiB, .devices = 1, .on = {{1}}});
-        CHECK(code_of([&] { (void)arrive("a"); }) == errc::no_room);  // by what came past the plan
-        CHECK(plan.free() == before);
+        const auto waits = arrive("a");  // what came past the planner takes room as anybody does
+        CHECK(waits.outcome == admission_result::queued);
+        CHECK(waits.why.missing == gpushare::shortage::device_memory);
+        CHECK(waits.why.left == 0);
+        CHECK(plan.advance().empty());
+        CHECK(plan.withdraw(waits.id));
     }
+    CHECK(plan.free() == before);
     auto a = arrive("a");
     CHECK(code_of([&] { (void)arrive("a"); }) == errc::duplicate_name);
     auto named = plan.arrive({.name = "named", .memory = 16_MiB, .compute = 60_pct, .on = {where(*a.who)}});
-    CHECK(named.outcome == admission_result::refused);
-    CHECK(named.code == errc::share_exceeded);
+    CHECK(named.outcome == admission_result::queued);
+    CHECK(named.why.missing == gpushare::shortage::device_share);
+    CHECK(plan.withdraw(named.id));
     named = plan.arrive({.name = "named", .memory = 16_MiB, .compute = 50_pct, .on = {where(*a.who)}});
     CHECK(named.outcome == admission_result::placed);
     a.who->close(), named.who->close();
@@ -341,6 +347,198 @@ TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "
     CHECK(too.name() == "first");
     CHECK(plan.earliest(fixture::spec_of("r", 10_pct), 1h) == shared.time);
     CHECK(plan.reserve(fixture::spec_of("r", 10_pct), shared.now(), shared.now() + 1h));
+}
+
+namespace {
+
+/// With room in the queue.
+struct planned {
+    node n{modelled(2, 1)};
+    tenancy shared{n};
+    gpushare::tenant_planner<tenancy, gpushare::best_fit> plan{shared, gpushare::best_fit{}};
+
+    [[nodiscard]] auto arrive(const std::string& name, bytes memory, gpushare::share compute = 10_pct,
+                              std::vector<device_id> on = {}) {
+        return plan.arrive({.name = name, .memory = memory, .compute = compute, .on = std::move(on)});
+    }
+    template <class Arrival>
+    void leave(Arrival& a) {
+        CHECK(a.who->close().complete);
+        plan.left(a.name);
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(planned, "a lost device is no device", "[tenant][planner]") {
+    n.faults({0}).lose_device();
+    for (const auto* name : {"a", "b", "c"}) {
+        auto a = arrive(name, 8_MiB);
+        REQUIRE(a.who);
+        CHECK(a.who->spec().on == std::vector<device_id>{{1}});
+        leave(a);
+    }
+    const auto both = plan.arrive({.name = "both", .memory = 16_MiB, .devices = 2, .compute = 10_pct});
+    CHECK(both.outcome == admission_result::refused);  // no other one will come
+    CHECK(both.code == errc::too_few_devices);
+    CHECK(shared.lost({0}));
+    CHECK(shared.rooms()[0].whole == bytes{});
+    CHECK(gpushare::as_cluster(shared).devices() == 1);
+}
+
+TEST_CASE_METHOD(planned, "what others have of a device isn't promised, and may come back", "[tenant][planner]") {
+    (void)n.faults({0}).take_memory(60_MiB);
+    std::vector<decltype(arrive("a", 16_MiB))> all;
+    for (const auto* name : {"a", "b", "c"}) {
+        all.push_back(arrive(name, 16_MiB));
+        REQUIRE(all.back().who);
+        CHECK(all.back().who->spec().on == std::vector<device_id>{{1}});
+    }
+    const auto more = arrive("more", 32_MiB);
+    CHECK(more.outcome == admission_result::queued);
+    CHECK(more.why.missing == gpushare::shortage::device_memory);
+    CHECK(arrive("never", 65_MiB).code == errc::no_room);
+    CHECK(plan.advance().empty());
+    (void)n.faults({0}).take_memory(bytes{});
+    const auto now = plan.advance();
+    REQUIRE(now.size() == 1);
+    CHECK(now[0].name == "more");
+    CHECK(now[0].who->spec().on == std::vector<device_id>{{0}});
+    for (auto& a : all) leave(a);
+}
+
+TEST_CASE_METHOD(planned, "who waits is put where there is room, not lost with a device", "[tenant][planner]") {
+    auto a = arrive("a", 60_MiB, 90_pct), b = arrive("b", 60_MiB, 90_pct);
+    REQUIRE((a.who && b.who));
+    for (const auto* name : {"w1", "w2", "w3"})
+        REQUIRE(arrive(name, 20_MiB, 30_pct).outcome == admission_result::queued);
+    const auto lost = a.who->spec().on[0], left = b.who->spec().on[0];
+    const auto never_more = plan.arrive({.name = "both", .memory = 2_MiB, .devices = 2, .compute = 100_pct});
+    CHECK(never_more.outcome == admission_result::queued);
+    n.faults(lost).lose_device();
+    (void)a.who->close(soon());
+    leave(b);
+    plan.left("a");
+    auto all = plan.advance();
+    REQUIRE(all.size() == 4);
+    std::size_t placed = 0;
+    for (auto& one : all) {
+        if (one.name == "both") {
+            CHECK(one.outcome == admission_result::refused);
+            CHECK(one.code == errc::too_few_devices);
+            continue;
+        }
+        REQUIRE(one.who);
+        CHECK(one.who->spec().on == std::vector{left});
+        ++placed;
+    }
+    CHECK(placed == 3);
+}
+
+TEST_CASE_METHOD(planned, "burst that is lent keeps nobody out of another device", "[tenant][planner]") {
+    auto lender = shared.admit({.name = "lender", .memory = 1_MiB, .burst = gpushare::all_burst, .on = {{0}}});
+    void* const p = lender.memory().allocate(60 << 20);
+    auto a = arrive("a", 32_MiB);
+    REQUIRE(a.who);  // the tenancy refuses device 0, which the plan took for free
+    CHECK(a.who->spec().on == std::vector<device_id>{{1}});
+    const auto waits = arrive("b", 40_MiB);
+    CHECK(waits.outcome == admission_result::queued);
+    CHECK(waits.why.missing == gpushare::shortage::device_memory);
+    CHECK(lender.memory().deallocate(p, 60 << 20) == errc::none);
+    auto now = plan.advance();
+    REQUIRE(now.size() == 1);
+    CHECK(now[0].who->spec().on == std::vector<device_id>{{0}});
+}
+
+TEST_CASE_METHOD(planned, "who is refused overtakes nobody", "[tenant][planner]") {
+    auto a = arrive("a", 16_MiB);
+    auto other = shared.admit({.name = "other", .memory = 1_MiB});
+    const auto big = plan.arrive({.name = "big", .memory = 120_MiB, .devices = 2, .compute = 100_pct});
+    CHECK(big.outcome == admission_result::queued);
+    for (int i = 0; i < 20; ++i) {
+        CHECK(code_of([&] { (void)arrive("a", 1_MiB, 1_pct); }) == errc::duplicate_name);
+        CHECK(code_of([&] { (void)arrive("big", 1_MiB, 1_pct); }) == errc::duplicate_name);    // it waits
+        CHECK(code_of([&] { (void)arrive("other", 1_MiB, 1_pct); }) == errc::duplicate_name);  // the tenancy says so
+    }
+    CHECK(arrive("b", 1_MiB, 1_pct).who);
+}
+
+TEST_CASE_METHOD(planned, "who names a device, and who reserves, doesn't go past the queue uncounted",
+                 "[tenant][planner]") {
+    auto x = arrive("x", 8_MiB, 50_pct, {{0}});
+    const auto big = plan.arrive({.name = "big", .memory = 64_MiB, .devices = 2, .compute = 100_pct});
+    REQUIRE(big.outcome == admission_result::queued);
+    int past = 0;
+    for (int i = 0; i < 12; ++i) {
+        auto small = arrive("s" + std::to_string(i), 1_MiB, 50_pct, {{1}});
+        if (!small.who) break;
+        ++past;
+        leave(small);
+    }
+    for (int i = 0; i < 12; ++i) {
+        const auto r = plan.reserve({.name = "r", .memory = 1_MiB, .compute = 50_pct}, shared.now(), shared.now() + 1h);
+        if (!r) break;
+        ++past;
+        CHECK(plan.cancel(r->id));
+    }
+    CHECK(past == 16);
+    const auto held = arrive("held", 1_MiB, 50_pct, {{1}});
+    CHECK(held.outcome == admission_result::queued);
+    CHECK(held.why.missing == gpushare::shortage::turn);
+    CHECK(held.why.asked == big.id);
+    const auto late =
+        plan.arrive({.name = "late", .memory = 60_MiB, .compute = 100_pct, .on = {{0}}}, shared.now() + 1h);
+    CHECK(late.outcome == admission_result::queued);
+    leave(x);
+    auto now = plan.advance();
+    REQUIRE(now.size() == 1);
+    CHECK(now[0].name == "big");
+    CHECK(plan.withdraw(held.id));
+    CHECK(plan.withdraw(late.id));
+}
+
+TEST_CASE_METHOD(planned, "devices are drained, resumed and removed", "[tenant][planner]") {
+    const auto soon_spec = tenant_spec{.name = "r", .memory = 8_MiB, .compute = 100_pct};
+    const auto now = shared.now();
+    const auto first = plan.reserve(soon_spec, now, now + 1h), second = plan.reserve(soon_spec, now, now + 1h);
+    REQUIRE((first && second));
+    CHECK(plan.cancel(second->id));
+    const auto d = *first->where.devices.begin();
+    CHECK(plan.unkept().empty());
+    plan.drain(d);
+    CHECK(plan.unkept().size() == 1);
+    for (int i = 0; i < 3; ++i) {
+        auto a = arrive("a", 1_MiB);
+        REQUIRE(a.who);
+        CHECK(a.who->spec().on[0] != d);
+        leave(a);
+    }
+    auto named = arrive("named", 1_MiB, 10_pct, {d});
+    CHECK(named.outcome == admission_result::queued);
+    plan.resume(d);
+    CHECK(plan.cancel(first->id));
+    auto resumed = plan.advance();
+    REQUIRE(resumed.size() == 1);
+    CHECK(resumed[0].who->spec().on[0] == d);
+    const auto third = plan.reserve(soon_spec, shared.now(), shared.now() + 1h);
+    REQUIRE(third);
+    const auto its = *third->where.devices.begin();
+    n.faults(its).lose_device();
+    (void)resumed[0].who->close(soon());
+    plan.left("named");
+    auto elsewhere = plan.redeem(third->id, soon_spec);  // it was promised a device, and gets another one
+    CHECK(elsewhere.spec().on[0] != its);
+    const auto other = elsewhere.spec().on[0];
+    const auto waits = arrive("w", 1_MiB);
+    plan.remove(other);
+    CHECK(code_of([&] { plan.resume(other); }) == errc::no_device);
+    CHECK(code_of([&] { plan.drain({7}); }) == errc::no_device);
+    const auto gone = plan.advance();
+    REQUIRE(gone.size() == 1);
+    CHECK(gone[0].id == waits.id);
+    CHECK(gone[0].outcome == admission_result::refused);
+    (void)elsewhere.close(soon());
+    plan.left("r");
 }
 
 }  // namespace planner_test

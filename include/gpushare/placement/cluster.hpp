@@ -257,7 +257,11 @@ public:
 private:
     static constexpr std::uint32_t whole_permille = share::whole().permille();
 
-    enum class presence : std::uint8_t { open, drained, gone };
+    enum class presence : std::uint8_t {
+        open,     ///< takes what fits
+        drained,  ///< takes nothing for now
+        gone,     ///< is no more
+    };
 
     struct state {
         node_description whole{};

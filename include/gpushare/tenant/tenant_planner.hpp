@@ -8,11 +8,18 @@
 //   auto night = plan.reserve(training, tonight, tonight + 8h);     ...     auto job = plan.redeem(night->id, training);
 //   if (auto moves = plan.make_room(big)) for (auto& m : *moves) plan.carry_out(m, handle_of(m.tenant), blocks_of(m.tenant));
 //   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // who waited
+//   plan.drain(device_id{3});                                                          // nobody new comes there
+//
+// Before each decision the planner looks what the tenancy's devices are: how much of each others have, tenants that were
+// admitted past it and other processes, and which are lost. What the tenancy refuses all the same goes into that view, and the
+// policy chooses again.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <new>
@@ -31,6 +38,7 @@
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/preemption.hpp>
+#include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/moving_block.hpp>
 #include <gpushare/tenant/placed_by.hpp>
@@ -65,35 +73,35 @@ struct tenant_notice {
     instant until{};                     ///< who is still there may be closed then
 };
 
-/// For all tenants of a tenancy, which must outlive it. A tenant that is admitted past it, and one that is closed without left(), make
-/// plans wrong but no promise: then the tenancy refuses. Not thread-safe; its tenants are.
+/// For all tenants of a tenancy, which must outlive it. A tenant that is closed without left() keeps its place in the plan. Not
+/// thread-safe; its tenants are.
 template <class Tenancy, placement_policy Policy>
 class tenant_planner {
 public:
     using tenant = typename Tenancy::tenant;    ///< the handle that arrive() gives
     using arrival = gpushare::arrival<tenant>;  ///< what arrive() and advance() return
 
-    /// Tenants that are there already aren't known. Throws as as_cluster: at most 64 devices.
+    /// Tenants that are there already are so much that is taken. Throws as as_cluster: at most 64 devices.
     tenant_planner(Tenancy& shared, Policy policy, admission_queue_options options = {})
-        : shared_(&shared), policy_(std::move(policy)), calendar_(as_cluster(shared)), queue_(options) {}
+        : shared_(&shared),
+          policy_(std::move(policy)),
+          calendar_(detail::cluster_of(shared.promisable())),
+          queue_(options) {}
     tenant_planner(const tenant_planner&) = delete;
     tenant_planner& operator=(const tenant_planner&) = delete;
 
-    /// Admits a tenant where the policy puts it, lets it wait until `deadline` where there is no room for good, reservations
-    /// counted, or refuses it. One that names its devices gets those. What isn't a matter of room is thrown, as by tenancy::admit.
+    /// Admits a tenant where the policy puts it, or on the devices that it names; lets it wait until `deadline` where there is no
+    /// room for good, reservations counted; or refuses it where its devices could never have room, others than tenants apart.
+    /// What isn't a matter of room is thrown, as by tenancy::admit: also duplicate_name if one of that name waits.
     arrival arrive(tenant_spec spec, instant deadline = never) {
-        const instant now = shared_->now();
-        if (!spec.on.empty()) {
-            const placement named = place_of(spec);
-            if (const auto why = free(now).try_apply(named))
-                return {.name = spec.name, .code = to_errc(why.missing), .why = why};
-            return {.name = spec.name, .outcome = admission_result::placed, .who = admit(spec, named)};
-        }
+        check(spec);
+        const instant now = look();
         cluster room = free(now);
-        const auto a = queue_.submit(now, policy_, room,
-                                     {.members = {placement_of(spec)}, .level = spec.level, .deadline = deadline});
+        attempt its{*this, spec};
+        const auto a = queue_.submit(now, policy_, room, request_of(spec, deadline), std::ref(its));
+        if (its.thrown) std::rethrow_exception(its.thrown);
         arrival all{.id = a.id, .name = spec.name, .outcome = a.outcome, .code = a.code, .why = a.why};
-        if (a.outcome == admission_result::placed) all.who = admit(spec, a.placements.front());
+        all.who = std::move(its.who);
         if (a.outcome == admission_result::queued) try {
                 waiting_.emplace(a.id, std::move(spec));
             } catch (...) {
@@ -102,27 +110,57 @@ public:
             }
         return all;
     }
-    /// Those that waited and fit now, and those whose deadline has passed: once each. Call it when a tenant has left, and at
-    /// next_deadline().
+    /// Those that waited and fit now, those whose deadline has passed, and, refused, those that could never have room any more
+    /// or that the tenancy refuses for another reason than room: once each. Call it when a tenant has left, when a device was lost,
+    /// drained or resumed, and at next_deadline().
     std::vector<arrival> advance() {
-        const instant now = shared_->now();
+        const instant now = look();
         calendar_.expire(now);
         cluster room = free(now);
         std::vector<arrival> all;
         all.reserve(queue_.waiting());  // from here on, nobody is lost
-        for (auto& a : queue_.advance(now, policy_, room)) {
+        std::map<std::uint64_t, attempt> attempts;
+        const auto carry_for = [&](const admission_result& a) {
+            return std::ref(attempts.try_emplace(a.id, attempt{*this, waiting_.at(a.id)}).first->second);
+        };
+        for (auto& a : queue_.advance(now, policy_, room, carry_for)) {
             auto waited = waiting_.extract(a.id);
-            auto& one = all.emplace_back(arrival{.id = a.id, .outcome = a.outcome, .code = a.code});
-            if (a.outcome == admission_result::placed) try {
-                    one.who = admit(waited.mapped(), a.placements.front());
-                } catch (...) {  // the others have been placed all the same
-                    one.outcome = admission_result::refused;
-                    one.code = code_of_current();
-                }
+            auto& one = all.emplace_back(arrival{.id = a.id, .outcome = a.outcome, .code = a.code, .why = a.why});
+            if (const auto its = attempts.find(a.id); its != attempts.end()) {
+                one.who = std::move(its->second.who);
+                if (its->second.thrown) one.code = code_of(its->second.thrown);
+            }
             one.name = std::move(waited.mapped().name);
         }
         return all;
     }
+    /// Nobody new is put on that device from now on; who is there stays. Throws operation_error (no_device).
+    void drain(device_id d) {
+        check(d);
+        drained_.add(d);
+    }
+    /// Ends a drain. Throws operation_error: no_device, also for one that was removed.
+    void resume(device_id d) {
+        check(d);
+        device_set others;
+        for (const auto other : drained_)
+            if (other != d) others.add(other);
+        drained_ = others;
+    }
+    /// The device is gone for good: who needs it waits no more. A lost one counts as gone by itself. Throws as drain().
+    void remove(device_id d) {
+        check(d);
+        removed_.add(d);
+    }
+    /// Reservations that can't be kept any more, since a device of theirs is drained, lost or removed. redeem() puts such a
+    /// tenant elsewhere if there is room.
+    [[nodiscard]] std::vector<booking> unkept() {
+        const instant now = look();
+        auto all = calendar_.unkept(now);
+        std::erase_if(all, [&](const booking& b) { return redeemed(b.id); });
+        return all;
+    }
+
     /// When advance() has something to do even if nobody leaves.
     [[nodiscard]] instant next_deadline() const noexcept { return queue_.next_deadline(); }
     /// One that waits doesn't any more. False if it isn't there.
@@ -138,26 +176,32 @@ public:
 
     /// Reserves room for such a tenant from `begin` until `end`, beside all that is there and reserved by now. Nobody
     /// is admitted into it who might still be there then, and none of it is on devices that somebody makes room on. The
-    /// failure says what is missing.
+    /// failure says what is missing. It takes its place behind those who wait, as an arrival does.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
+        (void)look();
         cluster room = calendar_.free_during(begin, end);
+        hold_strangers(room);
         hold_noticed(room);
-        const auto where = choose(policy_, room, placement_of(spec));
-        if (where) return calendar_.try_book_at(*where, begin, end);
-        const refusal why = room.why_not(placement_of(spec));
-        return to_failure(why);
+        const auto found = queue_.plan(policy_, room, request_of(spec, never));
+        if (!found) return to_failure(found.why);
+        auto booked = calendar_.try_book_at(found.placements->front(), begin, end);
+        if (booked) queue_.note_overtaken(room, spec.level, *found.placements);
+        return booked;
     }
     /// As capacity_calendar::earliest: from when on it could be reserved for so long. Nobody knows when a notice ends,
     /// so none of it is on devices that somebody makes room on now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
-        return calendar_.earliest(placement_of(spec), shared_->now(), length,
-                                  [this](cluster& room) { hold_noticed(room); });
+        return calendar_.earliest(placement_of(spec), shared_->now(), length, [this](cluster& room) {
+            hold_strangers(room);
+            hold_noticed(room);
+        });
     }
     /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
     /// Admits the tenant that the room was reserved for, one only. Throws operation_error: invalid_specification if there is no such
-    /// reservation for that much now, or it is redeemed, and what tenancy::admit throws. Once it has ended the tenant is overdue().
+    /// reservation for that much now, or it is redeemed, and what tenancy::admit throws. If its devices can't be had any more, it is put
+    /// where the policy finds room for as long. Once it has ended the tenant is overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
@@ -170,11 +214,12 @@ public:
         if (redeemed(b.id))
             raise({.code = errc::invalid_specification, .asked = b.id, .because = reason::unknown_number}, spec.name,
                   "redeem a reservation once more");
-        spec.on.assign(b.where.devices.begin(), b.where.devices.end());
+        (void)look();
         const auto there = placed_.emplace(spec.name, place{b.id, b.where, spec.level, b.end}).first;
         try {
-            return shared_->admit(std::move(spec));
+            return redeem_at(b, there->second, spec);
         } catch (...) {
+            calendar_.move(b.id, b.where);
             placed_.erase(there);
             throw;
         }
@@ -198,14 +243,8 @@ public:
         std::vector<placement> movable;
         for (const auto& [name, t] : placed_)
             if (t.until == never && !noticed(t.where)) names.push_back(name), movable.push_back(t.where);
-        cluster room = free(shared_->now());
-        auto plan = gpushare::make_room(policy_, room, movable, placement_of(spec), most);
+        const auto plan = gpushare::make_room(policy_, free(look()), movable, placement_of(spec), most);
         if (!plan) return std::nullopt;
-        // On one node the first may need what only the second leaves.
-        if (try_apply(room, *plan)) {
-            std::ranges::reverse(plan->moves);
-            if (try_apply(room, *plan)) return std::nullopt;
-        }
         std::vector<tenant_move> moves;
         for (const auto& m : plan->moves) moves.push_back({names[m.which], m});
         return moves;
@@ -220,7 +259,8 @@ public:
             raise({.code = errc::invalid_specification, .because = reason::other_place}, m.tenant, "move, as planned");
         place& its = at->second;
         // On what it keeps it takes nothing more.
-        cluster room = calendar_.free_without(its.booked, shared_->now(), never);
+        cluster room = calendar_.free_without(its.booked, look(), never);
+        hold_strangers(room);
         hold_noticed(room, its.where.devices);
         if (const auto why = room.try_apply(m.plan.to)) raise(to_failure(why), m.tenant, "a move that was planned");
         auto moved = move_tenant(*shared_, who, in_place(who.spec().on, m.plan.to.devices), blocks, deadline);
@@ -244,12 +284,14 @@ public:
         std::vector<placed_tenant> all;
         for (const auto& [name, t] : placed_)
             if (!told(name)) names.push_back(name), all.push_back({t.where, t.level});
-        const instant now = shared_->now();
-        const auto plan = plan_preemption(policy_, free(now), all, placement_of(spec), spec.level);
+        const instant now = look();
+        const cluster room = free(now);
+        const auto plan = plan_preemption(policy_, room, all, placement_of(spec), spec.level);
         if (!plan) return std::nullopt;
         tenant_notice given{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
         for (const auto v : plan->victims) given.victims.push_back(names[v]);
         notices_.push_back(given);
+        queue_.note_overtaken(room, spec.level, std::span(&plan->added, 1));
         return given;
     }
     /// Those that were told to go and are still there.
@@ -292,12 +334,103 @@ private:
         instant until = never;
     };
 
+    /// Carries out a plan of the queue: the tenancy has the last word.
+    struct attempt {
+        tenant_planner& of;
+        const tenant_spec& spec;
+        std::optional<tenant> who{};
+        std::exception_ptr thrown{};
+
+        carried operator()(std::span<const placement> where, cluster& view) try {
+            who = of.admit(spec, where.front());
+            return carried::out;
+        } catch (const operation_error& e) {
+            if (!is_of_room(e.code())) return thrown = std::current_exception(), carried::dropped;
+            of.learn(where.front(), view);
+            return carried::elsewhere;
+        } catch (...) {
+            thrown = std::current_exception();
+            return carried::dropped;
+        }
+    };
+
+    [[nodiscard]] static bool is_of_room(errc code) noexcept {
+        return code == errc::no_room || code == errc::share_exceeded || code == errc::too_few_devices ||
+               code == errc::device_lost;
+    }
+    [[nodiscard]] static admission_request request_of(const tenant_spec& spec, instant deadline) {
+        if (spec.on.empty()) return {.members = {placement_of(spec)}, .level = spec.level, .deadline = deadline};
+        const placement named = place_of(spec);
+        return {.members = {named.request}, .level = spec.level, .deadline = deadline, .on = named.devices};
+    }
+
+    // What can be said of a tenant before it waits.
+    void check(const tenant_spec& spec) const {
+        detail::check_admission(spec);
+        for (const auto d : spec.on)
+            if (d.index >= calendar_.nodes()[{0}].whole.devices)
+                raise({errc::no_device, d.index, 0, calendar_.nodes()[{0}].whole.devices}, spec.name, "arrive");
+            else if (std::ranges::count(spec.on, d) != 1)
+                raise({errc::duplicate_device, d.index}, spec.name, "arrive");
+        if (placed_.contains(spec.name) ||
+            std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
+            raise({errc::duplicate_name}, spec.name, "arrive");
+    }
+    void check(device_id d) const {
+        const auto there = calendar_.nodes()[{0}].whole.devices;
+        if (d.index >= there || removed_.contains(d)) raise({errc::no_device, d.index, 0, there});
+    }
+
+    // Looks what the devices are now, and returns the time.
+    instant look() {
+        (void)shared_->remeasure();
+        calendar_.change_nodes([&](cluster& c) {
+            c = detail::cluster_of(shared_->promisable());
+            for (const auto d : drained_)
+                if (c.could_serve({}, {0}, d)) c.drain({0}, d);
+            for (const auto d : removed_)
+                if (c.could_serve({}, {0}, d)) c.remove({0}, d);
+        });
+        return shared_->now();
+    }
+    // The tenancy has refused that place: what it lacks by now is no more in `view`, or else the place isn't.
+    void learn(const placement& where, cluster& view) {
+        view = free(look());
+        for (const auto& r : shared_->rooms())  // burst that is lent, and used
+            if (where.devices.contains(r.device) && r.free < view[where.node].devices[r.device.index].memory)
+                view.hold({{.devices = 1, .device_memory = view[where.node].devices[r.device.index].memory - r.free},
+                           where.node,
+                           {r.device}});
+        if (cluster copy = view; !copy.try_apply(where)) view.drain(where.node, *where.devices.begin());
+    }
+
     [[nodiscard]] cluster free(instant now) const {
         cluster room = calendar_.free_during(now, never);
         for (const auto& [name, t] : placed_)
-            if (t.until <= now) (void)room.try_apply(t.where);  // overdue, and there still
+            if (t.until <= now) room.hold(t.where);  // overdue, and there still
+        hold_strangers(room);
         hold_noticed(room);
         return room;
+    }
+    // What others than the tenants that were placed have of each device: tenants admitted past the planner, other processes, and
+    // what a tenant was given by a resize. `absent` isn't there yet.
+    void hold_strangers(cluster& room, const place* absent = nullptr) const {
+        for (const auto& r : shared_->promisable()) {
+            if (r.whole == bytes{}) continue;  // lost
+            bytes memory = r.free;
+            std::uint32_t permille = shared_->unpromised(r.device).permille();
+            for (const auto& [name, t] : placed_)
+                if (&t != absent && t.where.devices.contains(r.device)) {
+                    memory += t.where.request.device_memory;
+                    permille += t.where.request.each.permille();
+                }
+            const std::uint32_t whole = share::whole().permille();
+            room.hold({{.devices = 1,
+                        .each = share::of_permille(whole - std::min(whole, permille)),
+                        .device_memory = r.whole - memory},
+                       {0},
+                       {r.device}});
+        }
     }
     // Takes what is free on the devices that somebody makes room on.
     void hold_noticed(cluster& room, device_set but = {}) const {
@@ -305,9 +438,9 @@ private:
             for (const auto d : n.added.devices) {
                 if (but.contains(d)) continue;
                 const free_device left = room[n.added.node].devices[d.index];
-                room.apply({{.devices = 1, .each = share::of_permille(left.permille), .device_memory = left.memory},
-                            n.added.node,
-                            {d}});
+                room.hold({{.devices = 1, .each = share::of_permille(left.permille), .device_memory = left.memory},
+                           n.added.node,
+                           {d}});
             }
     }
     [[nodiscard]] bool noticed(const placement& where) const noexcept {
@@ -339,8 +472,9 @@ private:
         return order;
     }
 
-    // In a handler.
-    [[nodiscard]] static errc code_of_current() noexcept try { throw; } catch (const error& e) {
+    [[nodiscard]] static errc code_of(const std::exception_ptr& thrown) noexcept try {
+        std::rethrow_exception(thrown);
+    } catch (const error& e) {
         return e.code();
     } catch (const std::bad_alloc&) {
         return errc::out_of_memory;
@@ -348,11 +482,31 @@ private:
         return errc::backend_failed;
     }
 
+    // On the devices that were reserved, or where there is room for as long.
+    [[nodiscard]] tenant redeem_at(const booking& b, place& its, tenant_spec& spec) {
+        spec.on.assign(b.where.devices.begin(), b.where.devices.end());
+        try {
+            return shared_->admit(spec);
+        } catch (const operation_error& e) {
+            if (!is_of_room(e.code())) throw;
+            cluster room = calendar_.free_without(b.id, shared_->now(), b.end);
+            hold_strangers(room, &its);
+            hold_noticed(room);
+            for (const auto d : b.where.devices) room.drain({0}, d);
+            const auto where = choose(policy_, room, b.where.request);
+            if (!where) throw;
+            spec.on.assign(where->devices.begin(), where->devices.end());
+            tenant t = shared_->admit(spec);
+            calendar_.move(b.id, *where);
+            its.where = *where;
+            return t;
+        }
+    }
     // Throws what the tenancy does, and then nothing is booked.
     [[nodiscard]] tenant admit(tenant_spec spec, const placement& where) {
         const auto booked = calendar_.try_book_at(where, shared_->now(), never);
         if (!booked) raise(booked.why(), spec.name, "a place that was planned");
-        spec.on.assign(where.devices.begin(), where.devices.end());
+        if (spec.on.empty()) spec.on.assign(where.devices.begin(), where.devices.end());
         const auto there = placed_.find(spec.name);
         try {
             if (there != placed_.end()) raise({errc::duplicate_name}, spec.name, "admission");
@@ -376,6 +530,7 @@ private:
     std::map<std::string, place> placed_;
     std::map<std::uint64_t, tenant_spec> waiting_;  // by their ids in the queue
     std::vector<tenant_notice> notices_;
+    device_set drained_, removed_;
     std::uint64_t last_notice_ = 0;
 };
 
