@@ -40,7 +40,7 @@ public:
     /// Adds an empty node. Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
     node_id add(const node_description& d) {
         if (d.devices > device_set::capacity || d.model.index >= device_model::count)
-            raise({errc::invalid_specification, d.devices, device_set::capacity, device_set::capacity}, {},
+            raise({errc::invalid_specification, d.devices, 0, device_set::capacity, reason::count_limit}, {},
                   "a node has at most 64 devices, of a model from 0 to 63");
         devices_.reserve(devices_.size() + d.devices);
         extents_.reserve(extents_.size() + d.devices);
@@ -57,8 +57,8 @@ public:
         check(id, {});
         state& n = nodes_[id.index];
         if (n.whole.devices == device_set::capacity)
-            raise({errc::invalid_specification, device_set::capacity + 1, device_set::capacity, device_set::capacity},
-                  {}, "a node has at most 64 devices");
+            raise({errc::invalid_specification, device_set::capacity + 1, 0, device_set::capacity, reason::count_limit},
+                  {}, "devices of a node");
         devices_.reserve(devices_.size() + 1);
         extents_.reserve(extents_.size() + 1);
         const auto at = static_cast<std::ptrdiff_t>(n.first_device + n.whole.devices);
@@ -311,10 +311,11 @@ private:
 
     void check(node_id id, device_id d) const {
         if (id.index >= nodes_.size() || nodes_[id.index].here == presence::gone)
-            raise({errc::no_device, id.index, 0, nodes_.size()}, {}, "a node of a cluster");
+            raise({.code = errc::no_device, .because = reason::no_such_node}, {}, "a node of a cluster");
         const auto& n = nodes_[id.index];
         if (d.index == 0 && n.whole.devices == 0) return;
-        if (d.index >= n.whole.devices) raise({errc::no_device, d.index, 0, n.whole.devices}, {}, "a device of a node");
+        if (d.index >= n.whole.devices)
+            raise({errc::no_device, d.index, 0, n.whole.devices, reason::no_such_device}, {}, "a device of a node");
     }
     [[nodiscard]] std::size_t present(const state& n) const noexcept {
         if (n.here == presence::gone) return 0;
@@ -334,7 +335,7 @@ private:
         check(id, d);
         state& n = nodes_[id.index];
         if (d.index >= n.whole.devices || extents_[n.first_device + d.index].here == presence::gone)
-            raise({errc::no_device, d.index, 0, n.whole.devices}, {}, "a device of a node");
+            raise({errc::no_device, d.index, 0, n.whole.devices, reason::no_such_device}, {}, "a device of a node");
         there_ -= present(n);
         extents_[n.first_device + d.index].here = to;
         there_ += present(n);

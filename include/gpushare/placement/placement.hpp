@@ -265,10 +265,14 @@ struct refusal {
             case shortage::nodes:
             case shortage::model:
             case shortage::affinity: return reason::no_such_node;
-            case shortage::none: break;
+            case shortage::none:
+            case shortage::drained:
+            case shortage::consent:
+            case shortage::turn: break;
         }
         return reason::unsaid;
     }();
+    if (because == reason::unsaid) return {.code = to_errc(why.missing)};
     return {to_errc(why.missing), why.asked, why.left, why.asked, because};
 }
 

@@ -369,16 +369,19 @@ private:
         detail::check_admission(spec);
         for (const auto d : spec.on)
             if (d.index >= calendar_.nodes()[{0}].whole.devices)
-                raise({errc::no_device, d.index, 0, calendar_.nodes()[{0}].whole.devices}, spec.name, "arrive");
+                raise({errc::no_device, d.index, 0, calendar_.nodes()[{0}].whole.devices, reason::no_such_device},
+                      spec.name, "arrive");
             else if (std::ranges::count(spec.on, d) != 1)
-                raise({errc::duplicate_device, d.index}, spec.name, "arrive");
+                raise({.code = errc::duplicate_device, .asked = d.index, .because = reason::device_twice}, spec.name,
+                      "arrive");
         if (placed_.contains(spec.name) ||
             std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
             raise({errc::duplicate_name}, spec.name, "arrive");
     }
     void check(device_id d) const {
         const auto there = calendar_.nodes()[{0}].whole.devices;
-        if (d.index >= there || removed_.contains(d)) raise({errc::no_device, d.index, 0, there});
+        if (d.index >= there || removed_.contains(d))
+            raise({errc::no_device, d.index, 0, there, reason::no_such_device});
     }
 
     // Looks what the devices are now, and returns the time.
@@ -492,7 +495,8 @@ private:
             cluster room = calendar_.free_without(b.id, shared_->now(), b.end);
             hold_strangers(room, &its);
             hold_noticed(room);
-            for (const auto d : b.where.devices) room.drain({0}, d);
+            for (const auto d : b.where.devices)
+                if (room.could_serve({}, {0}, d)) room.drain({0}, d);
             const auto where = choose(policy_, room, b.where.request);
             if (!where) throw;
             spec.on.assign(where->devices.begin(), where->devices.end());
