@@ -133,6 +133,7 @@ refused reason_of(const gpushare::completion& how) noexcept {
     } catch (...) {
         return as_refused(std::current_exception());
     }
+    return as_refused(gpushare::failure{how.status});
 }
 
 gpushare::completion ended_by(errc status, std::exception_ptr error = {}) {

@@ -128,12 +128,13 @@ TEST_CASE("work that doesn't end fails its ticket, and leaves its room to others
     CHECK(others.status() == errc::none);
     SECTION("it is charged if it ends after all") {
         const auto before = t.compute.usage(bad);
-        CHECK(before.completed == 0);
+        CHECK(before.completed == 1);  // it is over: it failed
         CHECK(before.failed == 1);
         t.stream.reach_next_at(instant{1s});
         t.stream.reach_next_at(instant{1s + 20ms});
         CHECK(t.compute.usage(bad).device_time == 20ms);
-        CHECK(t.compute.usage(bad).completed == 1);
+        CHECK(t.compute.usage(bad).completed == 1);  // not a second time
+        CHECK(t.compute.usage(bad).failed == 1);
         CHECK(t.compute.close(bad));
     }
     SECTION("its client can go, and whoever comes in its place isn't charged for it") {

@@ -162,6 +162,257 @@ TEST_CASE("a coroutine goes on when its work is done", "[compute]") {
     CHECK(log == names{"1", "2", "threw", "refused"});
 }
 
+TEST_CASE("a coroutine may be destroyed while it waits", "[compute][failures]") {
+    setup t;
+    const auto c = t.compute.add({});
+    names log;
+    const auto wait = [&](std::string name) -> support::held {
+        const std::string own = name + ", as its coroutine has it";  // gone with it
+        const auto how = co_await gpushare::async_submit(t.compute, c, t.stream, [&](manual_stream& s) {
+            s.enqueue(1ms);
+            t.enqueued.push_back(own);
+        });
+        log.push_back(name + ": " + std::string(gpushare::to_string(how.status)));
+    };
+    SECTION("queued: it never runs") {
+        std::optional<support::held> first(wait("first")), second(wait("second")), third(wait("third"));
+        CHECK(t.enqueued.size() == 1);
+        second.reset();
+        CHECK(t.compute.usage(c).waiting == 1);
+        t.finish_one();
+        t.finish_one();
+        CHECK(log == names{"first: no error", "third: no error"});
+        CHECK(t.enqueued.size() == 2);
+    }
+    SECTION("in flight: it goes on without it") {
+        { const auto first = wait("first"); }
+        CHECK(t.compute.usage(c).in_flight == 1);
+        const auto second = wait("second");
+        t.finish_one();
+        t.finish_one();
+        CHECK(log == names{"second: no error"});
+        CHECK(t.compute.usage(c).completed == 2);
+    }
+    SECTION("done, and to be told: it isn't") {
+        std::optional<support::held> second;
+        const auto destroys = [&]() -> detached {
+            (void)co_await gpushare::async_submit(t.compute, c, t.stream, t.logs("first"));
+            second.reset();  // within the callback; both are told in one call
+        };
+        destroys();
+        second.emplace(wait("second"));
+        t.stream.reach_all();
+        t.compute.poll();
+        t.stream.reach_all();
+        t.compute.poll();
+        CHECK(log.empty());
+    }
+    SECTION("by its own callable") {
+        std::optional<support::held> self;
+        const auto one = [&]() -> support::held {
+            (void)co_await gpushare::async_submit(t.compute, c, t.stream, [&](manual_stream& s) {
+                s.enqueue(1ms);
+                self.reset();
+            });
+            log.emplace_back("resumed");
+        };
+        const auto before = t.submit(c, "before");
+        self.emplace(one());
+        t.finish_one();
+        t.finish_one();
+        CHECK(log.empty());
+        CHECK(t.compute.usage(c).completed == 2);
+    }
+    SECTION("with its client, which closes") {
+        const auto first = wait("first");
+        { const auto second = wait("second"); }
+        t.stream.reach_all();
+        CHECK(t.compute.close(c));
+        CHECK(log == names{"first: no error"});
+    }
+    SECTION("it ended: its handle goes later") {
+        const auto first = wait("first");
+        t.finish_one();
+        CHECK(first.over());
+        CHECK(log.size() == 1);
+    }
+}
+
+TEST_CASE("what never ran is counted by reason, and how long the rest waited and ran", "[compute][failures]") {
+    using gpushare::unrun;
+    setup t{{.depth = 1, .queue_limit = 2, .quarantine_after = 2}};
+    const auto c = t.compute.add({});
+    const auto of = [&] { return t.compute.usage(c); };
+    const auto first = t.submit(c, "first", 3ms), second = t.submit(c, "second", 20ms), third = t.submit(c, "third");
+    CHECK(t.compute.submit(c, t.stream, t.logs("no")).code() == errc::queue_full);
+    CHECK(t.compute.acquire(c).code() == errc::queue_full);
+    CHECK(third.cancel());
+    CHECK(t.compute.try_acquire(c).code() == errc::deadline_exceeded);
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK(t.compute.acquire(c, gpushare::never, stop.get_token()).code() == errc::stopped);
+    CHECK(t.compute.acquire(c, instant{0ms}).code() == errc::deadline_exceeded);
+    CHECK(of().refused[unrun::queue_full] == 2);
+    CHECK(of().refused[unrun::no_room] == 1);
+    CHECK(of().refused.total() == 3);
+    CHECK(of().cancelled[unrun::stopped] == 2);
+    CHECK(of().cancelled[unrun::late] == 1);
+    const auto late = t.compute.submit(c, t.stream, t.logs("late"), {.deadline = instant{1ms}, .drop_if_late = true});
+    t.clock.advance(7ms);
+    t.finish_one();
+    t.finish_one();
+    CHECK(late->status() == errc::deadline_exceeded);
+    CHECK(of().cancelled[unrun::late] == 2);
+    CHECK(of().dropped == 1);
+    CHECK(of().queueing.count() == 2);
+    CHECK(of().queueing.sum() == 7ms);
+    CHECK(of().running.count() == 2);
+    CHECK(of().running.sum() == 23ms);
+    { const auto unused = t.compute.acquire(c); }
+    CHECK(of().queueing.count() == 3);  // let in at once, and not used
+    CHECK(t.compute.sleep(c, instant::min(), {}, gpushare::while_asleep::refuse));
+    CHECK(t.compute.submit(c, t.stream, t.logs("asleep")).code() == errc::asleep);
+    CHECK(of().refused[unrun::asleep] == 1);
+    t.compute.wake(c);
+    for (int i = 0; i < 2; ++i) {
+        const auto fails = t.submit(c, "fails");
+        if (i == 1) (void)t.submit(c, "behind it");
+        t.finish_one(errc::kernel_failed);
+    }
+    CHECK(of().cancelled[unrun::quarantined] == 1);
+    CHECK(t.compute.try_acquire(c).code() == errc::quarantined);
+    CHECK(of().refused[unrun::quarantined] == 1);
+    CHECK(t.compute.pardon(c) == errc::none);
+    const auto last = t.submit(c, "last"), cut = t.submit(c, "cut");
+    gpushare::client_usage account;
+    CHECK_FALSE(t.compute.close(c, instant::min()));
+    CHECK(cut.status() == errc::closed);
+    t.finish_all();
+    CHECK(t.compute.close(c, gpushare::never, {}, &account));
+    CHECK(account.cancelled[unrun::closed] == 1);
+    CHECK(account.cancelled.total() == 6);
+    CHECK(account.completed == account.running.count());
+}
+
+TEST_CASE("an event tells of work that waited while nobody drove", "[compute][failures]") {
+    setup t;
+    const auto c = t.compute.add({.name = "chat"});
+    const auto first = t.submit(c, "first");
+    t.clock.advance(5s);
+    CHECK_FALSE(t.compute.take_event());  // nothing waits: nobody need come
+    t.finish_one();
+    (void)t.submit(c, "second");
+    (void)t.submit(c, "third");    // waits
+    for (int i = 0; i < 2; ++i) {  // asking for events is no driving
+        t.clock.advance(400ms);
+        CHECK_FALSE(t.compute.take_event());
+    }
+    t.clock.advance(300ms);
+    SECTION("to who asks for events") {}
+    SECTION("to who submits next") { (void)t.submit(c, "fourth"); }
+    SECTION("to who comes to the gate") { CHECK(t.compute.try_acquire(c).code() == errc::deadline_exceeded); }
+    const auto e = t.compute.take_event();
+    REQUIRE(e);
+    CHECK(e->what == gpushare::limiter_event::kind::undriven);
+    CHECK(e->client == c);
+    CHECK(e->name.view() == "chat");
+    CHECK(e->took == 1100ms);
+    CHECK(e->bound == 1s);
+    CHECK_FALSE(t.compute.take_event());
+    for (int i = 0; i < 10; ++i) {  // who drives now and then
+        t.clock.advance(900ms);
+        t.compute.poll();
+    }
+    CHECK_FALSE(t.compute.take_event());
+    t.finish_all();
+    t.finish_all();
+    t.finish_all();
+    t.clock.advance(5s);
+    t.compute.poll();
+    CHECK_FALSE(t.compute.take_event());
+}
+
+TEST_CASE("what a policy holds back isn't left to nobody before its turn", "[compute][failures]") {
+    gpushare::limiter_core<> core;
+    const auto c = core.add({});
+    const auto at = [](gpushare::ns t) { return [t] { return instant{t}; }; };
+    core.attend(at(0s));
+    core.arrive(c, instant{0s});
+    core.leave(at(0s));
+    core.attend(at(999ms));
+    core.leave(at(999ms));
+    core.look_for_undriven(at(1998ms));
+    CHECK_FALSE(core.events().take());
+    core.look_for_undriven(at(1999ms));
+    CHECK(core.events().take()->took == 1s);
+    gpushare::detail::attendance held;
+    held.leave(instant{0s}, instant{10s});
+    CHECK(held.look(instant{10s}) == 0s);
+    CHECK(held.look(instant{11s}) == 1s);
+    CHECK(held.look(instant{11s}) == 0s);
+}
+
+TEST_CASE("a close within a callable, as by exit(), doesn't wait for what can't end meanwhile", "[compute][failures]") {
+    setup t;
+    const auto c = t.compute.add({});
+    int closed = 0, asleep = 0;
+    const auto tries = [&](manual_stream& s) {
+        s.enqueue(1ms);
+        asleep += t.compute.sleep(c) ? 1 : 0;
+        closed += t.compute.close(c) ? 1 : 0;
+    };
+    SECTION("queued") {
+        const auto waits = [&] { return t.compute.submit(c, t.stream, tries).value(); }();
+        CHECK(waits.bound() == 0ns);
+    }
+    SECTION("at the gate") { t.compute.acquire(c)->enqueue(t.stream, tries); }
+    SECTION("at the gate, which throws") {
+        CHECK_THROWS_AS(t.compute.acquire(c)->enqueue(t.stream,
+                                                      [&](manual_stream& s) {
+                                                          tries(s);
+                                                          throw std::runtime_error("mine");
+                                                      }),
+                        std::runtime_error);
+    }
+    CHECK(closed == 0);
+    CHECK(asleep == 0);
+    CHECK(t.compute.submit(c, t.stream, t.logs("late")).code() == errc::closed);
+    t.finish_all();
+    CHECK(t.compute.close(c));
+    const auto next = t.compute.add({});  // and this thread is in none any more
+    const auto one = t.submit(next, "next");
+    t.stream.on_wait([&] { t.stream.reach_all(); });
+    CHECK(t.compute.close(next));
+}
+
+TEST_CASE("a coroutine that is destroyed waits for its callable, which another thread is in",
+          "[compute][threads][failures]") {
+    setup t;
+    const auto c = t.compute.add({});
+    std::atomic<bool> inside{false}, going{false}, read{false};
+    const auto first = t.submit(c, "first");
+    std::optional<support::held> second;
+    const auto wait = [&]() -> support::held {
+        const std::vector<int> own(64, 1);
+        (void)co_await gpushare::async_submit(t.compute, c, t.stream, [&](manual_stream& s) {
+            inside = true;
+            while (!going) std::this_thread::yield();
+            std::this_thread::sleep_for(1ms);  // in which it would be gone
+            s.enqueue(own.size() * 1us);
+            read = true;
+        });
+    };
+    second.emplace(wait());
+    std::thread drives([&] { t.finish_one(); });
+    while (!inside) std::this_thread::yield();
+    going = true;
+    second.reset();
+    CHECK(read);
+    drives.join();
+    t.finish_one();
+    CHECK(t.compute.usage(c).completed == 2);
+}
+
 TEST_CASE("coroutines over work that is done at once don't pile up", "[compute]") {
     manual_clock clock;
     gpushare::compute_limiter<instant_stream, manual_clock> compute{{.depth = 1}, clock};

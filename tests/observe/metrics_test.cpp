@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics as text: the format's rules, whatever goes in, and the names that dashboards know.
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <chrono>
@@ -73,7 +74,15 @@ std::string fault_of(std::string_view text) {
             continue;
         }
         const auto n = name_length(line, true);
-        if (line.substr(0, n) != family) return "sample of another family: " + whole;
+        std::string_view name = line.substr(0, n);
+        if (type == "histogram") {
+            const std::string_view of = name;
+            for (const std::string_view suffix : {"_bucket", "_sum", "_count"})
+                if (of.ends_with(suffix)) name = of.substr(0, of.size() - suffix.size());
+            if (name.size() == of.size()) return "no suffix of a histogram: " + whole;
+            if (of.ends_with("_bucket") != (line.find("le=\"") != std::string_view::npos)) return "le: " + whole;
+        }
+        if (name != family) return "sample of another family: " + whole;
         line.remove_prefix(n);
         if (line.starts_with('{')) {
             do {
@@ -172,6 +181,22 @@ TEST_CASE("a page that is too small has whole lines, and says what it lacks", "[
     }
 }
 
+TEST_CASE("durations are counted in buckets, each up to its limit", "[observe]") {
+    gpushare::duration_histogram h, more;
+    h.add(gpushare::ns{0});
+    h.add(gpushare::duration_histogram::limits[0]);
+    h.add(gpushare::duration_histogram::limits[0] + gpushare::ns{1}, 3);
+    h.add(gpushare::ns::max());
+    more.add(gpushare::ns::max());
+    h += more;
+    CHECK(h.counts()[0] == 2);
+    CHECK(h.counts()[1] == 3);
+    CHECK(h.counts().back() == 2);
+    CHECK(h.count() == 7);
+    CHECK(h.sum() == gpushare::ns::max());
+    CHECK(std::ranges::is_sorted(gpushare::duration_histogram::limits));
+}
+
 TEST_CASE("devices are named as dcgm-exporter names them, and tenants beside them", "[observe]") {
     gpushare::host::node node{{.devices = 2, .memory = 64_MiB, .sms = 1}};
     gpushare::tenancy shared{node};
@@ -203,6 +228,21 @@ TEST_CASE("devices are named as dcgm-exporter names them, and tenants beside the
                              "gpushare_tenant_memory_guaranteed_bytes{tenant=\"chat \\\"1\\\"\"} 16777216\n",
                              "gpushare_tenant_submissions_total{tenant=\"chat \\\"1\\\"\",result=\"done\"} 1\n",
                              "gpushare_tenant_allocations_total{tenant=\"other\"} 0\n"}) {
+        CAPTURE(line);
+        CHECK(text.find(line) != std::string::npos);
+    }
+
+    for (const char* line :
+         {"gpushare_tenant_submissions_refused_total{tenant=\"chat \\\"1\\\"\",reason=\"queue_full\"} 0\n",
+          "gpushare_tenant_submissions_cancelled_total{tenant=\"other\",reason=\"late\"} 0\n",
+          "# TYPE gpushare_tenant_queueing_seconds histogram\n",
+          "gpushare_tenant_queueing_seconds_bucket{tenant=\"chat \\\"1\\\"\",le=\"0.00001\"} 1\n",
+          "gpushare_tenant_queueing_seconds_bucket{tenant=\"chat \\\"1\\\"\",le=\"10\"} 1\n",
+          "gpushare_tenant_queueing_seconds_bucket{tenant=\"chat \\\"1\\\"\",le=\"+Inf\"} 1\n",
+          "gpushare_tenant_queueing_seconds_sum{tenant=\"chat \\\"1\\\"\"} 0\n",
+          "gpushare_tenant_queueing_seconds_count{tenant=\"chat \\\"1\\\"\"} 1\n",
+          "gpushare_tenant_running_seconds_count{tenant=\"chat \\\"1\\\"\"} 1\n",
+          "gpushare_tenant_running_seconds_bucket{tenant=\"other\",le=\"0.0025\"} 0\n"}) {
         CAPTURE(line);
         CHECK(text.find(line) != std::string::npos);
     }

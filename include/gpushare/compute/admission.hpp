@@ -11,10 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <utility>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -103,15 +106,116 @@ struct charge {
     bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
 };
 
+/// How often things took how long: counts in fixed buckets. A value, which allocates nothing.
+class duration_histogram {
+public:
+    /// Up to how long each bucket counts, itself included; what took longer than the last is in one more.
+    static constexpr std::array<ns, 16> limits{
+        ns{10'000},      ns{25'000},        ns{100'000},       ns{250'000},       ns{500'000},    ns{1'000'000},
+        ns{2'500'000},   ns{5'000'000},     ns{10'000'000},    ns{25'000'000},    ns{50'000'000}, ns{100'000'000},
+        ns{250'000'000}, ns{1'000'000'000}, ns{2'500'000'000}, ns{10'000'000'000}};
+
+    /// So many that took this long each.
+    void add(ns took, std::uint32_t times = 1) noexcept {
+        std::size_t i = 0;
+        while (i < limits.size() && took > limits[i]) ++i;
+        counts_[i] += times;
+        while (times-- > 0) sum_ = saturating_add(sum_, took);
+    }
+    /// Of the same things elsewhere.
+    duration_histogram& operator+=(const duration_histogram& other) noexcept {
+        for (std::size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+        sum_ = saturating_add(sum_, other.sum_);
+        return *this;
+    }
+    /// How many are in each bucket alone.
+    [[nodiscard]] std::span<const std::uint64_t, limits.size() + 1> counts() const noexcept { return counts_; }
+    /// How many there were.
+    [[nodiscard]] std::uint64_t count() const noexcept {
+        std::uint64_t all = 0;
+        for (const auto n : counts_) all += n;
+        return all;
+    }
+    /// How long all of them took.
+    [[nodiscard]] ns sum() const noexcept { return sum_; }
+
+private:
+    std::array<std::uint64_t, limits.size() + 1> counts_{};
+    ns sum_{};
+};
+
+/// Why submissions never ran.
+enum class unrun : std::uint8_t {
+    queue_full,   ///< as many waited as may
+    no_room,      ///< try_acquire(), and it would have had to wait
+    late,         ///< its deadline came before its turn
+    stopped,      ///< by a stop token or cancel(), or with the coroutine that waited for it
+    closed,       ///< its client closed, or the limiter went
+    asleep,       ///< its client sleeps, and what comes is refused
+    quarantined,  ///< its client failed too often in a row
+    device_lost,  ///< the device was
+    other,        ///< it couldn't be enqueued
+};
+
+/// As a metric's label has it.
+[[nodiscard]] constexpr std::string_view to_string(unrun why) noexcept {
+    constexpr std::array<std::string_view, 9> names{"queue_full", "no_room",     "late",        "stopped", "closed",
+                                                    "asleep",     "quarantined", "device_lost", "other"};
+    return names[static_cast<std::size_t>(why)];
+}
+
+/// How many never ran, by reason. A value.
+class unrun_counts {
+public:
+    static constexpr std::size_t reasons = static_cast<std::size_t>(unrun::other) + 1;  ///< That there are.
+
+    /// One more, which ended with this code.
+    void add(errc why) noexcept { ++counts_[static_cast<std::size_t>(reason_of(why))]; }
+    void add(unrun why) noexcept { ++counts_[static_cast<std::size_t>(why)]; }  ///< The same.
+    /// Of the same elsewhere.
+    unrun_counts& operator+=(const unrun_counts& other) noexcept {
+        for (std::size_t i = 0; i < reasons; ++i) counts_[i] += other.counts_[i];
+        return *this;
+    }
+    /// For this reason.
+    [[nodiscard]] std::uint64_t operator[](unrun why) const noexcept { return counts_[static_cast<std::size_t>(why)]; }
+    /// For any.
+    [[nodiscard]] std::uint64_t total() const noexcept {
+        std::uint64_t all = 0;
+        for (const auto n : counts_) all += n;
+        return all;
+    }
+
+private:
+    [[nodiscard]] static constexpr unrun reason_of(errc why) noexcept {
+        switch (why) {
+            case errc::queue_full: return unrun::queue_full;
+            case errc::deadline_exceeded: return unrun::late;
+            case errc::stopped: return unrun::stopped;
+            case errc::closed: return unrun::closed;
+            case errc::asleep: return unrun::asleep;
+            case errc::quarantined: return unrun::quarantined;
+            case errc::device_lost: return unrun::device_lost;
+            default: return unrun::other;
+        }
+    }
+
+    std::array<std::uint64_t, reasons> counts_{};
+};
+
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
-    ns device_time{};             ///< charged so far
-    ns longest{};                 ///< the longest submission seen
-    std::uint64_t completed = 0;  ///< submissions that ran, failed ones included
-    std::uint64_t failed = 0;     ///< of these
-    std::uint32_t waiting = 0;    ///< submissions that wait
-    std::uint32_t in_flight = 0;  ///< submissions that were admitted and haven't completed
-    std::uint64_t dropped = 0;    ///< submissions that were too late and never ran; see submit_options::drop_if_late
+    ns device_time{};               ///< charged so far
+    ns longest{};                   ///< the longest submission seen
+    std::uint64_t completed = 0;    ///< submissions that ran, failed ones included
+    std::uint64_t failed = 0;       ///< of these
+    std::uint32_t waiting = 0;      ///< submissions that wait
+    std::uint32_t in_flight = 0;    ///< submissions that were admitted and haven't completed
+    std::uint64_t dropped = 0;      ///< submissions that were too late and never ran; see submit_options::drop_if_late
+    unrun_counts refused{};         ///< submissions that were turned away when they came
+    unrun_counts cancelled{};       ///< submissions that waited and never ran, those dropped included
+    duration_histogram queueing{};  ///< how long each waited that was let in
+    duration_histogram running{};   ///< how long each lasted on the device, as far as its points tell
 };
 
 /// What a submission that comes now may expect, if nobody else comes: for a 429, or an admission. Of calls that come by chance, of
@@ -147,14 +251,15 @@ struct limiter_event {
         quarantined,          ///< too many failures in a row: nothing of the client is admitted until it is pardoned
         stuck,                ///< work of the client doesn't end; it is quarantined as well
         device_lost,          ///< the device became unusable while the client had work in flight
+        undriven,  ///< a submission of the client waited, and no thread drove the limiter for a second or more
     };
 
-    kind what{};                 ///< what it was
-    client_id client{};          ///< whose submission
-    tenant_name name{};          ///< the client's, if it has one
-    ns took{};                   ///< of overran: the submission; of waited_beyond_bound: its wait
-    ns bound{};                  ///< of both: what it should have been at most
-    std::uint64_t key = 0;       ///< of both: the kind of submission, if it has one
+    kind what{};            ///< what it was
+    client_id client{};     ///< whose submission
+    tenant_name name{};     ///< the client's, if it has one
+    ns took{};              ///< of overran: the submission; of waited_beyond_bound: its wait; of undriven: how long
+    ns bound{};             ///< of these: what it should have been at most
+    std::uint64_t key = 0;  ///< of the first two: the kind of submission, if it has one
     std::uint32_t failures = 0;  ///< of quarantined: how many in a row
 };
 
@@ -166,11 +271,34 @@ struct limiter_event {
         case limiter_event::kind::quarantined: return "quarantined";
         case limiter_event::kind::stuck: return "stuck";
         case limiter_event::kind::device_lost: return "device lost";
+        case limiter_event::kind::undriven: return "nobody drove";
     }
     return "unknown event";
 }
 
 namespace detail {
+
+/// Whether anybody drives a limiter while something waits in it. A value.
+class attendance {
+public:
+    /// What waits for so long beyond its turn is forgotten by whoever should drive.
+    static constexpr ns patience{1'000'000'000};
+
+    /// Whether look() wants to know the time.
+    [[nodiscard]] bool is_left() const noexcept { return left_ != never; }
+    /// How long nobody has driven, if that is too long, and counts anew; else 0.
+    ns look(instant now) noexcept {
+        if (left_ == never || now < left_ || now - left_ < patience) return ns{0};
+        return now - std::exchange(left_, now);
+    }
+    /// Somebody drives.
+    void come() noexcept { left_ = never; }
+    /// The last one who drove leaves something that waits. `turn`: when it may go at the earliest, if that is known, else `never`.
+    void leave(instant now, instant turn) noexcept { left_ = turn == never ? now : std::max(now, turn); }
+
+private:
+    instant left_ = never;
+};
 
 /// The latest events that nobody has taken; the oldest make room. A value.
 class event_queue {

@@ -4,12 +4,16 @@
 //
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
+//
+// A coroutine may be destroyed while it waits: what waits of it never runs then, and what is on the device goes on without it.
 #pragma once
 
 #include <atomic>
 #include <coroutine>
+#include <optional>
 #include <utility>
 
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/config.hpp>
@@ -21,6 +25,10 @@ inline namespace GPUSHARE_ABI {
 
 /// What async_submit returns. Await it once, in the expression that made it. The limiter and the stream must outlive
 /// the wait.
+///
+/// Destroying the coroutine while it waits, from any thread but one that may resume it at that moment, ends the wait. A callable
+/// that hasn't begun never runs; one that has begun on another thread is waited for, so it may use the coroutine's variables. What it has
+/// enqueued goes on, and what that uses must outlive it.
 template <class Limiter>
 class [[nodiscard]] async_submission {
 public:
@@ -32,6 +40,10 @@ public:
         : limiter_(limiter), client_(c), stream_(s), work_(std::move(work)), options_(options) {}
     async_submission(const async_submission&) = delete;             ///< Not copied.
     async_submission& operator=(const async_submission&) = delete;  ///< Not copied.
+    /// Ends the wait, if it is under way.
+    ~async_submission() {
+        if (ticket_) ticket_->abandon();
+    }
 
     /// Never: the work isn't queued yet.
     [[nodiscard]] static bool await_ready() noexcept { return false; }
@@ -39,20 +51,23 @@ public:
     /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused within the call. Throws
     /// std::bad_alloc.
     bool await_suspend(std::coroutine_handle<> waiting) {
-        const auto ticket =
-            limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
-                completion_ = c;
-                if (arrived()) waiting.resume();
-            });
+        auto ticket = limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
+            completion_ = c;
+            if (arrived()) waiting.resume();
+        });
         if (!ticket) {
             completion_.status = ticket.code();
             return false;
         }
+        ticket_.emplace(*std::move(ticket));
         return !arrived();
     }
 
     /// How it went, with what the callable threw in `error`. If it was refused, the status is the code of submit.
-    [[nodiscard]] completion await_resume() noexcept { return std::move(completion_); }
+    [[nodiscard]] completion await_resume() noexcept {
+        ticket_.reset();
+        return std::move(completion_);
+    }
 
 private:
     // The call that hands the work over and the one that says it is done both come here: the second of them goes on.
@@ -65,6 +80,7 @@ private:
     submission_work<stream> work_;
     submit_options options_;
     completion completion_;
+    std::optional<typename Limiter::ticket> ticket_;
     std::atomic<bool> first_has_come_{false};
 };
 

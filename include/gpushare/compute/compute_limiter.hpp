@@ -99,8 +99,8 @@ public:
     }
 
     /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held
-    /// permits included, and until their callbacks have been called (not for that, if it is called from a callback). Then
-    /// removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
+    /// permits included, and until their callbacks have been called (not for that, if it is called from a callback; nor for anything
+    /// within a callable or a permit's work, as of exit()). Then removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
@@ -108,6 +108,7 @@ public:
         auto& core = engine_.core();
         if (!core.contains(c)) return true;
         engine_.close(lock, c);
+        deadline = engine_.patience(deadline);
         engine_.drive(lock, look::now);
         const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
         if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
@@ -127,6 +128,7 @@ public:
         auto& core = engine_.core();
         if (!core.contains(c)) return false;
         engine_.sleep(lock, c, what_waits);
+        deadline = engine_.patience(deadline);
         engine_.drive(lock, look::now);
         const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
         const auto drained = [&] { return awake() || engine_.is_over(c); };
@@ -205,6 +207,7 @@ public:
         auto why = engine_.clients().no_entry(c);
         if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o, stop);
         if (why != errc::none) {
+            engine_.core().count_refused(c, why);
             lock.unlock();
             engine_.pool()->drop(mine);
             return why;
@@ -215,6 +218,8 @@ public:
         engine_.clients().arrive(mine, now);
         auto stay = engine_.came_for([] { return true; }, &mine);
         engine_.drive(lock, now, look::if_due, stay);
+        if (mine.at.load(std::memory_order_relaxed) == detail::submission_stage::waiting)
+            mine.waits_since = engine_.now();
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
@@ -273,6 +278,7 @@ public:
     /// Takes the oldest event; the latest 64 are kept.
     std::optional<limiter_event> take_event() {
         const std::lock_guard lock(engine_.mutex());
+        engine_.look_for_undriven();
         return engine_.core().events().take();
     }
     /// How many events were dropped for later ones.
@@ -339,6 +345,7 @@ private:
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,
                                          const std::stop_token& stop, const submit_options& o, bool* waited = nullptr) {
         if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
+            engine_.core().count_refused(c, why);
             auto stay = engine_.came_for([] { return true; });
             engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
             return why;

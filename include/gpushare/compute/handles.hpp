@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <thread>
 #include <utility>
 
 #include <gpushare/compute/detail/submission.hpp>
@@ -24,6 +25,9 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+template <class Limiter>
+class async_submission;
 
 namespace detail {
 /// Whether the stream knows that its device is lost, of a backend whose streams can tell without asking the device.
@@ -95,6 +99,7 @@ private:
         std::optional<own_work> mine(s);
         submission_->own = mine->how_it_went();
         submission_->begin = s.record();
+        submission_->set_enqueuer(std::this_thread::get_id());
         try {
             submission_->fills = detail::run_work(s, enqueue_work);
         } catch (...) {
@@ -116,6 +121,7 @@ private:
             std::optional<own_work> mine(s);
             submission_->own = mine->how_it_went();
             if (submission_->needs_begin) submission_->begin = s.record();
+            submission_->set_enqueuer(std::this_thread::get_id());
             enqueued = submission_->may_stay_open;
             try {
                 submission_->fills = detail::run_work(s, enqueue_work);
@@ -138,7 +144,10 @@ private:
         used()->enqueued_by_holder(*submission_, detail::known_lost(s) ? errc::device_lost : errc::none);
     }
 
-    engine* used() noexcept { return std::exchange(engine_, nullptr); }
+    engine* used() noexcept {
+        submission_->set_enqueuer({});
+        return std::exchange(engine_, nullptr);
+    }
 
     engine* engine_;
     typename engine::submission* submission_;
@@ -190,9 +199,9 @@ public:
     /// where it never ran: closed, quarantined, stopped (by cancel()), deadline_exceeded (dropped).
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
-    /// Once done and failed: throws what the callable or the kernel threw, with its tenant's name and text; without any
-    /// such, an operation_error with status(). See completion::rethrow.
-    [[noreturn]] void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
+    /// Once done: nothing where it went well. Else throws what the callable or the kernel threw, with its tenant's name and text;
+    /// without any such, an operation_error with status(). See completion::rethrow.
+    void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
 
     /// Once done: when the limiter noticed, on its clock.
     [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }
@@ -201,7 +210,13 @@ public:
 
 private:
     friend Limiter;
+    friend async_submission<Limiter>;
     using engine = typename Limiter::engine;
+
+    // Who waits by its callback is gone, or goes now.
+    void abandon() const noexcept {
+        if (!done()) engine_->abandon(*submission_);
+    }
     ticket(engine& e, std::shared_ptr<detail::submission_pool<stream>> pool,
            detail::submission<stream>& submission) noexcept
         : engine_(&e), pool_(std::move(pool)), submission_(&submission) {}

@@ -245,6 +245,7 @@ public:
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
+        client.usage.running.add(lasted / std::max<ns::rep>(o.times, 1), o.times);
         if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
             report(
@@ -266,17 +267,17 @@ public:
     /// charged by complete_late(). `times`: so many that are alike, with the sum of what was predicted.
     void write_off(const admission& g, std::uint32_t times = 1) noexcept {
         auto& client = remove_from_flight(g, times);
+        client.usage.completed += times;  // with `failed`: whoever reads both finds one of them among the other
         client.usage.failed += times;
         client.quarantined = true;
         while (times-- > 0) report({.what = limiter_event::kind::stuck, .client = g.client});
     }
-    /// It ended after all. Nothing happens if its client is gone.
-    void complete_late(const admission& g, ns device_time, std::uint32_t times = 1) noexcept {
+    /// It ended after all, and has been counted. Nothing happens if its client is gone.
+    void complete_late(const admission& g, ns device_time) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
         clients_[g.client.index].usage.device_time += device_time;
         budget_.of(g.level_index).served += device_time;
-        clients_[g.client.index].usage.completed += times;
     }
 
     /// Of what `c` was charged for completed submissions, it shared this with somebody.
@@ -296,6 +297,18 @@ public:
     }
     /// Whether work is held back until `t`, for a request.
     [[nodiscard]] bool is_held_until(instant t) const noexcept { return budget_.is_held_until(t); }
+
+    /// One of `c` was turned away when it came. Nothing happens if there is no such client; nor below.
+    template <class Why>
+    void count_refused(client_id c, Why why) noexcept {
+        if (contains(c)) clients_[c.index].usage.refused.add(why);
+    }
+    /// One that waited never runs.
+    void count_cancelled(client_id c, errc why) noexcept {
+        if (contains(c)) clients_[c.index].usage.cancelled.add(why);
+    }
+    /// One was let in that had waited so long.
+    void count_queued(client_id c, ns waited) noexcept { clients_[c.index].usage.queueing.add(waited); }
 
     void close(client_id c) noexcept { clients_[c.index].closing = true; }  ///< Nothing more of `c` is to come.
     /// Whether that was said.
@@ -324,6 +337,31 @@ public:
     /// What one of this kind that comes now may expect. Linear in the clients.
     [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const noexcept {
         return detail::estimate(clients_, costs_, budget_, c, key, options_.first_guess, bound_of(c, key));
+    }
+
+    /// A thread drives from now on, of none before; see look_for_undriven().
+    template <std::invocable F>
+    void attend(F now) noexcept {
+        look_for_undriven(now);
+        attendance_.come();
+    }
+    /// Somebody looks in. If something was left to nobody for a second, an event tells. `now` is asked for where something was left.
+    template <std::invocable F>
+    void look_for_undriven(F now) noexcept {
+        if (!attendance_.is_left()) return;
+        const ns alone = attendance_.look(now());
+        if (alone == ns{0}) return;
+        for (std::uint32_t i = 0; i < clients_.size(); ++i)
+            if (clients_[i].present && clients_[i].usage.waiting > 0)
+                return report({.what = limiter_event::kind::undriven,
+                               .client = {i, clients_[i].generation},
+                               .took = alone,
+                               .bound = detail::attendance::patience});
+    }
+    /// The last one that drives goes; `now` is asked for where something waits.
+    template <std::invocable F>
+    void leave(F now) noexcept {
+        if (num_waiting_ > 0) attendance_.leave(now(), resume_at_);
     }
 
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }  ///< Submissions, of all clients.
@@ -393,6 +431,7 @@ private:
     detail::client_list watched_;  // that may be back soon
     budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
+    detail::attendance attendance_;
     detail::event_queue events_;  // last: pages that nobody looks at while all goes well
 };
 

@@ -61,7 +61,8 @@ inline constexpr submit_options no_options{};
 
 namespace detail {
 /// Throws what a submission that failed is known to have thrown; see completion::rethrow.
-[[noreturn]] inline void rethrow(errc status, const tenant_name& name, const std::exception_ptr& error) {
+inline void rethrow(errc status, const tenant_name& name, const std::exception_ptr& error) {
+    if (status == errc::none) return;
     if (!error) raise(failure{status}, name.view(), "submission");
     if (name.empty()) std::rethrow_exception(error);
     std::string text;
@@ -88,9 +89,9 @@ struct completion {
     std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
     tenant_name tenant{};      ///< of one that failed: its client's name
 
-    /// If it failed: throws what was thrown, as it is, for a client without a name. Else an operation_error with status,
-    /// name and text, in which that is nested (std::rethrow_if_nested).
-    [[noreturn]] void rethrow() const { detail::rethrow(status, tenant, error); }
+    /// If it failed: throws what was thrown, as it is, for a client without a name; for one with a name an operation_error with status,
+    /// name and text, in which that is nested (std::rethrow_if_nested). Else it does nothing.
+    void rethrow() const { detail::rethrow(status, tenant, error); }
 };
 
 /// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but

@@ -109,6 +109,13 @@ public:
     /// Null where it would have to grow.
     [[nodiscard]] T* try_acquire() noexcept { return free_.pop(); }
     void release(T& element) noexcept { free_.push(element); }
+    /// Whether `is(element)` holds for one of those made so far, in use or not. Linear.
+    template <std::predicate<const T&> F>
+    [[nodiscard]] bool any_of(F is) const {
+        for (const made* m = newest_; m != nullptr; m = m->before)
+            if (is(m->element)) return true;
+        return false;
+    }
     /// Elements made so far, in use or not.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 

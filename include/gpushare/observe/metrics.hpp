@@ -107,16 +107,25 @@ public:
     /// The same in seconds, exactly.
     void sample(std::initializer_list<metric_label> labels, ns value, std::string_view suffix = {}) noexcept {
         begin_sample(labels, suffix);
-        const auto count = value.count();
-        const auto size = count < 0 ? 0 - static_cast<std::uint64_t>(count) : static_cast<std::uint64_t>(count);
-        if (count < 0) put("-");
-        put_number(size / 1000000000);
-        if (auto rest = size % 1000000000; rest != 0) {
-            std::array<char, 10> digits{'.'};
-            for (std::size_t i = 9; i != 0; --i, rest /= 10) digits[i] = static_cast<char>('0' + rest % 10);
-            put({digits.data(), digits.size()});
-        }
+        put_seconds(value, false);
         end_line();
+    }
+    /// A histogram of durations, in seconds: `counts` in buckets up to each of `limits`, which ascend, and one more beyond the last; `sum` of
+    /// all. Of a family of that type.
+    void histogram(std::initializer_list<metric_label> labels, std::span<const ns> limits,
+                   std::span<const std::uint64_t> counts, ns sum) noexcept {
+        std::uint64_t so_far = 0;
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+            so_far += counts[i];
+            begin_labels(labels, "_bucket");
+            put("le=\"");
+            i < limits.size() ? put_seconds(limits[i], true) : put("+Inf");
+            put("\"} ");
+            put_number(so_far);
+            end_line();
+        }
+        sample(labels, sum, "_sum");
+        sample(labels, so_far, "_count");
     }
     /// The same in bytes.
     void sample(std::initializer_list<metric_label> labels, bytes value, std::string_view suffix = {}) noexcept {
@@ -145,6 +154,33 @@ private:
             before = ",";
         }
         put(before == "{" ? " " : "} ");
+    }
+    // Up to where another label may follow.
+    void begin_labels(std::initializer_list<metric_label> labels, std::string_view suffix) noexcept {
+        put_name(name_);
+        put_name(suffix, true, false);
+        put("{");
+        for (const auto& l : labels) {
+            if (l.value.empty()) continue;
+            put_name(l.name, false);
+            put("=\"");
+            put_escaped(l.value, true);
+            put("\",");
+        }
+    }
+    // `short_form`: as people write it, without zeros behind.
+    void put_seconds(ns value, bool short_form) noexcept {
+        const auto count = value.count();
+        const auto size = count < 0 ? 0 - static_cast<std::uint64_t>(count) : static_cast<std::uint64_t>(count);
+        if (count < 0) put("-");
+        put_number(size / 1000000000);
+        auto rest = size % 1000000000;
+        if (rest == 0) return;
+        std::array<char, 10> digits{'.'};
+        for (std::size_t i = 9; i != 0; --i, rest /= 10) digits[i] = static_cast<char>('0' + rest % 10);
+        std::size_t n = digits.size();
+        while (short_form && digits[n - 1] == '0') --n;
+        put({digits.data(), n});
     }
     void end_line() noexcept {
         put("\n");

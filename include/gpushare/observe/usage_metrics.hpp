@@ -14,6 +14,7 @@
 #include <span>
 #include <string_view>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/observe/metrics.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -76,7 +77,43 @@ inline void write_device_metrics(metrics_text& out, std::span<const device_metri
           [](const auto& d) { return d.last_xid; });
 }
 
-/// Memory, device time and submissions of tenants.
+namespace detail {
+// Submissions that are over, and why others never ran.
+inline void write_over(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
+    out.family("gpushare_tenant_submissions_total", metric_type::counter, "Submissions that are over.");
+    for (const auto& t : tenants) {
+        out.sample({{"tenant", t.name}, {"result", "done"}}, t.usage.completed - t.usage.failed);
+        out.sample({{"tenant", t.name}, {"result", "failed"}}, t.usage.failed);
+        out.sample({{"tenant", t.name}, {"result", "dropped"}}, t.usage.dropped);
+    }
+    const auto write = [&](std::string_view name, std::string_view help, unrun_counts tenant_usage::*of) {
+        out.family(name, metric_type::counter, help);
+        for (const auto& t : tenants)
+            for (std::size_t i = 0; i < unrun_counts::reasons; ++i) {
+                const auto why = static_cast<unrun>(i);
+                out.sample({{"tenant", t.name}, {"reason", to_string(why)}}, (t.usage.*of)[why]);
+            }
+    };
+    write("gpushare_tenant_submissions_refused_total", "Submissions that were turned away when they came.",
+          &tenant_usage::turned_away);
+    write("gpushare_tenant_submissions_cancelled_total", "Submissions that waited and never ran.",
+          &tenant_usage::cancelled);
+}
+inline void write_durations(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
+    const auto write = [&](std::string_view name, std::string_view help, duration_histogram tenant_usage::*of) {
+        out.family(name, metric_type::histogram, help);
+        for (const auto& t : tenants) {
+            const auto& h = t.usage.*of;
+            out.histogram({{"tenant", t.name}}, duration_histogram::limits, h.counts(), h.sum());
+        }
+    };
+    write("gpushare_tenant_queueing_seconds", "How long submissions waited that were let in.", &tenant_usage::queueing);
+    write("gpushare_tenant_running_seconds", "How long submissions lasted on their devices.", &tenant_usage::running);
+}
+}  // namespace detail
+
+/// Memory, device time and submissions of tenants: those that are over, those that never ran by reason, and histograms of how long they
+/// waited and lasted.
 inline void write_tenant_metrics(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
     const auto write = [&](std::string_view name, metric_type type, std::string_view help, auto value) {
         out.family(name, type, help);
@@ -109,12 +146,8 @@ inline void write_tenant_metrics(metrics_text& out, std::span<const tenant_metri
           [](const auto& u) { return u.waiting; });
     write("gpushare_tenant_submissions_in_flight", gauge, "Submissions on the devices.",
           [](const auto& u) { return u.in_flight; });
-    out.family("gpushare_tenant_submissions_total", counter, "Submissions that are over.");
-    for (const auto& t : tenants) {
-        out.sample({{"tenant", t.name}, {"result", "done"}}, t.usage.completed - t.usage.failed);
-        out.sample({{"tenant", t.name}, {"result", "failed"}}, t.usage.failed);
-        out.sample({{"tenant", t.name}, {"result", "dropped"}}, t.usage.dropped);
-    }
+    detail::write_over(out, tenants);
+    detail::write_durations(out, tenants);
 }
 
 }  // namespace GPUSHARE_ABI

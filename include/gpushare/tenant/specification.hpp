@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/scrub.hpp>
@@ -131,6 +132,10 @@ struct tenant_usage {
     std::uint64_t waiting = 0;      ///< submissions that aren't let in yet
     std::uint64_t in_flight = 0;    ///< submissions on the devices
     std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
+    unrun_counts turned_away{};     ///< submissions that were refused when they came
+    unrun_counts cancelled{};       ///< submissions that waited and never ran, those dropped included
+    duration_histogram queueing{};  ///< how long each waited that was let in
+    duration_histogram running{};   ///< how long each lasted on its device
 };
 
 /// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.

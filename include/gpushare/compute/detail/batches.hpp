@@ -262,7 +262,14 @@ public:
         return s;
     }
     /// That one wasn't admitted.
-    void give_back(submission& s) noexcept { at_gate_.release(s); }
+    void give_back(submission& s) noexcept {
+        s.set_enqueuer({});
+        at_gate_.release(s);
+    }
+    /// Whether the calling thread is in the work of a permit.
+    [[nodiscard]] bool is_in_permit() const noexcept {
+        return at_gate_.any_of([](const auto& s) { return s.is_enqueued_here(); });
+    }
     /// This one is no longer in flight. At the gate its record is free.
     void release(submission& s) noexcept {
         --slots_taken_;

@@ -136,6 +136,7 @@ public:
             return {s, false};
         }
         if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
+        core().count_queued(c, ns{0});
         take_slot(s);
         return {s, true};
     }
@@ -143,12 +144,18 @@ public:
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
         const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
         auto stay = waits_for(admitted, &s, deadline, stop);
+        s.waits_since = clock_.now();
         drive(lock, now, look::if_due, stay);
         auto why = wait(lock, admitted, &s, deadline, stop);
-        if (why != errc::none)
+        if (why != errc::none) {
+            if (deadline == instant::min())
+                core().count_refused(s.client, unrun::no_room);
+            else
+                core().count_cancelled(s.client, why);
             leave_queue(s);
-        else
+        } else {
             why = s.status;
+        }
         if (why != errc::none) batches_.give_back(s);
         return why;
     }
@@ -198,6 +205,7 @@ public:
     /// It couldn't enqueue it, and may try again. Takes the mutex.
     void take_back(submission& s) noexcept {
         const std::lock_guard lock(mutex_);
+        s.set_enqueuer({});
         batches_.take_back(s);
     }
     /// It wasn't used. Takes the mutex.
@@ -229,6 +237,7 @@ public:
     /// that is at it, which keeps the order of enqueuing that of admission.
     template <class Need>
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
+        const presence here(*this);
         drive_once(lock, now, how, stay);
         while (!telling_ && !ready_left_ && std::exchange(waits_for_told_, false))
             drive_once(lock, policy_time(), look::if_due, stay);
@@ -270,6 +279,7 @@ public:
     /// null, and for the watch. errc::stuck: on a stepped clock, if nothing will end it.
     template <std::predicate Done>
     errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
+        const presence here(*this);
         errc why = errc::none;
         const auto me = std::this_thread::get_id();
         const auto stay = waits_for(done, own, deadline, stop);
@@ -355,6 +365,21 @@ public:
         return why == errc::none;
     }
 
+    /// For one who waits by a callback and goes: that isn't called from now on, unless it is just being called; the callable has run when
+    /// this returns, or never runs, but for one from which this is called. Takes the mutex.
+    void abandon(submission& s) noexcept {
+        lock_type lock(mutex_);
+        s.deaf = true;
+        if (s.at.load(std::memory_order_relaxed) == submission_stage::waiting) {
+            dismiss(lock, s, errc::stopped);
+            drive(lock, look::now);
+            return;
+        }
+        ++num_abandoning_;
+        while (s.enqueuer.load(std::memory_order_relaxed) != std::thread::id{} && !s.is_enqueued_here())
+            enqueued_.wait(lock);
+        --num_abandoning_;
+    }
     /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
     bool cancel_waiting(submission& s) {
         lock_type lock(mutex_);
@@ -372,6 +397,11 @@ public:
         return core().usage(c).in_flight == 0 &&
                (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
     }
+    /// Until when the calling thread waits for work to end: not at all in a callable or in a permit's work, which can't end
+    /// meanwhile. So exit() there doesn't take as long as a close may.
+    [[nodiscard]] instant patience(instant deadline) const noexcept {
+        return batches_.is_in_permit() || pool_->is_in_callable() ? instant::min() : deadline;
+    }
     /// `c` takes nothing more, and what waits of it is cancelled.
     void close(lock_type& lock, client_id c) noexcept {
         core().close(c);
@@ -387,7 +417,30 @@ public:
         batches_.keep_apart(log_.on());
     }
 
+    /// Whoever asks for events hears of work that nobody drives, too.
+    void look_for_undriven() noexcept {
+        if (!stepped_clock<Clock>) core().look_for_undriven([this] { return clock_.now(); });
+    }
+
 private:
+    // A thread that drives, or waits in here and so drives when there is something to. Of the mutex's holder. On a stepped clock time
+    // passes only as its program says.
+    class presence {
+    public:
+        explicit presence(limiter_engine& of) noexcept : of_(&of) {
+            if (of_->num_present_++ == 0 && !stepped_clock<Clock>)
+                of_->core().attend([&] { return of_->clock_.now(); });
+        }
+        presence(const presence&) = delete;
+        presence& operator=(const presence&) = delete;
+        ~presence() {
+            if (--of_->num_present_ == 0 && !stepped_clock<Clock>) of_->core().leave([&] { return of_->clock_.now(); });
+        }
+
+    private:
+        limiter_engine* of_;
+    };
+
     // ---- admission
 
     template <class Need>
@@ -418,6 +471,7 @@ private:
             }
             if (core().settings(a.client).level <= held_level_) held_level_ = no_priority;
             clients_.admit(s, a, now);
+            if (!s.queued) core().count_queued(a.client, waited(s, clock_.now()));
             take_slot(s);
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
             s.at.store(submission_stage::admitted, std::memory_order_relaxed);
@@ -444,6 +498,10 @@ private:
         batches_.take_slot();
         if (log_.on()) log_.admitted(s, clock_.now());
     }
+    // How long it did, until then.
+    [[nodiscard]] static ns waited(const submission& s, instant until) noexcept {
+        return s.waits_since < until ? until - s.waits_since : ns{0};
+    }
     // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
     [[nodiscard]] bool is_awaited(client_id c) noexcept { return core().closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
@@ -468,18 +526,23 @@ private:
         } catch (...) {
             core().set_enqueuing(s.admitted, false);
             s.error = std::current_exception();
+            core().count_cancelled(s.client, errc::submission_failed);
             cancel(s);
             finish(s, errc::submission_failed);
             return never;
         }
         const auto began = s.enqueue_began = clock_.now();
+        core().count_queued(s.client, waited(s, began));
         batches_.collect();
         batches_.place(s, *s.stream, shares_points ? began : instant{});
+        s.set_enqueuer(std::this_thread::get_id());
         lock.unlock();
         const auto so_far = s.enqueue();
         const auto ended = clock_.now();
         if (s.needs_end) s.enqueue_ended = ended;
         lock.lock();
+        s.set_enqueuer({});
+        if (num_abandoning_ > 0) enqueued_.notify_all();
         usual.learn(ended - began);
         core().set_enqueuing(s.admitted, false);
         batches_.collect();
@@ -487,6 +550,7 @@ private:
             batches_.enqueued(s);
         } else {
             batches_.take_back(s);
+            core().count_cancelled(s.client, s.status);
             cancel(s);
             finish(s, s.status);
         }
@@ -586,7 +650,7 @@ private:
             const auto now = core().needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
             ns beyond{};
             if (written_off) {
-                core().complete_late(s.admitted, part.took, s.times);
+                core().complete_late(s.admitted, part.took);
             } else {
                 const bool failed = code != errc::none;
                 beyond = core().complete(s.admitted,
@@ -664,11 +728,10 @@ private:
                 keep_watch();
             }
             const auto began = stay.duties != nullptr ? clock_.now() : instant{};
+            const bool calls = s->on_done && !s->deaf;
             lock.unlock();
-            if (s->on_done) {
-                s->on_done({s->status, s->device_time, s->finished_at, s->error, s->failed_of});
-                s->on_done.reset();
-            }
+            if (calls) s->on_done({s->status, s->device_time, s->finished_at, s->error, s->failed_of});
+            s->on_done.reset();
             pool_->drop(*s);
             lock.lock();
             if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
@@ -851,6 +914,7 @@ private:
         if (client.waits_for_room > 0) sleepers_.wake_all();
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
+            core().count_cancelled(s->client, why);
             if (s->queued) {
                 s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
                 ++client.untold;  // until it is complete: who closes waits for it
@@ -883,6 +947,7 @@ private:
     }
     // One that waits is over, without having run.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
+        core().count_cancelled(s.client, why);
         leave_queue(s);
         if (!s.queued) return turn_away(s, why);
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
@@ -901,8 +966,10 @@ private:
     submission_log<Stream> log_;
     sleeping_threads sleepers_;
     watch_slice slice_;
-    bool asking_ = false;  // a thread asks the device, for all
-    std::condition_variable asked_;
+    std::uint32_t num_present_ = 0;  // threads that drive, or are about to
+    bool asking_ = false;            // a thread asks the device, for all
+    std::condition_variable asked_, enqueued_;
+    std::uint32_t num_abandoning_ = 0;   // threads that wait for a callable to return
     bool watched_ = false;               // a thread looks at the device for all
     bool ready_left_ = false;            // a thread left something that can go, or be told, to another
     fifo<submission> told_;              // done, with something of the user's to call or to destroy under no lock

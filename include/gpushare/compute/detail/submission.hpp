@@ -106,6 +106,7 @@ struct submission {
     priority level{no_priority};     // its own, or its client's whatever that is; to be told: its client's
     priority lifts_to{no_priority};  // while it waits, its client
     instant drop_at = never;         // unless it was admitted before
+    instant waits_since = never;     // if it does
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;
@@ -126,6 +127,8 @@ struct submission {
     // Enqueuing. The two times are those of work between points of its own, where somebody looks at the clock.
     std::optional<point> begin{}, end{};
     instant enqueue_began{}, enqueue_ended{};
+    std::atomic<std::thread::id>
+        enqueuer{};  // that is in its callable; relaxed: matters to that thread, or is under the mutex
     sm_fill fills{};
     [[no_unique_address]]
     typename own_work_of<Stream>::outcome own{};  // a failure of its own, whoever else records points
@@ -133,6 +136,7 @@ struct submission {
     // Completion. Until then `status` is what is known to have failed already.
     std::atomic<submission_stage> at{submission_stage::waiting};
     bool told = false;  // given up as stuck: what comes of it is only charged
+    bool deaf = false;  // who would be called back is gone
     errc status = errc::none;
     std::exception_ptr error;
     tenant_name failed_of;  // of one that failed, its client's
@@ -143,6 +147,12 @@ struct submission {
     std::uint32_t looked_at = 0;
     std::thread::id looker{};
     std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
+
+    /// Whether the calling thread is about to enqueue it, and in code of the user's.
+    [[nodiscard]] bool is_enqueued_here() const noexcept {
+        return enqueuer.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    }
+    void set_enqueuer(std::thread::id who) noexcept { enqueuer.store(who, std::memory_order_relaxed); }
 
     /// The part of the SMs that it can fill: as declared, as was launched, or as was expected.
     [[nodiscard]] double filled() const noexcept {
@@ -157,9 +167,10 @@ struct submission {
         log_number = 0;
         batch = ends = no_batch;
         enqueue_began = enqueue_ended = {};
+        waits_since = never;
         fills = {};
         at.store(submission_stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
-        told = false;
+        told = deaf = false;
         status = errc::none;
     }
 
@@ -212,6 +223,12 @@ public:
         s.reset(true);
         s.owners.store(2, std::memory_order_relaxed);
         return s;
+    }
+
+    /// Whether the calling thread is in the callable of one.
+    [[nodiscard]] bool is_in_callable() noexcept {
+        const std::lock_guard lock(mutex_);
+        return pool_.any_of([](const auto& s) { return s.is_enqueued_here(); });
     }
 
     /// One of its owners is done with it.

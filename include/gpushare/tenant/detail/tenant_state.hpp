@@ -258,6 +258,10 @@ private:
         sum.waiting += ran.waiting;
         sum.in_flight += ran.in_flight;
         sum.dropped += ran.dropped;
+        sum.turned_away += ran.refused;
+        sum.cancelled += ran.cancelled;
+        sum.queueing += ran.queueing;
+        sum.running += ran.running;
     }
 
     // A new level is all that telling a limiter may run out of memory for: a client opens it, which is promised nothing, and goes.
