@@ -86,7 +86,7 @@ TEST_CASE("a callback is told how it went, once", "[compute]") {
     const auto c = t.compute.add({});
     std::vector<completion> told;
     const auto tell = [&](const completion& d) { told.push_back(d); };
-    (void)t.compute.submit(c, t.stream, t.logs("good", 3ms), {}, tell);
+    const auto good = t.compute.submit(c, t.stream, t.logs("good", 3ms), {}, tell).value();
     (void)t.compute.submit(
         c, t.stream, [](manual_stream&) { throw std::out_of_range("mine"); }, {}, tell);
     (void)t.compute.submit(c, t.stream, t.logs("fails"), {}, tell);
@@ -96,6 +96,8 @@ TEST_CASE("a callback is told how it went, once", "[compute]") {
     t.finish_one();
     REQUIRE(told.size() == 1);
     CHECK(told[0].status == errc::none);
+    CHECK_NOTHROW(told[0].rethrow());  // nothing to throw
+    CHECK_NOTHROW(good.rethrow());
     CHECK(told[0].device_time == 3ms);
     CHECK(told[0].finished_at == instant{5ms});
     t.finish_one();
@@ -354,10 +356,11 @@ TEST_CASE("what a policy holds back isn't left to nobody before its turn", "[com
 
 TEST_CASE("a close within a callable, as by exit(), doesn't wait for what can't end meanwhile", "[compute][failures]") {
     setup t;
-    const auto c = t.compute.add({});
+    const auto other = t.compute.add({.weight = 10_pct}), c = t.compute.add({.weight = 50_pct});
     int closed = 0, asleep = 0;
     const auto tries = [&](manual_stream& s) {
         s.enqueue(1ms);
+        CHECK(t.compute.close(other));  // which has nothing that waits for this
         asleep += t.compute.sleep(c) ? 1 : 0;
         closed += t.compute.close(c) ? 1 : 0;
     };

@@ -100,7 +100,7 @@ public:
 
     /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held
     /// permits included, and until their callbacks have been called (not for that, if it is called from a callback; nor for anything
-    /// within a callable or a permit's work, as of exit()). Then removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
+    /// within a callable or a permit's work of this client, as of exit()). Then removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
@@ -108,7 +108,7 @@ public:
         auto& core = engine_.core();
         if (!core.contains(c)) return true;
         engine_.close(lock, c);
-        deadline = engine_.patience(deadline);
+        deadline = engine_.patience(c, deadline);
         engine_.drive(lock, look::now);
         const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
         if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
@@ -128,7 +128,7 @@ public:
         auto& core = engine_.core();
         if (!core.contains(c)) return false;
         engine_.sleep(lock, c, what_waits);
-        deadline = engine_.patience(deadline);
+        deadline = engine_.patience(c, deadline);
         engine_.drive(lock, look::now);
         const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
         const auto drained = [&] { return awake() || engine_.is_over(c); };

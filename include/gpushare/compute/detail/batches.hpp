@@ -266,9 +266,9 @@ public:
         s.set_enqueuer({});
         at_gate_.release(s);
     }
-    /// Whether the calling thread is in the work of a permit.
-    [[nodiscard]] bool is_in_permit() const noexcept {
-        return at_gate_.any_of([](const auto& s) { return s.is_enqueued_here(); });
+    /// Whether the calling thread is in the work of a permit of `c`.
+    [[nodiscard]] bool is_in_permit(client_id c) const noexcept {
+        return at_gate_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
     }
     /// This one is no longer in flight. At the gate its record is free.
     void release(submission& s) noexcept {

@@ -397,10 +397,10 @@ public:
         return core().usage(c).in_flight == 0 &&
                (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
     }
-    /// Until when the calling thread waits for work to end: not at all in a callable or in a permit's work, which can't end
-    /// meanwhile. So exit() there doesn't take as long as a close may.
-    [[nodiscard]] instant patience(instant deadline) const noexcept {
-        return batches_.is_in_permit() || pool_->is_in_callable() ? instant::min() : deadline;
+    /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a permit's work of that client, which
+    /// can't end meanwhile. So exit() there doesn't take as long as a close may.
+    [[nodiscard]] instant patience(client_id c, instant deadline) const noexcept {
+        return batches_.is_in_permit(c) || pool_->is_in_callable(c) ? instant::min() : deadline;
     }
     /// `c` takes nothing more, and what waits of it is cancelled.
     void close(lock_type& lock, client_id c) noexcept {

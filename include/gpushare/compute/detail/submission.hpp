@@ -225,10 +225,10 @@ public:
         return s;
     }
 
-    /// Whether the calling thread is in the callable of one.
-    [[nodiscard]] bool is_in_callable() noexcept {
+    /// Whether the calling thread is in the callable of one of `c`.
+    [[nodiscard]] bool is_in_callable(client_id c) noexcept {
         const std::lock_guard lock(mutex_);
-        return pool_.any_of([](const auto& s) { return s.is_enqueued_here(); });
+        return pool_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
     }
 
     /// One of its owners is done with it.
