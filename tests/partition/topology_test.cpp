@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <initializer_list>
 #include <set>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -245,8 +247,75 @@ TEST_CASE("the catalogue has nodes of 11 to 141 GiB with 1 to 16 devices", "[par
     CHECK(most == 141_GiB);
     CHECK(counts == std::set<std::uint32_t>{1, 2, 4, 8, 16});
     CHECK(gpushare::find_node_type("p16en") == nullptr);
-    CHECK(link_between_nodes(gpushare::compute_class::gpu_hpn).path == link_class::rdma);
-    CHECK(link_between_nodes(gpushare::compute_class::gpu).path == link_class::network);
+}
+
+TEST_CASE("the catalogue is that of the provider: twelve types, their network and their zones",
+          "[partition][topology]") {
+    struct row {
+        std::string_view name;
+        unsigned gib;
+        std::vector<std::uint32_t> counts;
+        bool rdma;
+    };
+    const std::vector<row> published{
+        {"GU8TF", 96, {1, 2, 4, 8}, true},     {"GU8TEF", 141, {1, 2, 4, 8}, true},
+        {"L20", 48, {1, 2, 4, 8}, false},      {"L20X", 141, {8}, true},
+        {"P16EN", 96, {1, 2, 4, 8, 16}, true}, {"T4", 16, {1, 2}, false},
+        {"A10", 24, {1, 2, 4, 8}, false},      {"G28Ti", 11, {1}, false},
+        {"G49E", 48, {1, 2, 4, 8}, false},     {"G59", 32, {1, 2, 4, 8}, false},
+        {"L20N", 48, {1, 2, 4, 8}, false},     {"L20NE", 72, {1, 2, 4, 8}, false},
+    };
+    CHECK(gpushare::node_types.size() == published.size());
+    for (const auto& r : published) {
+        CAPTURE(r.name);
+        const auto* type = gpushare::find_node_type(r.name);
+        REQUIRE(type != nullptr);
+        CHECK(type->device_memory == r.gib * 1_GiB);
+        CHECK(type->rdma == r.rdma);
+        CHECK(link_between_nodes(*type).path == (r.rdma ? link_class::rdma : link_class::network));
+        for (std::uint32_t n = 0; n <= 17; ++n)
+            CHECK(type->offers(n) == (std::ranges::find(r.counts, n) != r.counts.end()));
+        CHECK(std::ranges::any_of(gpushare::node_zones, [&](const auto& z) { return has_type(z.name, *type); }));
+    }
+    std::size_t offers = 0;
+    std::set<std::string_view> zones;
+    for (const auto& z : gpushare::node_zones) {
+        CAPTURE(z.name);
+        CHECK(zones.insert(z.name).second);
+        for (const auto name : z.types) {
+            if (name.empty()) continue;
+            ++offers;
+            CHECK(gpushare::find_node_type(name) != nullptr);
+        }
+    }
+    CHECK(zones.size() == 25);
+    CHECK(offers == 52);
+    CHECK(gpushare::has_type("cn-beijing-i", *gpushare::find_node_type("L20N")));
+    CHECK_FALSE(gpushare::has_type("cn-beijing-i", *gpushare::find_node_type("L20NE")));
+    CHECK_FALSE(gpushare::has_type("cn-nowhere-z", *gpushare::find_node_type("L20")));
+}
+
+TEST_CASE("a pod's labels say which nodes will do", "[partition][topology]") {
+    using labels = std::vector<std::pair<std::string_view, std::string_view>>;
+    const auto r = gpushare::read_acs_labels(labels{{"alibabacloud.com/compute-class", "gpu-hpn"},
+                                                    {"alibabacloud.com/compute-qos", "default"},
+                                                    {"topology.kubernetes.io/zone", "cn-hangzhou-b"}});
+    std::set<std::string_view> types;
+    for (const auto& z : gpushare::node_zones)
+        for (const auto& t : gpushare::node_types)
+            if (r.accepts(t, z)) types.insert(t.name);
+    CHECK(types == std::set<std::string_view>{"GU8TF", "P16EN"});
+    const auto l20 = gpushare::read_acs_labels(labels{{"alibabacloud.com/gpu-model-series", "L20"}});
+    CHECK(l20.type == gpushare::find_node_type("L20"));
+    CHECK(l20.accepts(*l20.type, *gpushare::find_node_zone("cn-shenzhen-c")));
+    CHECK_FALSE(l20.accepts(*l20.type, *gpushare::find_node_zone("cn-shenzhen-d")));
+    CHECK(gpushare::read_acs_labels(labels{}).type == nullptr);
+    for (const labels& bad :
+         {labels{{"alibabacloud.com/compute-class", "gpu_hpn"}}, labels{{"alibabacloud.com/gpu-model-series", "H100"}},
+          labels{{"topology.kubernetes.io/zone", "cn-nowhere-z"}},
+          labels{{"alibabacloud.com/gpu-model-series", "T4"}, {"topology.kubernetes.io/zone", "cn-beijing-d"}},
+          labels{{"alibabacloud.com/compute-class", "gpu-hpn"}, {"alibabacloud.com/gpu-model-series", "T4"}}})
+        CHECK_THROWS_WITH((void)gpushare::read_acs_labels(bad), Catch::Contains(std::string(bad.back().second)));
 }
 
 }  // namespace topology_test
