@@ -375,4 +375,25 @@ TEST_CASE("each figure of a refusal is true by itself", "[placement]") {
     CHECK(both.left == 600);
 }
 
+TEST_CASE("a request that names a zone goes nowhere else", "[placement]") {
+    cluster c;
+    c.add({.devices = 1});
+    c.add({.devices = 1, .zone = {1}});
+    c.add({.devices = 1, .zone = {2}});
+    const auto in = [](std::uint16_t zone) {
+        return placement_request{.devices = 1, .each = share::of_permille(600), .zone = {zone}};
+    };
+    CHECK_FALSE(c.fits(in(2), {0}));
+    CHECK_FALSE(c.fits(in(2), {1}));
+    CHECK(c.fits(in(2), {2}));
+    CHECK(c.could_fit(in(2), {2}));
+    CHECK_FALSE(c.could_fit(in(2), {1}));
+    for (std::uint32_t i = 0; i < 3; ++i) CHECK(c.fits(in(0), {i}));
+    c.apply({in(2), {2}, {{0}}});
+    CHECK(c.why_not(in(2)).missing == shortage::device_share);
+    CHECK(c.why_not(in(3)).missing == shortage::zone);
+    CHECK(c.try_apply({in(1), {0}, {{0}}}).missing == shortage::zone);
+    CHECK_FALSE(c.why_not(in(1)));
+}
+
 }  // namespace cluster_test

@@ -84,6 +84,19 @@ TEST_CASE("a large member that wants to be near a small one is placed behind it"
     CHECK((*plan.placements)[0].node == (*plan.placements)[1].node);
 }
 
+TEST_CASE("who wants to be near a member may stand before it in the list", "[placement][gang]") {
+    cluster c;
+    for (int i = 0; i < 2; ++i) c.add({.devices = 2});
+    const placement_request follower{.devices = 1, .each = 100_pct, .near = {4}},
+        leader{.devices = 1, .each = 100_pct, .group = {4}};
+    const std::vector<placement_request> members{follower, leader};
+    const auto plan = plan_gang(gpushare::spreading{}, c, members);
+    REQUIRE(plan);
+    CHECK_FALSE(try_apply_gang(c, *plan.placements));
+    CHECK(plan.placements->at(0).node == plan.placements->at(1).node);
+    CHECK(c.placed_permille() == 2000);
+}
+
 TEST_CASE("a gang whose plan is out of date is refused whole", "[placement][gang]") {
     cluster c = two_nodes();
     const auto plan = plan_gang(first_fit{}, c, std::vector{whole(4), whole(4)});

@@ -195,4 +195,29 @@ TEST_CASE("plans are enough, never of too high a level, and no victim is needles
     }
 }
 
+TEST_CASE("a gang displaces victims on several nodes, of the lowest level that will do", "[placement][preemption]") {
+    scene s(3);
+    const auto low = s.add(0, {device_id{0}, device_id{1}, device_id{2}}, 0);
+    const auto middle = s.add(1, {device_id{0}, device_id{1}, device_id{2}}, 1);
+    const auto high = s.add(2, {device_id{0}, device_id{1}, device_id{2}}, 2);
+    const std::vector<placement_request> pair{devices(4), devices(4)}, one{devices(4)}, small{devices(1), devices(1)};
+    CHECK_FALSE(plan_preemption(best_fit{}, s.on, s.placed, small, priority{9}));  // fits anyway
+    CHECK_FALSE(plan_preemption(best_fit{}, s.on, s.placed, pair, priority{1}));
+    const auto plan = plan_preemption(best_fit{}, s.on, s.placed, pair, priority{9});
+    REQUIRE(plan);
+    CHECK(plan->victims == std::vector{low, middle});
+    CHECK(plan->beside.size() == 1);
+    CHECK(plan_preemption(best_fit{}, s.on, s.placed, one, priority{9})->victims == std::vector{low});
+    preemption p(*plan, instant{}, 1s);
+    const cluster before = s.on;
+    CHECK(p.finish(s.on).missing != shortage::none);
+    CHECK(s.on == before);  // all of it or nothing
+    s.on.release(s.placed[low].where);
+    CHECK(p.finish(s.on));
+    s.on.release(s.placed[middle].where);
+    CHECK_FALSE(p.finish(s.on));
+    CHECK(s.on.placed_permille() == 11'000);
+    CHECK(s.placed[high].level == priority{2});
+}
+
 }  // namespace preemption_test

@@ -123,6 +123,72 @@ TEST_CASE("who shrinks makes room for who grows", "[tenant]") {
           "b changed, a changed");
 }
 
+TEST_CASE("tenants that trade memory for device time change at once", "[tenant]") {
+    host::node node{{.memory = 30_MiB, .sms = 1}};
+    gpushare::tenancy<host::node> shared{node};
+    gpushare::tenant_directory<host::node> tenants{shared};
+    const auto apply = [&](const char* text) {
+        std::string told;
+        for (const auto& o : tenants.apply(parse_specifications(text)))
+            told.append(told.empty() ? "" : ", ").append(o.tenant).append(" ").append(to_string(o.what));
+        return told;
+    };
+    const auto has = [&](const char* name, gpushare::bytes memory, gpushare::share compute) {
+        const auto t = tenants.find(name);
+        return t->spec().memory == memory && t->spec().compute == compute && t->memory().free() == memory;
+    };
+    CHECK(apply("name=a memory=10MiB compute=60%  name=b memory=20MiB compute=40%") == "a admitted, b admitted");
+    CHECK(apply("name=a memory=20MiB compute=40%  name=b memory=10MiB compute=60%") == "a changed, b changed");
+    CHECK((has("a", 20_MiB, 40_pct) && has("b", 10_MiB, 60_pct)));
+    // Three in a circle, of whom each waits for the next, after one of them is replaced.
+    CHECK(apply("name=a memory=5MiB compute=60%  name=b memory=10MiB compute=10%  name=c memory=15MiB compute=30%") ==
+          "b changed, a changed, c admitted");
+    CHECK(apply("name=a memory=10MiB compute=30%  name=b memory=15MiB compute=60%  name=c memory=5MiB compute=10%") ==
+          "c changed, a changed, b changed");
+    CHECK(shared.rooms()[0].free == 0_B);
+    // One asks for too much, and the others trade all the same.
+    CHECK(apply("name=a memory=15MiB compute=30%  name=b memory=10MiB compute=60%  name=c memory=5MiB compute=20%") ==
+          "b changed, a changed, c refused");
+    CHECK((has("a", 15_MiB, 30_pct) && has("b", 10_MiB, 60_pct) && has("c", 5_MiB, 10_pct)));
+}
+
+TEST_CASE("changes of several tenants are all made or none", "[tenant]") {
+    host::node node{{.devices = 2, .memory = 30_MiB, .sms = 1}};
+    gpushare::tenancy<host::node> shared{node};
+    using update = gpushare::tenancy<host::node>::update;
+    auto a = shared.admit({.name = "a", .memory = 20_MiB, .devices = 2, .compute = 60_pct});
+    auto b = shared.admit({.name = "b", .memory = 20_MiB, .devices = 1, .compute = 40_pct, .on = {{0}}});
+    auto greedy = shared.admit({.name = "greedy", .memory = 1_MiB, .burst = gpushare::all_burst, .on = {{1}}});
+    void* const lent = greedy.memory().allocate(18 << 20);
+    const auto same = [&] {
+        return a.spec().memory == 20_MiB && a.memory(0).free() == 10_MiB && a.memory(1).free() == 10_MiB &&
+               a.spec().compute == 60_pct && b.spec().memory == 20_MiB && b.memory().free() == 20_MiB &&
+               b.spec().compute == 40_pct && shared.unpromised({0}) == 0_pct;
+    };
+    // On device 0 it would do, on device 1 somebody has what is lent.
+    const auto r = shared.try_resize_together(std::vector{update{&b, {.memory = 10_MiB, .compute = 60_pct}},
+                                                          update{&a, {.memory = 40_MiB, .compute = 40_pct}}});
+    CHECK(r.why.code == errc::no_room);
+    CHECK(r.which == 1);
+    CHECK(r.why.left == (12_MiB).count());
+    CHECK(same());
+    CHECK(shared.try_resize_together(std::vector{update{&b, {.compute = 41_pct}}, update{&a, {.memory = 2_MiB}}})
+              .why.code == errc::share_exceeded);
+    CHECK(shared.try_resize_together(std::vector{update{&a, {.memory = 2_MiB}}, update{&b, {.slo = -1ns}}}).which == 1);
+    CHECK(shared.try_resize_together(std::vector{update{&a, {.memory = 2_MiB}}, update{&a, {.memory = 4_MiB}}})
+              .why.code == errc::duplicate_name);
+    CHECK(same());
+    CHECK(greedy.memory().deallocate(lent, 18 << 20) == errc::none);
+    shared.resize_together(std::vector{update{&b, {.memory = 10_MiB, .compute = 60_pct}},
+                                       update{&a, {.memory = 40_MiB, .compute = 40_pct}}});
+    CHECK(a.memory(1).free() == 20_MiB);
+    CHECK(b.memory().free() == 10_MiB);
+    b.close();
+    CHECK_THROWS_WITH(shared.resize_together(std::vector{update{&a, {.memory = 2_MiB}}, update{&b, {.memory = 1_MiB}}}),
+                      Catch::Contains("'b'"));
+    CHECK(a.spec().memory == 40_MiB);
+}
+
 TEST_CASE("who finds no room is refused with figures, and the others have theirs", "[tenant]") {
     server s;
     CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=20MiB compute=30% on=0") ==

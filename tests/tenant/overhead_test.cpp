@@ -309,6 +309,24 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
     CHECK(chat.memory().deallocate(p, 16 << 20) == errc::none);
 }
 
+TEST_CASE("what could never be promised is refused at once, however long one would wait", "[tenant][waiters]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
+    void* const p = a.memory().allocate(60 << 20);  // lent: not in the way of what follows
+    const gpushare::patience for_ever{host::steady_clock{}};
+    CHECK(shared.try_admit_until({.name = "c", .memory = 65_MiB}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit_until({.name = "c", .memory = 57_MiB}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit_until({.name = "c", .memory = 57_MiB, .on = {{0}}}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit_until({.name = "c", .memory = 2_MiB, .devices = 2}, for_ever).code() ==
+          errc::too_few_devices);
+    CHECK(shared.try_admit_until({.name = "c", .memory = 1_MiB, .compute = 71_pct}, for_ever).code() ==
+          errc::share_exceeded);
+    CHECK(a.try_resize_until({.memory = 65_MiB}, for_ever).code == errc::no_room);
+    CHECK(shared.promisable()[0].free == 56_MiB);
+    CHECK(a.memory().deallocate(p, 60 << 20) == errc::none);
+}
+
 TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tenant][waiters]") {
     host::node n(small_node());
     tenancy shared(n);
@@ -360,12 +378,12 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
         const gpushare::patience stopped{host::steady_clock{}, gpushare::never, stop.get_token()};
         try {
             b.resize_until({.memory = 60_MiB}, stopped);
-            FAIL("more than there is");
+            FAIL("more than others' guarantees leave");  // so nobody waits for it, or stops waiting
         } catch (const gpushare::operation_error& e) {
-            CHECK(e.code() == errc::stopped);
+            CHECK(e.code() == errc::no_room);
             CHECK(e.figures().asked == (60_MiB).count());
         }
-        CHECK(b.try_resize_until({.memory = 60_MiB}, stopped).code == errc::stopped);
+        CHECK(b.try_resize_until({.memory = 60_MiB}, stopped).code == errc::no_room);
         CHECK(b.try_resize_until({.memory = 16_MiB}, stopped).code == errc::none);
         CHECK(b.spec().memory == 16_MiB);
     }

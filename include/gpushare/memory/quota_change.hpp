@@ -15,11 +15,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_wait_queue.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
@@ -99,6 +103,24 @@ protected:
         (void)q.change(guaranteed, burst);
         let_go(q);
     }
+
+    // As long as an exchange is under way, nobody else gets what its quotas give to the root.
+    static void begin_exchange(quota& root) noexcept {
+        root.mutex_.lock();
+        detail::quota_wait_queue::press(root);
+    }
+    static void end_exchange(quota& root) noexcept {
+        detail::quota_wait_queue::release_pressure(root);
+        root.serve_waiters();
+        root.mutex_.unlock();
+    }
+    [[nodiscard]] static bool is_below(const quota& q, const quota& root) noexcept { return q.parent_ == &root; }
+    [[nodiscard]] static bool has_ended(const quota& q) noexcept { return q.stopped(); }
+    [[nodiscard]] static bytes guaranteed(const quota& q) noexcept { return q.guaranteed_; }
+    [[nodiscard]] static bytes burst(const quota& q) noexcept { return q.burst_; }
+    [[nodiscard]] static bytes growth(const quota& q, bytes to) noexcept { return bytes{q.growth(to)}; }
+    [[nodiscard]] static bytes left_of(const quota& root) noexcept { return bytes{root.cell_.now().available()}; }
+    static void set(quota& q, bytes guaranteed, bytes burst) noexcept { (void)q.change(guaranteed, burst); }
 
     // Freezes a root with everything below it, and leaves it so.
     static void hold_all(quota& root) noexcept {
@@ -227,6 +249,79 @@ private:
     bytes guaranteed_, burst_;
 };
 static_assert(prepared_change<quota_resize>);
+
+/// What a quota is to have.
+struct quota_limits {
+    quota* of = nullptr;  ///< must outlive the exchange
+    bytes guaranteed{};   ///< its guarantee
+    bytes burst{};        ///< its burst
+};
+
+/// New guarantees and bursts for several quotas right below one root, as one change: what some give up is there for the others, and
+/// nobody gets it in between. Nobody charges the root itself meanwhile but through quotas below it.
+class quota_exchange : public detail::quota_change {
+public:
+    /// Not prepared yet. `wanted`: each quota once.
+    quota_exchange(quota& root, std::vector<quota_limits> wanted)
+        : detail::quota_change(root), wanted_(std::move(wanted)) {
+        before_.reserve(wanted_.size());
+    }
+
+    /// Gives back what shrinks. no_room where what then is left doesn't suffice for all that grow (`left` is the largest guarantee of
+    /// the first for which it doesn't, beside those before it), invalid_specification, or closed: then all is as it was.
+    [[nodiscard]] failure prepare() noexcept {
+        for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
+            if (const auto& w = wanted_[refused_];
+                w.guaranteed + w.burst > quota::max_limit() || !is_below(*w.of, of()))
+                return {errc::invalid_specification, (w.guaranteed + w.burst).count(), 0, quota::max_limit().count()};
+        begin_exchange(of());
+        for (const auto& w : wanted_) before_.push_back({w.of, guaranteed(*w.of), burst(*w.of)});
+        failure why{};
+        for (refused_ = 0; refused_ < wanted_.size() && why.code == errc::none;)
+            if (has_ended(*wanted_[refused_].of))
+                why = {.code = errc::closed, .asked = wanted_[refused_].guaranteed.count()};
+            else
+                ++refused_;
+        if (why.code == errc::none) why = shrink();
+        if (why.code != errc::none) abandon();
+        return why;
+    }
+    /// After prepare() failed: which of them.
+    [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
+    /// Only after prepare(): makes the change.
+    void commit() noexcept {
+        for (const auto& w : wanted_) set(*w.of, w.guaranteed, w.burst);
+        before_.clear();
+        end_exchange(of());
+    }
+    /// Only after prepare(): nothing has happened.
+    void abandon() noexcept {
+        for (const auto& b : before_)
+            if (!has_ended(*b.of)) set(*b.of, b.guaranteed, b.burst);
+        before_.clear();
+        end_exchange(of());
+    }
+
+private:
+    failure shrink() noexcept {
+        for (std::size_t i = 0; i < wanted_.size(); ++i)
+            set(*wanted_[i].of, std::min(wanted_[i].guaranteed, before_[i].guaranteed), wanted_[i].burst);
+        bytes left = left_of(of());
+        for (refused_ = 0; refused_ < wanted_.size(); ++refused_) {
+            const auto& w = wanted_[refused_];
+            const bytes fresh = growth(*w.of, w.guaranteed);
+            if (fresh > left)
+                return {errc::no_room, w.guaranteed.count(), (w.guaranteed - fresh + left).count(),
+                        guaranteed(of()).count(), reason::size_left};
+            left -= fresh;
+        }
+        return {};
+    }
+
+    std::vector<quota_limits> wanted_, before_;
+    std::size_t refused_ = 0;
+};
+static_assert(prepared_change<quota_exchange>);
 
 /// What became of a transfer.
 struct transfer_result {

@@ -34,6 +34,11 @@ inline namespace GPUSHARE_ABI {
     return d.open && d.permille >= r.each.permille() && d.memory >= r.device_memory;
 }
 
+/// Whether a node of that zone will do.
+[[nodiscard]] constexpr bool may_be_in(const placement_request& r, node_zone_id zone) noexcept {
+    return r.zone == node_zone_id{} || r.zone == zone;
+}
+
 /// Nodes, and what is free on them. A value; not thread-safe.
 class cluster {
 public:
@@ -165,7 +170,9 @@ public:
     /// Whether such a request could ever fit on that node, if it may have devices of `on` only; of any, if that is empty.
     [[nodiscard]] bool could_fit(const placement_request& r, node_id id, device_set on = {}) const noexcept {
         const state& n = nodes_[id.index];
-        if (n.here == presence::gone || r.cpu_milli > n.whole.cpu_milli || r.memory > n.whole.memory) return false;
+        if (n.here == presence::gone || !may_be_in(r, n.whole.zone) || r.cpu_milli > n.whole.cpu_milli ||
+            r.memory > n.whole.memory)
+            return false;
         std::uint32_t serving = 0;
         for (std::uint32_t d = 0; d < n.whole.devices; ++d)
             if ((on.empty() || on.contains({d})) && could_serve(r, id, {d})) ++serving;
@@ -350,7 +357,8 @@ private:
     }
 
     [[nodiscard]] bool has_room(const placement_request& r, const state& n) const noexcept {
-        if (n.here != presence::open || r.cpu_milli > n.cpu_milli || r.memory > n.memory) return false;
+        if (n.here != presence::open || !may_be_in(r, n.whole.zone) || r.cpu_milli > n.cpu_milli || r.memory > n.memory)
+            return false;
         if (r.devices > n.whole.devices || (r.devices != 0 && !r.models.allows(n.whole.model))) return false;
         auto needed = r.devices;
         const free_device* d = devices_.data() + n.first_device;
@@ -426,6 +434,7 @@ private:
         };
         // Rules weigh more than any amount: another node may have room, but no node changes its model.
         if (r.devices != 0 && !r.models.allows(n.whole.model)) note(shortage::model, 0, 0, 1000);
+        if (!may_be_in(r, n.whole.zone)) note(shortage::zone, 0, 0, 1000);
         if (n.here == presence::drained) note(shortage::drained, 0, 0, 500);
         if (!accepts(r, n)) note(shortage::affinity, 0, 0, 100);
         if (n.here != presence::open) return s;  // its figures are of no use

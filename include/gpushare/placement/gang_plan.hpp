@@ -108,14 +108,18 @@ requires placement_policy<P>
 
 /// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // Labels can throw and members can be near each other: what is there is undone in the reverse order.
+    // In the order in which they were planned: who wants to be near another member comes after it. Labels can throw, so what is
+    // there is undone in the reverse order.
+    std::vector<placement_request> members;
+    for (const auto& p : gang) members.push_back(p.request);
+    const auto order = detail::gang_order(members);
     std::size_t done = 0;
     const auto undo = [&] {
-        while (done != 0) (void)c.try_release(gang[--done]);
+        while (done != 0) (void)c.try_release(gang[order[--done]]);
     };
     try {
         for (; done < gang.size(); ++done) {
-            if (const auto why = c.try_apply(gang[done])) {
+            if (const auto why = c.try_apply(gang[order[done]])) {
                 undo();
                 return why;
             }

@@ -21,6 +21,7 @@ struct node_description {
     std::uint32_t devices = 0;    ///< at most device_set::capacity
     device_model model{};         ///< of all its devices
     bytes device_memory{};        ///< of each device; of the largest, where they differ (cluster::resize)
+    node_zone_id zone{};          ///< where it is; 0: nowhere in particular
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };

@@ -41,6 +41,14 @@ struct device_model {
     friend constexpr bool operator==(device_model, device_model) = default;
 };
 
+/// Where nodes are. The embedder numbers the zones from 1; 0 is none in particular.
+struct node_zone_id {
+    std::uint16_t index = 0;  ///< 0: none
+
+    friend constexpr auto operator<=>(node_zone_id, node_zone_id) = default;
+    friend constexpr bool operator==(node_zone_id, node_zone_id) = default;
+};
+
 /// The models that a request may run on; an empty set allows every model.
 class model_set {
 public:
@@ -159,6 +167,7 @@ struct placement_request {
     label group{};                ///< the label that it carries
     label near{};                 ///< only on a node with this label; its first member goes anywhere
     label apart{};                ///< only on a node without this label, and the other way round
+    node_zone_id zone{};          ///< only on a node of this zone; 0: of any
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
@@ -187,6 +196,7 @@ enum class shortage : std::uint8_t {
     none,           ///< nothing
     nodes,          ///< the cluster has no such node, or none at all
     model,          ///< an allowed device model
+    zone,           ///< a node in its zone
     affinity,       ///< a node with `near`, without `apart`, where no request is apart from `group`
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
@@ -205,6 +215,7 @@ enum class shortage : std::uint8_t {
         case shortage::none: return "nothing";
         case shortage::nodes: return "node";
         case shortage::model: return "device model";
+        case shortage::zone: return "node of the zone";
         case shortage::affinity: return "affinity";
         case shortage::whole_devices: return "whole devices";
         case shortage::device_share: return "device share";
@@ -238,6 +249,7 @@ struct refusal {
         case shortage::none: return errc::none;
         case shortage::nodes:
         case shortage::model:
+        case shortage::zone:
         case shortage::affinity: return errc::no_device;
         case shortage::whole_devices: return errc::too_few_devices;
         case shortage::device_share: return errc::share_exceeded;
@@ -264,6 +276,7 @@ struct refusal {
             case shortage::cpu: return reason::cpu_there;
             case shortage::nodes:
             case shortage::model:
+            case shortage::zone:
             case shortage::affinity: return reason::no_such_node;
             case shortage::none:
             case shortage::drained:
@@ -283,6 +296,7 @@ struct refusal {
     switch (r.missing) {
         case shortage::none:
         case shortage::consent:
+        case shortage::zone:
         case shortage::nodes: break;
         case shortage::drained: m.add(": the closest is node ", r.node.index); break;
         case shortage::turn: m.add(": request ", r.asked, " came before it and wants the same"); break;

@@ -21,6 +21,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/gang_plan.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/units.hpp>
@@ -38,6 +39,7 @@ struct placed_tenant {
 struct preemption_plan {
     std::vector<std::size_t> victims{};  ///< by their places in the list
     placement added{};                   ///< what fits then
+    std::vector<placement> beside{};     ///< of a gang: the places of its other members, in their order
 };
 
 namespace detail {
@@ -151,6 +153,47 @@ requires placement_policy<P>
     return preemption_plan{std::move(best->who), {r, where, detail::rated(policy, after[where], r).devices}};
 }
 
+/// The same for a gang, whose members are placed together: victims of any nodes, all of lower levels. Takes the lowest level up to which
+/// all of them going would do, and of these victims lets stay whom the gang leaves room for: the higher levels first, then those with
+/// the most device time. So no single victim could stay, but others might have been fewer. None if the gang fits
+/// without victims, or no plan was found (plan_gang).
+template <class P>
+requires placement_policy<P>
+[[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
+                                                             std::span<const placed_tenant> placed,
+                                                             std::span<const placement_request> members,
+                                                             priority level) {
+    if (members.empty() || plan_gang(policy, c, members)) return std::nullopt;
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < placed.size(); ++i)
+        if (placed[i].level < level) order.push_back(i);
+    std::ranges::stable_sort(
+        order, {}, [&](std::size_t i) { return std::pair(placed[i].level, device_permille(placed[i].where.request)); });
+    cluster after = c;
+    preemption_plan result;
+    gang_plan found;
+    for (auto next = order.begin(); next != order.end() && !found;) {
+        const priority lowest = placed[*next].level;
+        for (; next != order.end() && placed[*next].level == lowest; ++next)
+            if (after.try_release(placed[*next].where)) result.victims.push_back(*next);
+        found = plan_gang(policy, after, members);
+    }
+    if (!found) return std::nullopt;
+    const auto gone = result.victims;
+    for (auto i = gone.rbegin(); i != gone.rend(); ++i) {
+        after.hold(placed[*i].where);
+        if (auto beside = plan_gang(policy, after, members)) {
+            found = std::move(beside);
+            std::erase(result.victims, *i);
+        } else {
+            (void)after.try_release(placed[*i].where);
+        }
+    }
+    result.added = found.placements->front();
+    result.beside.assign(found.placements->begin() + 1, found.placements->end());
+    return result;
+}
+
 /// One preemption under way. It ends by finish() once it is ready, or by being destroyed, and then nobody has to go.
 class preemption {
 public:
@@ -172,7 +215,12 @@ public:
 
     /// Once all victims have gone: applies the placement that the plan was for. Otherwise returns what is in the way,
     /// and nothing happens.
-    [[nodiscard]] refusal finish(cluster& c) const { return c.try_apply(plan_.added); }
+    [[nodiscard]] refusal finish(cluster& c) const {
+        if (plan_.beside.empty()) return c.try_apply(plan_.added);
+        std::vector<placement> all{plan_.added};
+        all.insert(all.end(), plan_.beside.begin(), plan_.beside.end());
+        return try_apply_gang(c, all);
+    }
 
 private:
     preemption_plan plan_;

@@ -42,6 +42,7 @@
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
+#include <gpushare/tenant/detail/joint_change.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
@@ -120,7 +121,7 @@ public:
     /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
     /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded
     /// or stopped, with the figures of the last refusal and the name of the largest borrower. Guaranteed memory is
-    /// never asked for.
+    /// never asked for: what wouldn't fit beside it if all burst came back is refused at once (no_room).
     template <clock Clock>
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
         detail::room_wait wait{roots_for(spec), until};
@@ -128,7 +129,7 @@ public:
         for (;;) try {
                 return admit(spec);
             } catch (const operation_error& e) {
-                if (e.code() != errc::no_room) throw;
+                if (e.code() != errc::no_room || !could_promise(spec)) throw;
                 if (const errc why = wait.again(per_device); why != errc::none)
                     wait.refuse(why, e.figures(), spec.name, per_device);
             }
@@ -139,6 +140,43 @@ public:
         return admit_until(spec, until);
     } catch (const operation_error& e) {
         return e.figures();
+    }
+
+    /// One of several changes that are made as one.
+    struct update {
+        tenant* who = nullptr;   ///< of this tenancy
+        tenant_change change{};  ///< as of tenant::resize
+    };
+    /// Why several changes were not made.
+    struct refused_update {
+        failure why{};  ///< errc::none: they were
+        std::size_t which =
+            0;  ///< the first of the list that can't be, beside those before it and all that the others give up
+    };
+    /// Changes what is granted to several tenants, each of them once, as one change: first all of them give up what shrinks, then all
+    /// get what grows, and nobody else gets anything in between. All or nothing. So tenants trade memory for device time. Throws
+    /// as tenant::resize, with the name of the one that can't be; duplicate_name for one that is named twice.
+    void resize_together(std::span<const update> all) {
+        if (const auto refused = try_resize_together(all); refused.why.code != errc::none)
+            raise(refused.why, all[refused.which].who->name(), "resize together");
+    }
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] refused_update try_resize_together(std::span<const update> all) {
+        detail::joint_change<Node, Policy> joint(shared_);
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            for (std::size_t j = 0; j < i; ++j)
+                if (all[j].who == all[i].who) return {{errc::duplicate_name}, i};
+            try {
+                detail::check_change(all[i].who->spec(), all[i].change);
+            } catch (const operation_error& e) {
+                return {e.figures(), i};
+            }
+            joint.add(*all[i].who->state_, all[i].change);
+        }
+        detail::idle_room idle{roots_for({})};
+        auto why = joint.apply();
+        while (why.code == errc::no_room && idle.gather(bytes{why.asked} - bytes{why.left})) why = joint.apply();
+        return {why, why.code == errc::none ? 0 : joint.refused()};
     }
 
     /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one, they get those with
@@ -352,6 +390,15 @@ private:
     }
     [[nodiscard]] static bytes per_device_of(const tenant_spec& spec) noexcept {
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
+    }
+
+    // Whether enough devices could have its memory, if all that is lent came back.
+    [[nodiscard]] bool could_promise(const tenant_spec& spec) const {
+        const bytes per_device = per_device_of(spec);
+        std::size_t enough = 0;
+        for (const auto& r : promisable())
+            if (r.free >= per_device && (spec.on.empty() || std::ranges::count(spec.on, r.device) != 0)) ++enough;
+        return enough >= std::max<std::size_t>(spec.on.size(), spec.devices);
     }
 
     // Beside the predecessor, whose name it has, if there is one: both are there until one is closed.

@@ -24,6 +24,7 @@
 //   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -274,15 +275,15 @@ public:
     }
 
     /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back and waits; see
-    /// tenancy::admit_until.
+    /// tenancy::admit_until. What others' guarantees leave no room for is refused at once.
     template <clock Clock>
     void resize_until(const tenant_change& change, const patience<Clock>& until) {
         detail::room_wait wait{roots(), until};
         for (;;) try {
                 return resize(change);
             } catch (const operation_error& e) {
-                if (e.code() != errc::no_room) throw;
                 const bytes more = growth(e.figures());
+                if (e.code() != errc::no_room || !could_grow(more)) throw;
                 if (const errc why = wait.again(more); why != errc::none) wait.refuse(why, e.figures(), name(), more);
             }
     }
@@ -318,6 +319,10 @@ private:
     // What a refused resize lacks on one device.
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
+    }
+    // Whether its devices could promise it so much more, if all that is lent came back.
+    [[nodiscard]] bool could_grow(bytes more) const {
+        return std::ranges::all_of(state_->parts(), [&](auto& p) { return p.on.memory.promisable() >= more; });
     }
     // Charged by `charge`, which says why not.
     template <bool OfDevice, class Charge>

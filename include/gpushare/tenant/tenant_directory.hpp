@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -137,8 +138,8 @@ public:
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
     /// (invalid_specification: no name, neither memory nor burst, a field that can't be so or can't be changed; not_whole;
     /// no_device; duplicate_name). Otherwise first closes,
-    /// until `close_deadline`, the tenants that aren't in the list, then shrinks, then grows, then admits, each in the
-    /// list's order. A tenant that finds no room is refused and stays as it was, without harm to the others: apply the
+    /// until `close_deadline`, the tenants that aren't in the list, then makes all changes as one (tenancy::resize_together), so that
+    /// tenants may trade, then admits, in the list's order. A tenant that finds no room is refused and stays as it was, without harm to the others: apply the
     /// same list again when there is room.
     std::vector<directory_outcome> apply(std::span<const tenant_spec> wanted, instant close_deadline = never) {
         const std::lock_guard applying(applying_);
@@ -146,13 +147,7 @@ public:
         std::vector<directory_outcome> outcomes;
         close_gone(wanted, close_deadline, outcomes);
         std::ranges::stable_partition(plan, [](const step& s) { return s.shrinks(); });
-        for (auto& s : plan) {
-            if (s.there == nullptr) continue;
-            if (is_empty(s.change))
-                outcomes.push_back({s.there->name(), kind::unchanged});
-            else
-                attempt(s.there->name(), kind::changed, outcomes, [&] { s.there->resize(s.change); });
-        }
+        change(plan, outcomes);
         for (const auto& spec : wanted) {
             if (find(spec.name)) continue;
             attempt(spec.name, kind::admitted, outcomes, [&] {
@@ -225,6 +220,28 @@ private:
             outcomes.push_back({t->name(), complete ? kind::closed : kind::closing});
             return complete;
         });
+    }
+
+    // All changes as one. One that finds no room is left out, so that the others aren't harmed.
+    void change(const std::vector<step>& plan, std::vector<directory_outcome>& outcomes) {
+        using tenancy_type = tenancy<Node, Policy>;
+        std::vector<typename tenancy_type::update> all;
+        std::map<const tenant*, directory_outcome> refused;
+        for (const auto& s : plan)
+            if (!is_empty(s.change)) all.push_back({s.there.get(), s.change});
+        while (!all.empty()) {
+            const auto why = shared_->try_resize_together(all);
+            if (why.why.code == errc::none) break;
+            const auto at = all.begin() + static_cast<std::ptrdiff_t>(why.which);
+            refused.emplace(at->who, directory_outcome{at->who->name(), kind::refused, why.why.code,
+                                                       detail::describe(why.why, at->who->name(), "resize").c_str()});
+            all.erase(at);
+        }
+        for (const auto& s : plan)
+            if (const auto at = refused.find(s.there.get()); at != refused.end())
+                outcomes.push_back(at->second);
+            else
+                outcomes.push_back({s.there->name(), is_empty(s.change) ? kind::unchanged : kind::changed});
     }
 
     template <class F>

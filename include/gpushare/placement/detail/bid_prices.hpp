@@ -34,7 +34,7 @@ struct host_prices {
 
 /// Whether an empty node of that description can hold the request.
 [[nodiscard]] constexpr bool fits_empty(const placement_request& r, const node_description& n) noexcept {
-    return r.cpu_milli <= n.cpu_milli && r.memory <= n.memory && r.devices <= n.devices &&
+    return may_be_in(r, n.zone) && r.cpu_milli <= n.cpu_milli && r.memory <= n.memory && r.devices <= n.devices &&
            (r.devices == 0 || (r.models.allows(n.model) && r.device_memory <= n.device_memory));
 }
 

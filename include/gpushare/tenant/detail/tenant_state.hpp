@@ -220,11 +220,7 @@ public:
     // refuses then is undone; memory that was given away and is taken by others meanwhile doesn't come back.
     template <std::same_as<tenant_change> Change>
     failure change(const Change& c) {
-        tenant_spec then = spec();
-        const auto now = level_of(then);
-        then.level = c.level.value_or(then.level);
-        then.compute = c.compute.value_or(then.compute);
-        if (const auto level = level_of(then); level != now) open_level(level);
+        open_level_for(c);
         tenant_spec old;
         {
             const std::lock_guard lock(all_->mutex);
@@ -235,6 +231,88 @@ public:
             undo<Change>(old);
             (void)tell_limiters();
             return why;
+        }
+        return {};
+    }
+
+    // ---- Of a change of several tenants at once; see joint_change.hpp. Under the mutex, but for open_level_for and tell_limiters.
+
+    // Why a change can't be, whatever there is room for.
+    [[nodiscard]] failure unfit(const tenant_change& c) const {
+        if (closed() || succeeded_) return {errc::closed};
+        const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
+        const bytes step = spec_.unit * spec_.devices;
+        if (memory == bytes{} && burst == bytes{})
+            return {.code = errc::invalid_specification, .because = reason::no_memory_named};
+        for (const bytes wanted : {memory, burst == all_burst ? bytes{} : burst})
+            if (wanted % step != bytes{})
+                return {errc::not_whole, wanted.count(), 0, step.count(), reason::whole_sizes};
+        if (c.spill && !can_spill(*c.spill)) return {.code = errc::not_supported, .because = reason::no_spill};
+        return {};
+    }
+    // What the quota of one of its parts is to have.
+    [[nodiscard]] quota_limits limits_of(part& p, const tenant_change& c) const {
+        tenant_spec then{.memory = c.memory.value_or(spec_.memory), .devices = spec_.devices};
+        then.burst = c.burst.value_or(spec_.burst);
+        return {&p.memory.limit(), then.memory / spec_.devices, burst_on(p, then)};
+    }
+    [[nodiscard]] const tenant_spec& granted_now() const noexcept { return spec_; }
+    // Takes note of a change for which the memory has been resized.
+    void note(const tenant_change& c) {
+        promise(c.compute.value_or(spec_.compute));
+        if (c.wait) wait_for(*c.wait);
+        if (c.spill) spill_to(*c.spill);
+        spec_.memory = c.memory.value_or(spec_.memory);
+        spec_.burst = c.burst.value_or(spec_.burst);
+        spec_.compute = c.compute.value_or(spec_.compute);
+        spec_.level = c.level.value_or(spec_.level);
+        spec_.cap = c.cap.value_or(spec_.cap);
+        spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
+        spec_.slo = c.slo.value_or(spec_.slo);
+        spec_.group = c.group.value_or(spec_.group);
+        spec_.longest = c.longest.value_or(spec_.longest);
+        spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
+        spec_.keeps = c.keeps.value_or(spec_.keeps);
+        spec_.back_within = c.back_within.value_or(spec_.back_within);
+        spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
+        ++changes_;
+    }
+    // So that telling a limiter can't run out of memory.
+    void open_level_for(const tenant_change& c) {
+        tenant_spec then = spec();
+        const auto now = level_of(then);
+        then.level = c.level.value_or(then.level);
+        then.compute = c.compute.value_or(then.compute);
+        if (const auto level = level_of(then); level != now) open_level(level);
+    }
+    // The change that undoes others.
+    [[nodiscard]] static tenant_change back_to(const tenant_spec& old) {
+        return {.memory = old.memory,
+                .burst = old.burst,
+                .compute = old.compute,
+                .level = old.level,
+                .cap = old.cap,
+                .soft_cap = old.soft_cap,
+                .slo = old.slo,
+                .group = old.group,
+                .longest = old.longest,
+                .yields_within = old.yields_within,
+                .keeps = old.keeps,
+                .back_within = old.back_within,
+                .queue_limit = old.queue_limit,
+                .wait = old.wait,
+                .spill = old.spill};
+    }
+    // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
+    failure tell_limiters() {
+        for (auto& p : parts_) {
+            client_settings told, now = settings(p.slice.size);
+            do {
+                told = now;
+                const auto why = p.slice.compute.change(p.client, told);
+                if (why != errc::none && why != errc::closed) return why;
+                now = settings(p.slice.size);
+            } while (now != told);
         }
         return {};
     }
@@ -273,58 +351,22 @@ private:
     // Under the mutex.
     template <std::same_as<tenant_change> Change>
     failure grant(const Change& c) {
-        if (closed() || succeeded_) return {errc::closed};
-        const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
+        if (const auto why = unfit(c); why.code != errc::none) return why;
         const share compute = c.compute.value_or(spec_.compute);
-        const bytes step = spec_.unit * spec_.devices;
-        if (memory == bytes{} && burst == bytes{})
-            return {.code = errc::invalid_specification, .because = reason::no_memory_named};
-        for (const bytes wanted : {memory, burst == all_burst ? bytes{} : burst})
-            if (wanted % step != bytes{})
-                return {errc::not_whole, wanted.count(), 0, step.count(), reason::whole_sizes};
         for (const auto& p : parts_)
             if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
                 return {errc::share_exceeded, compute.permille(), left, p.slice.size, reason::shares_exceeded};
-        if (c.spill && !can_spill(*c.spill)) return {.code = errc::not_supported, .because = reason::no_spill};
-        if (const auto why = resize_parts(memory, burst); why.code != errc::none) return why;
-        promise(compute);
-        if (c.wait) wait_for(*c.wait);
-        if (c.spill) spill_to(*c.spill);
-        spec_.memory = memory;
-        spec_.burst = burst;
-        spec_.compute = compute;
-        spec_.level = c.level.value_or(spec_.level);
-        spec_.cap = c.cap.value_or(spec_.cap);
-        spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
-        spec_.slo = c.slo.value_or(spec_.slo);
-        spec_.group = c.group.value_or(spec_.group);
-        spec_.longest = c.longest.value_or(spec_.longest);
-        spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
-        spec_.keeps = c.keeps.value_or(spec_.keeps);
-        spec_.back_within = c.back_within.value_or(spec_.back_within);
-        spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
-        ++changes_;
+        if (const auto why = resize_parts(c.memory.value_or(spec_.memory), c.burst.value_or(spec_.burst));
+            why.code != errc::none)
+            return why;
+        note(c);
         return {};
     }
 
     template <std::same_as<tenant_change> Change>
     void undo(const tenant_spec& old) {
         const std::lock_guard lock(all_->mutex);
-        (void)grant(Change{.memory = old.memory,
-                           .burst = old.burst,
-                           .compute = old.compute,
-                           .level = old.level,
-                           .cap = old.cap,
-                           .soft_cap = old.soft_cap,
-                           .slo = old.slo,
-                           .group = old.group,
-                           .longest = old.longest,
-                           .yields_within = old.yields_within,
-                           .keeps = old.keeps,
-                           .back_within = old.back_within,
-                           .queue_limit = old.queue_limit,
-                           .wait = old.wait,
-                           .spill = old.spill});
+        (void)grant(back_to(old));
     }
 
     void wait_for(ns longest) noexcept {
@@ -361,20 +403,6 @@ private:
     [[nodiscard]] client_settings settings(std::uint32_t size) const {
         const std::lock_guard lock(all_->mutex);
         return settings_of(spec_, tag_, size);
-    }
-
-    // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
-    failure tell_limiters() {
-        for (auto& p : parts_) {
-            client_settings told, now = settings(p.slice.size);
-            do {
-                told = now;
-                const auto why = p.slice.compute.change(p.client, told);
-                if (why != errc::none && why != errc::closed) return why;
-                now = settings(p.slice.size);
-            } while (now != told);
-        }
-        return {};
     }
 
     void promise(share compute) {

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Changes of several tenants as one: first all that they give up, then all that they get. So tenants that trade memory for
+// device time, or one for the other's, don't wait for each other.
+//
+//   detail::joint_change<Node, Policy> change(shared);
+//   change.add(state, {.memory = 20_MiB});      change.add(other, {.memory = 10_MiB});
+//   if (const auto why = change.apply(); why.code != errc::none) blame(change.refused());
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota_change.hpp>
+#include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/detail/tenant_state.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// For tenants of one node, each of them once. They must outlive it.
+template <node Node, compute_policy Policy>
+class joint_change {
+public:
+    using shared = shared_node<Node, Policy>;
+    using state = tenant_state<Node, Policy>;
+
+    explicit joint_change(shared& all) noexcept : all_(&all) {}
+
+    void add(state& who, const tenant_change& change) { list_.push_back({&who, change, {}, {}}); }
+
+    /// All of them, or none: then why one of them can't be, beside those before it. May be called again.
+    failure apply() {
+        for (auto& one : list_) one.who->open_level_for(one.change);
+        {
+            const std::lock_guard lock(all_->mutex);
+            if (const auto why = grant(); why.code != errc::none) return why;
+        }
+        failure why{};
+        for (refused_ = 0; refused_ < list_.size(); ++refused_)
+            if (why = list_[refused_].who->tell_limiters(); why.code != errc::none) break;
+        if (why.code == errc::none) return {};
+        undo();
+        return why;
+    }
+    /// After apply() has failed: whose change it is.
+    [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
+
+private:
+    struct member {
+        state* who;
+        tenant_change change;
+        tenant_spec old;
+        tenant_change undone{};
+    };
+    struct slice_share {
+        typename shared::slice* of;
+        std::uint32_t promised;
+    };
+
+    // Under the mutex.
+    failure grant() {
+        for (refused_ = 0; refused_ < list_.size(); ++refused_) {
+            auto& one = list_[refused_];
+            one.old = one.who->granted_now();
+            if (const auto why = one.who->unfit(one.change); why.code != errc::none) return why;
+        }
+        if (const auto why = check_shares(); why.code != errc::none) return why;
+        auto [exchanges, owners] = memory();
+        prepared_together held(exchanges);
+        if (!held) {
+            const auto at = static_cast<std::size_t>(held.refused() - exchanges.data());
+            refused_ = owners[at][held.refused()->refused()];
+            return held.why();
+        }
+        held.commit();
+        for (auto& one : list_) one.who->note(one.change);
+        return {};
+    }
+
+    // All that shrink first; then those that grow, in the order of the list.
+    failure check_shares() {
+        std::vector<slice_share> after;
+        const auto in = [&](typename shared::slice& s) -> std::uint32_t& {
+            const auto at = std::ranges::find(after, &s, &slice_share::of);
+            return at != after.end() ? at->promised : after.emplace_back(&s, s.promised).promised;
+        };
+        for (const bool growing : {false, true})
+            for (refused_ = 0; refused_ < list_.size(); ++refused_) {
+                const auto& [who, change, old, undone] = list_[refused_];
+                const auto now = old.compute.permille(), then = change.compute.value_or(old.compute).permille();
+                if ((then > now) != growing) continue;
+                for (auto& p : who->parts()) {
+                    if (!p.has_share) continue;
+                    auto& promised = in(p.slice);
+                    promised -= now;
+                    if (growing && promised + then > p.slice.size)
+                        return {errc::share_exceeded, then, p.slice.size - std::min(p.slice.size, promised),
+                                p.slice.size, reason::shares_exceeded};
+                    promised += then;
+                }
+            }
+        return {};
+    }
+
+    // One exchange for each device, and whose its quotas are.
+    auto memory() {
+        std::vector<quota_exchange> exchanges;
+        std::vector<std::vector<std::size_t>> owners;
+        for (auto& device : all_->devices) {
+            std::vector<quota_limits> wanted;
+            std::vector<std::size_t> whose;
+            for (std::size_t i = 0; i < list_.size(); ++i)
+                for (auto& p : list_[i].who->parts())
+                    if (&p.on == &device) {
+                        wanted.push_back(list_[i].who->limits_of(p, list_[i].change));
+                        whose.push_back(i);
+                    }
+            if (wanted.empty()) continue;
+            exchanges.emplace_back(device.memory, std::move(wanted));
+            owners.push_back(std::move(whose));
+        }
+        return std::pair(std::move(exchanges), std::move(owners));
+    }
+
+    // A policy has refused one. Memory that was given away and is taken by others meanwhile doesn't come back.
+    void undo() {
+        const auto refused = refused_;
+        for (auto& one : list_) one.undone = std::exchange(one.change, state::back_to(one.old));
+        {
+            const std::lock_guard lock(all_->mutex);
+            (void)grant();
+        }
+        for (auto& one : list_) {
+            (void)one.who->tell_limiters();
+            one.change = one.undone;
+        }
+        refused_ = refused;
+    }
+
+    shared* all_;
+    std::vector<member> list_;
+    std::size_t refused_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
