@@ -193,7 +193,7 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
                       "aliyun.com/gpu-core.percentage: '130': must be a whole number of percent from 1 to 100");
     CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
     CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
-                      "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, "
+                      "a\\x1b[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, "
                       "scrub, wait, spill, cap, soft_cap, "
                       "slo, longest, yields_within, keeps, back_within, group, streams, queue_limit");
     // However long what came in is.
@@ -249,7 +249,6 @@ TEST_CASE("labels of shared GPU scheduling become a specification", "[interop][s
                                             {"aliyun.com/gpu-mem", "8"},
                                             {"aliyun.com/gpu-count", "2"},
                                             {"aliyun.com/gpu-core.percentage", "30"},
-                                            {"aliyun.com/other", "x"},
                                             {"nvidia.com/gpu.product", "T4"}},
                                       {.name = "train"});
     CHECK(spec.name == "train");
@@ -260,7 +259,7 @@ TEST_CASE("labels of shared GPU scheduling become a specification", "[interop][s
 
     CHECK(wrong_labels({{"aliyun.com/gpu-mem", "9"}, {"aliyun.com/gpu-count", "2"}}) ==
           because(kind::contradiction, "aliyun.com/gpu-mem"));
-    for (const auto* bad : {"5.5", "5Gi", "0", "-3", "", "3 "})
+    for (const auto* bad : {"5.5", "5gi", "0", "-3", "", "3 "})
         CHECK(wrong_labels({{"aliyun.com/gpu-mem", bad}}) == because(kind::bad_value, "aliyun.com/gpu-mem"));
     CHECK(wrong_labels({{"aliyun.com/gpu-mem", "17179869184"}}) == because(kind::overflow, "aliyun.com/gpu-mem"));
     CHECK(wrong_labels({{"aliyun.com/gpu-memory", "3"}}) == because(kind::unknown_key, "aliyun.com/gpu-memory"));
@@ -268,6 +267,62 @@ TEST_CASE("labels of shared GPU scheduling become a specification", "[interop][s
           because(kind::duplicate, "aliyun.com/gpu-count"));
     CHECK(wrong_labels({{"aliyun.com/gpu-core.percentage", "0"}}) ==
           because(kind::bad_value, "aliyun.com/gpu-core.percentage"));
+}
+
+TEST_CASE("quantities are read in every form that Kubernetes writes", "[interop][specification]") {
+    using gpushare::detail::parse_code;
+    using gpushare::detail::parse_quantity;
+    const auto is = [](std::string_view text, std::uint64_t n) {
+        const auto q = parse_quantity(text);
+        return q.code == parse_code::ok && q.value == n;
+    };
+    for (const auto* three_thousand : {"3000", "3k", "+3k", "3000000m", "3e3", "3E3", "3.0k", "0.003M", ".003M",
+                                       "3000.", "30e2", "3e+3", "300000e-2", "003000", "3000000000u", "3000000000000n"})
+        CHECK(is(three_thousand, 3000));
+    const std::array<std::string_view, 5> decimal{"M", "G", "T", "P", "E"}, binary{"Mi", "Gi", "Ti", "Pi", "Ei"};
+    std::uint64_t thousands = 1000, kibis = 1024;
+    for (std::size_t i = 0; i < 5; ++i) {
+        CHECK(is(std::string("2").append(decimal[i]), 2 * (thousands *= 1000)));
+        CHECK(is(std::string("2").append(binary[i]), 2 * (kibis *= 1024)));
+    }
+    CHECK(is("1.5Ki", 1536));
+    CHECK(is("0.5Gi", 1 << 29));
+    CHECK(is("0", 0));
+    CHECK(is("0.000m", 0));
+    CHECK(is("1E", 1'000'000'000'000'000'000));
+    CHECK(is("18446744073709551615", ~std::uint64_t{0}));
+    CHECK(is("1844674407370955161500000000e-8", 18'446'744'073'709'551'615ULL));
+    CHECK(is("10000000000000000000000m", 10'000'000'000'000'000'000ULL));
+    for (const auto* not_whole : {"1.5", "1500m", "1e-1", "0.1Ki", "1n", "1e-99999999999999999999"})
+        CHECK(parse_quantity(not_whole).code == parse_code::no_number);
+    for (const auto* no_number : {"", "k", ".", "-3", "3K", "3ki", "3kk", "1e", "1e+", "1ee3", "3 k", " 3", "1.2.3",
+                                  "0x3", "++3", "1Ei3", "3Mi "})
+        CHECK(parse_quantity(no_number).code == parse_code::no_number);
+    for (const auto* much : {"19E", "16Ei", "18446744073709551616", "1e20", "1e99999999999999999999"})
+        CHECK(parse_quantity(much).code == parse_code::overflow);
+
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpu", "2"}, {"nvidia.com/gpumem", "3k"}}).memory == 6000_MiB);
+    CHECK(read_kubernetes(pairs{{"aliyun.com/gpu-mem", "8000m"}}).memory == 8_GiB);
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpu", "2000m"}, {"nvidia.com/gpucores", "5e1"}}).compute == 50_pct);
+    CHECK(wrong_labels({{"aliyun.com/gpu-mem", "16Gi"}}) == because(kind::overflow, "aliyun.com/gpu-mem"));
+}
+
+TEST_CASE("no key by which a pod or container asks is dropped in silence", "[interop][specification]") {
+    for (const auto* key : {"nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb.shared",
+                            "nvidia.com/use-gputype", "nvidia.com/gpumem-percent", "aliyun.com/other"})
+        CHECK(wrong_labels({{key, "1"}}) == because(kind::unknown_key, key));
+    CHECK(read_kubernetes(pairs{{"nvidia.com/priority", "0"}}).level == priority{1});
+    CHECK(read_kubernetes(pairs{{"nvidia.com/priority", "1"}}).level == priority{0});
+    CHECK(wrong_labels({{"nvidia.com/priority", "2"}}) == because(kind::bad_value, "nvidia.com/priority"));
+    // What nodes say of themselves, and what isn't about GPUs.
+    for (const auto* key : {"nvidia.com/gpu.product", "nvidia.com/mig.strategy", "nvidia.com/mig-1g.5gb.product",
+                            "nvidia.com/cuda.driver.major", "app", "cpu", "memory"})
+        CHECK_FALSE(wrong_labels({{key, "x"}}));
+    CHECK(read_environment(pairs{{"CUDA_TASK_PRIORITY", "0"}}).level == priority{1});
+    CHECK_FALSE(wrong_environment({{"GPU_CORE_UTILIZATION_POLICY", "default"}, {"CUDA_OVERSUBSCRIBE", "false"}}));
+    CHECK(wrong_environment({{"GPU_CORE_UTILIZATION_POLICY", "force"}}) ==
+          because(kind::bad_value, "GPU_CORE_UTILIZATION_POLICY"));
+    CHECK(wrong_environment({{"CUDA_OVERSUBSCRIBE", "true"}}) == because(kind::bad_value, "CUDA_OVERSUBSCRIBE"));
 }
 
 TEST_CASE("resources of HAMi become a specification", "[interop][specification]") {

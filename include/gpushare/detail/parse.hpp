@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses numbers: whole ones, with a unit, in percent. All of the text must be the number; nothing is guessed, and a
+// Parses numbers: whole ones, with a unit, in percent, as Kubernetes writes them. All of the text must be the number; nothing is guessed, and a
 // number that is too large is told apart from text that is no number.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include <gpushare/config.hpp>
 
@@ -68,6 +70,88 @@ struct text_unit {
     if (whole.code == parse_code::overflow || whole.value > std::numeric_limits<std::uint64_t>::max() / 10 - 1)
         return {0, parse_code::overflow};
     return {whole.value * 10 + tenths.value, parse_code::ok};
+}
+
+/// `n` x 2^`twos` x 5^`fives`; no_number if that isn't whole.
+[[nodiscard]] constexpr parsed whole_product(std::uint64_t n, std::int64_t twos, std::int64_t fives) noexcept {
+    if (n == 0) return {};
+    for (; twos < 0; ++twos, n /= 2)
+        if (n % 2 != 0) return {0, parse_code::no_number};
+    for (; fives < 0; ++fives, n /= 5)
+        if (n % 5 != 0) return {0, parse_code::no_number};
+    for (const auto& [prime, times] : {std::pair{2U, twos}, std::pair{5U, fives}})
+        for (auto left = times; left > 0; --left, n *= prime)
+            if (n > std::numeric_limits<std::uint64_t>::max() / prime) return {0, parse_code::overflow};
+    return {n, parse_code::ok};
+}
+
+/// What stands behind the digits of a quantity of Kubernetes: powers of two and of ten. False for anything else.
+[[nodiscard]] constexpr bool parse_suffix(std::string_view suffix, std::int64_t& twos, std::int64_t& tens) noexcept {
+    struct power {
+        std::string_view name{};
+        std::int64_t twos = 0, tens = 0;
+    };
+    constexpr std::array<power, 16> powers{{{""},
+                                            {"n", 0, -9},
+                                            {"u", 0, -6},
+                                            {"m", 0, -3},
+                                            {"k", 0, 3},
+                                            {"M", 0, 6},
+                                            {"G", 0, 9},
+                                            {"T", 0, 12},
+                                            {"P", 0, 15},
+                                            {"E", 0, 18},
+                                            {"Ki", 10, 0},
+                                            {"Mi", 20, 0},
+                                            {"Gi", 30, 0},
+                                            {"Ti", 40, 0},
+                                            {"Pi", 50, 0},
+                                            {"Ei", 60, 0}}};
+    for (const auto& p : powers) {
+        if (p.name != suffix) continue;
+        twos += p.twos;
+        tens += p.tens;
+        return true;
+    }
+    if (suffix.size() < 2 || (suffix[0] != 'e' && suffix[0] != 'E')) return false;
+    const bool negative = suffix[1] == '-';
+    const auto exponent = parse_whole(suffix.substr(negative || suffix[1] == '+' ? 2 : 1));
+    if (exponent.code == parse_code::no_number) return false;
+    constexpr std::uint64_t far = 1000;  // beyond all numbers, either way
+    const auto by = exponent.code == parse_code::ok && exponent.value < far ? exponent.value : far;
+    tens += negative ? -static_cast<std::int64_t>(by) : static_cast<std::int64_t>(by);
+    return true;
+}
+
+/// A quantity in any form that Kubernetes writes: "3k", "1.5Gi", "1e3", "3000m", "+2". One that isn't whole is no number
+/// here, nor is one below 0. The grammar is that of apimachinery's pkg/api/resource/quantity.go.
+[[nodiscard]] constexpr parsed parse_quantity(std::string_view text) noexcept {
+    if (text.starts_with('+')) text.remove_prefix(1);
+    constexpr auto most = std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t n = 0;
+    std::int64_t twos = 0, tens = 0, zeros = 0;  // zeros that stand behind `n`, and count only if another digit follows
+    bool digits = false, point = false, fits = true;
+    std::size_t at = 0;
+    for (; at < text.size() && (text[at] == '.' || (text[at] >= '0' && text[at] <= '9')); ++at) {
+        if (text[at] == '.') {
+            if (std::exchange(point, true)) return {0, parse_code::no_number};
+            continue;
+        }
+        digits = true;
+        tens -= point ? 1 : 0;
+        ++zeros;
+        if (text[at] == '0') continue;
+        for (; zeros > 0; --zeros) {
+            fits = fits && n <= most / 10;
+            if (fits) n *= 10;
+        }
+        const auto digit = static_cast<std::uint64_t>(text[at] - '0');
+        fits = fits && n <= most - digit;
+        if (fits) n += digit;
+    }
+    if (!digits || !parse_suffix(text.substr(at), twos, tens)) return {0, parse_code::no_number};
+    if (!fits) return {0, parse_code::overflow};
+    return whole_product(n, twos + tens + zeros, tens + zeros);
 }
 
 }  // namespace detail

@@ -23,6 +23,9 @@
 //                                    are free may be used (burst)
 //   CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
 //   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
+//   CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
+//   GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors otherwise, as the tenancy's policy, `burst` and
+//                                    `spill` say it here
 #pragma once
 
 #include <algorithm>
@@ -109,12 +112,34 @@ private:
 class hami_variables {
 public:
     static constexpr std::string_view memory = "CUDA_DEVICE_MEMORY_LIMIT", sms = "CUDA_DEVICE_SM_LIMIT";
+    static constexpr std::string_view urgency = "CUDA_TASK_PRIORITY", policy = "GPU_CORE_UTILIZATION_POLICY",
+                                      oversubscribe = "CUDA_OVERSUBSCRIBE";
 
     [[nodiscard]] static bool owns(std::string_view key) noexcept {
-        return key.starts_with(memory) || key.starts_with(sms);
+        return key.starts_with(memory) || key.starts_with(sms) || key == urgency || key == policy ||
+               key == oversubscribe;
     }
 
     void read(specification_fields& f, std::string_view key, std::string_view value) {
+        if (key == urgency) {
+            const auto hami = checked(parse_whole(value), key, value, 0, 1, "0, before others, or 1");
+            return f.set(f.level, priority{hami == 0 ? 1 : 0}, key);
+        }
+        if (key == policy)
+            return refuse_other(key, value, "default", "choose the tenancy's policy, such as hard_share");
+        if (key == oversubscribe) return refuse_other(key, value, "false", "say it by `burst` or `spill`");
+        read_limit(f, key, value);
+    }
+
+private:
+    // What is another value than HAMi's default has no field in a specification.
+    static void refuse_other(std::string_view key, std::string_view value, std::string_view usual,
+                             std::string_view instead) {
+        if (value == usual) return;
+        throw specification_error(specification_error::kind::bad_value, key,
+                                  std::string("can only be ").append(usual).append(" here: ").append(instead));
+    }
+    void read_limit(specification_fields& f, std::string_view key, std::string_view value) {
         const bool of_memory = key.starts_with(memory);
         note_device(key, key.substr(of_memory ? memory.size() : sms.size()), of_memory);
         if (of_memory) {
@@ -139,6 +164,7 @@ public:
         }
     }
 
+public:
     void finish(specification_fields& f, tenant_spec& defaults) const {
         all_or_none(f.memory_each, unlimited_);
         all_or_none(f.compute, unlimited_sms_);

@@ -32,7 +32,7 @@ public:
 
     /// `text` is a sentence about the key, which goes before it.
     specification_error(kind why, std::string_view key, std::string_view text)
-        : std::runtime_error(printable(std::string(key).append(": ").append(text))),
+        : std::runtime_error(detail::whole_sentence(errc::none, std::string(key).append(": ").append(text))),
           error(failure{why == kind::overflow ? errc::size_overflow : errc::invalid_specification}, {}),
           why_(why),
           key_(key) {}
@@ -41,17 +41,10 @@ public:
     [[nodiscard]] kind why() const noexcept { return why_; }
     /// The key that is to blame.
     [[nodiscard]] const std::string& key() const noexcept { return key_; }
-    /// A sentence for people; control characters of the input are replaced.
+    /// A sentence for people; what can't be printed of the input is escaped.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 
 private:
-    // Keys and values come from anywhere, and errors go to logs and terminals.
-    static std::string printable(std::string text) {
-        for (char& c : text)
-            if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
-        return text;
-    }
-
     kind why_;
     std::string key_;
 };

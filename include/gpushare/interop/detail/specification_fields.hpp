@@ -136,10 +136,12 @@ private:
     throw specification_error(number.code == parse_code::overflow ? kind::overflow : kind::bad_value, key, text);
 }
 
-[[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value) {
+[[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value, parsed number) {
     constexpr std::uint64_t most = 1024;  // as many as a device_order_lock takes
-    return static_cast<std::uint32_t>(
-        checked(parse_whole(value), key, value, 1, most, "a number of devices from 1 to 1024"));
+    return static_cast<std::uint32_t>(checked(number, key, value, 1, most, "a number of devices from 1 to 1024"));
+}
+[[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value) {
+    return checked_devices(key, value, parse_whole(value));
 }
 
 /// "0,2": device ids.
