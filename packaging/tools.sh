@@ -14,7 +14,8 @@
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
 #   build/tools/openvino      OpenVINO alone, for its own tensors and calls, where the next one isn't there
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
-#   build/tools/clients       others' clients of the example server, for `./dev check`; build/tools/prometheus: another one, Debian's
+#   build/tools/clients       others' clients of the example server, for `./dev check`; build/tools/prometheus: another one, Debian's;
+#                             build/tools/nginx: Debian's, which stands in front of it
 #   build/tools/openmpi5, mpich   two more MPIs, for `./dev check`, and for `./dev bench collective`, which compares with them
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
@@ -37,7 +38,7 @@ have_package() {
         libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
         libprotobuf-dev) have_header google/protobuf/message.h ;;
         protobuf-compiler) command -v protoc >/dev/null ;;
-        protobuf-compiler-grpc) command -v grpc_cpp_plugin >/dev/null ;;
+        libnghttp2-dev) have_header nghttp2/nghttp2.h ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
         iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
@@ -84,7 +85,7 @@ need_build_tools() {
 need_test_tools() {
     need_build_tools
     need_cuda_toolkit
-    need pkg-config doxygen
+    need pkg-config doxygen libnghttp2-dev libprotobuf-dev protobuf-compiler
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
@@ -106,7 +107,7 @@ need_engines() {
 # What the example server's shells are made of.
 need_server_tools() {
     need_build_tools
-    need pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+    need pkg-config libnghttp2-dev libprotobuf-dev protobuf-compiler
 }
 
 # Clients of the example server that know nothing of it.
@@ -124,6 +125,15 @@ need_promtool() {
     command -v promtool >/dev/null && return
     mkdir -p "$folder"
     (cd "$folder" && apt-get -qq download prometheus && dpkg -x prometheus_*.deb .) || fail 3 "missing: promtool, of Debian's package prometheus"
+}
+
+# The same. Sets nginx.
+need_nginx() {
+    nginx=$tools/nginx/usr/sbin/nginx
+    need openssl
+    [[ -x $nginx ]] && return
+    mkdir -p "$tools/nginx"
+    (cd "$tools/nginx" && apt-get -qq download nginx && dpkg -x nginx_*.deb .) || fail 3 "missing: nginx, of Debian's package of that name"
 }
 
 # Only for those who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in parts.

@@ -65,6 +65,14 @@ public:
         if (n > 0) read_.append(some, static_cast<std::size_t>(n));
         return n > 0;
     }
+    /// What comes next, into `room`; empty at the end.
+    template <std::size_t N>
+    std::string_view receive_some(char (&room)[N]) const {
+        ::pollfd p{fd_, POLLIN, 0};
+        if (::poll(&p, 1, 60'000) != 1) throw std::runtime_error("no answer within a minute");
+        const auto n = ::recv(fd_, room, N, 0);
+        return {room, n > 0 ? static_cast<std::size_t>(n) : 0};
+    }
     /// Sends nothing more; it can still be read.
     void end_of_requests() const { (void)::shutdown(fd_, SHUT_WR); }
     /// Leaves nothing behind: else a port would stay taken for a minute.
@@ -108,7 +116,7 @@ public:
         std::string head(method);
         head.append(" ")
             .append(path)
-            .append(" HTTP/1.1\r\nHost: test\r\nContent-Length: ")
+            .append(" HTTP/1.1\r\nHost: localhost\r\nContent-Length: ")
             .append(std::to_string(body.size()))
             .append("\r\n");
         if (!key.empty()) head.append("Authorization: Bearer ").append(key).append("\r\n");

@@ -2,6 +2,7 @@
 #include "inference_server/grpc_protocol.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -95,6 +96,24 @@ inference::DataType config_type(datatype t) {
 }
 
 }  // namespace
+
+std::chrono::nanoseconds timeout_of(std::string_view text) {
+    constexpr std::pair<char, std::int64_t> units[] = {{'n', 1},
+                                                       {'u', 1'000},
+                                                       {'m', 1'000'000},
+                                                       {'S', 1'000'000'000},
+                                                       {'M', 60'000'000'000},
+                                                       {'H', 3'600'000'000'000}};
+    std::int64_t n = 0;
+    const auto* const end = text.data() + (text.empty() ? 0 : text.size() - 1);
+    const auto [at, code] = std::from_chars(text.data(), end, n);
+    const auto* const unit =
+        text.empty() ? std::end(units) : std::ranges::find(units, text.back(), &std::pair<char, std::int64_t>::first);
+    if (code != std::errc{} || at != end || n < 0 || text.size() > 9 || unit == std::end(units))
+        throw refused(400, "grpc-timeout isn't a time");
+    const auto most = std::chrono::nanoseconds::max().count() / 4;
+    return std::chrono::nanoseconds(n > most / unit->second ? most : n * unit->second);
+}
 
 void check_lists(google::protobuf::io::ZeroCopyInputStream& bytes, std::size_t most) {
     using google::protobuf::internal::WireFormatLite;

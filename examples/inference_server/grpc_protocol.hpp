@@ -5,13 +5,18 @@
 //   write_infer(reply, response, outputs);          // its tensors as bytes, as Triton answers
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "inference_server/protocol.hpp"
 #include "open_inference.pb.h"
 
 namespace inference_server {
+
+/// What a call's head says of its deadline, `grpc-timeout`. Throws refused (400).
+[[nodiscard]] std::chrono::nanoseconds timeout_of(std::string_view text);
 
 /// Looks at a request's bytes before a message is made of them, which takes many times their memory where they are many small things.
 /// Throws refused: 413 where more than `most` bytes are no raw tensors, 400 for more than 64 tensors or what isn't a message.

@@ -1,671 +1,894 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's threads carry bytes. Messages are made of them here, once it is known who sends them, one after the other and in turns by tenant.
-// Engines answer by posting to a thread that makes bytes of answers. The only file that includes gRPC.
+// One thread carries bytes (http2.hpp) and knows who sends them. Messages are made of bytes on
+// others, one after the other and in turns by tenant. Engines answer by posting to a thread that
+// makes bytes of answers.
 #include "inference_server/grpc_server.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
-#include <deque>
+#include <cstdio>
+#include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string_view>
+#include <thread>
+#include <unordered_map>
 #include <utility>
+#include <variant>
+#include <vector>
 
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/stubs/logging.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/resource_quota.h>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
 
 #include "inference_server/grpc_protocol.hpp"
+#include "inference_server/http2.hpp"
+#include "inference_server/message_reader.hpp"
 #include "inference_server/worker.hpp"
-#include "open_inference.grpc.pb.h"
 
 namespace inference_server {
 
 namespace {
 
+namespace asio = boost::asio;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
 using namespace std::chrono_literals;
-using context = grpc::CallbackServerContext;
-using grpc::StatusCode;
+using clock = std::chrono::steady_clock;
+using when = clock::time_point;
 
-StatusCode code_of(int http) noexcept {
+int code_of(int http) noexcept {
     switch (http) {
-        case 400: return StatusCode::INVALID_ARGUMENT;
-        case 401: return StatusCode::UNAUTHENTICATED;
-        case 404: return StatusCode::NOT_FOUND;
-        case 409: return StatusCode::FAILED_PRECONDITION;
+        case 400: return 3;   // INVALID_ARGUMENT
+        case 401: return 16;  // UNAUTHENTICATED
+        case 404: return 5;   // NOT_FOUND
+        case 409: return 9;   // FAILED_PRECONDITION
         case 413:
         case 429:
-        case 507: return StatusCode::RESOURCE_EXHAUSTED;
-        case 503: return StatusCode::UNAVAILABLE;
-        case 504: return StatusCode::DEADLINE_EXCEEDED;
-        default: return StatusCode::INTERNAL;
+        case 507: return 8;   // RESOURCE_EXHAUSTED
+        case 501: return 12;  // UNIMPLEMENTED
+        case 503: return 14;  // UNAVAILABLE
+        case 504: return 4;   // DEADLINE_EXCEEDED
+        default: return 13;   // INTERNAL
     }
 }
 
-/// Without its words where there is no memory for them.
-grpc::Status status_of(context& c, const refused& why) noexcept try {
-    if (why.retry_after != 0) c.AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(1000 * why.retry_after));
-    return {code_of(why.status), why.what()};
-} catch (...) {
-    return {code_of(why.status), {}};
-}
+// As over HTTP, one thread makes messages of what is as short, and another one of what takes
+// longer.
+constexpr std::size_t quick_message = 65'536, short_message = 4096;
 
-/// OK, or why `f` threw.
-template <class F>
-grpc::Status outcome_of(context& c, F f) noexcept try {
-    f();
-    return grpc::Status::OK;
-} catch (...) {
-    return status_of(c, as_refused(std::current_exception()));
+enum class method : std::uint8_t {
+    server_live,
+    server_ready,
+    server_metadata,
+    model_ready,
+    model_metadata,
+    model_config,
+    repository_index,
+    load,
+    unload,
+    infer,
+    stream,
+};
+constexpr std::pair<std::string_view, method> methods[] = {
+    {"ServerLive", method::server_live},           {"ServerReady", method::server_ready},
+    {"ServerMetadata", method::server_metadata},   {"ModelReady", method::model_ready},
+    {"ModelMetadata", method::model_metadata},     {"ModelConfig", method::model_config},
+    {"RepositoryIndex", method::repository_index}, {"RepositoryModelLoad", method::load},
+    {"RepositoryModelUnload", method::unload},     {"ModelInfer", method::infer},
+    {"ModelStreamInfer", method::stream},
+};
+method method_of(std::string_view path) {
+    constexpr std::string_view of_service = "/inference.GRPCInferenceService/";
+    if (path.starts_with(of_service))
+        for (const auto& [name, m] : methods)
+            if (path.substr(of_service.size()) == name) return m;
+    throw refused(501, "there is no such method");
 }
+bool needs_key(method m) noexcept {
+    return m != method::server_live && m != method::server_ready && m != method::server_metadata;
+}
+bool has_tensors(method m) noexcept { return m == method::infer || m == method::stream; }
 
 /// Throws refused (400).
 template <class Message>
-void read(Message& to, grpc::ByteBuffer from) {
-    grpc::ProtoBufferReader bytes(&from);
-    if (!bytes.status().ok() || !to.ParseFromZeroCopyStream(&bytes)) throw refused(400, "the message can't be read");
+Message parsed(const std::string& bytes) {
+    Message m;
+    if (!m.ParseFromString(bytes)) throw refused(400, "the message can't be read");
+    return m;
 }
 template <class Message>
-void write(grpc::ByteBuffer& to, const Message& from) {
-    bool own = false;
-    const auto status = grpc::SerializationTraits<Message>::Serialize(from, &to, &own);
-    if (!status.ok()) throw refused(500, status.error_message());
+std::string bytes_of(const Message& m) {
+    std::string bytes;
+    if (!m.SerializeToString(&bytes)) throw refused(500, "the answer can't be written");
+    return bytes;
 }
 
-// As over HTTP, one thread makes messages of what is as short, and another one of what takes longer.
-constexpr std::size_t quick_message = 65'536;
+class link;
 
-/// So many of a number of things, counted until it goes.
-class counted {
-public:
-    using counter = std::shared_ptr<std::atomic<std::size_t>>;
+/// What is counted of a call, of its tenant and of all, until it goes. Of the io thread.
+struct share {
+    explicit share(std::atomic<std::size_t>& of_all) : all(of_all) {}
+    share(const share&) = delete;
+    share& operator=(const share&) = delete;
+    ~share() {
+        give_back(bytes);
+        if (counts == nullptr) return;
+        counts->calls.fetch_sub(1, std::memory_order_relaxed);
+        if (is_stream) counts->streams.fetch_sub(1, std::memory_order_relaxed);
+    }
+    void open(const std::shared_ptr<account>& whose, bool stream) {
+        counts = whose;
+        counts->calls.fetch_add(1, std::memory_order_relaxed);
+        if ((is_stream = stream)) counts->streams.fetch_add(1, std::memory_order_relaxed);
+    }
+    /// Throws refused where there are more than `most` of all, or more than half as many of the
+    /// tenant.
+    void take(std::size_t n, std::size_t most) {
+        bytes += n;
+        const auto of_all = all.fetch_add(n, std::memory_order_relaxed) + n;
+        if (counts != nullptr && counts->uploads.fetch_add(n, std::memory_order_relaxed) + n > most / 2)
+            throw refused(429, "too much is being uploaded with this key", 1);
+        if (of_all > most) throw refused(503, "too much is being uploaded", 1);
+    }
+    void give_back(std::size_t n) noexcept {
+        n = std::min(n, bytes);
+        bytes -= n;
+        all.fetch_sub(n, std::memory_order_relaxed);
+        if (counts != nullptr) counts->uploads.fetch_sub(n, std::memory_order_relaxed);
+    }
 
-    counted() = default;
-    /// Throws `why` where `most` would be exceeded.
-    counted(counter of, std::size_t n, std::size_t most, const refused& why) : of_(std::move(of)), n_(n) {
-        if (of_->fetch_add(n, std::memory_order_relaxed) + n <= most) return;
-        of_->fetch_sub(n, std::memory_order_relaxed);
-        throw refused(why);
-    }
-    counted(counted&&) noexcept = default;
-    counted& operator=(counted&& other) noexcept {
-        std::swap(of_, other.of_);
-        std::swap(n_, other.n_);
-        return *this;
-    }
-    ~counted() {
-        if (of_ != nullptr) of_->fetch_sub(n_, std::memory_order_relaxed);
-    }
-
-private:
-    counter of_;
-    std::size_t n_ = 0;
+    std::atomic<std::size_t>& all;
+    std::shared_ptr<account> counts{};
+    std::size_t bytes = 0;
+    bool is_stream = false;
 };
 
-/// A request's message.
-struct counted_message {
-    counted of_tenant{}, of_all{};
+/// One call. Of the io thread, but for what engines are told by: `gone`, and what doesn't change.
+struct call {
+    call(std::weak_ptr<link> l, http2::call_id i, std::atomic<std::size_t>& all)
+        : of(std::move(l)), id(i), counted(all) {}
+
+    const std::weak_ptr<link> of;
+    const http2::call_id id;
+    method what{};
+    service::caller who{};
+    when deadline = when::max();
+    std::atomic<bool> gone{false};
+
+    share counted;
+    message_reader in{0};
+    std::string ahead{};      // what came of the next request while one is being served
+    std::size_t serving = 0;  // bytes of that one
+    bool busy = false;        // one is being served
+    bool over = false;        // it has its status
+    bool all_said = false;    // the client sends nothing more
+    when due = when::max();   // the message has to be there, or the next one to begin
+    std::size_t written = 0;  // as it was when it last moved
+    when moved{};
+    // Of a stream's request.
+    const model_info* model = nullptr;
+    std::string request_id{};
+    bool empty_end = false, piece_runs = false;
+    std::shared_ptr<token_stream> text{};
 };
+using call_ptr = std::shared_ptr<call>;
 
 }  // namespace
+
+/// What all connections share. Of the io thread, but for later() and what it touches.
+struct grpc_server::shell {
+    shell(service& s, grpc_options o)
+        : of(s),
+          options(std::move(o)),
+          door(options.connections),
+          front(io, tcp::endpoint(asio::ip::make_address(options.address), options.port)),
+          port(front.local_endpoint().port()),
+          clockwork(io) {}
+
+    void accept();
+    void came(tcp::socket socket);
+    void tick();
+    void close(front_door::id id);
+    void end();
+    /// Runs it on the io thread. Nothing is left to do where there is no memory for that, or no
+    /// such thread any more.
+    template <class F>
+    void later(F f) noexcept try {
+        const std::lock_guard lock(mutex);
+        if (!over) asio::post(io, std::move(f));
+    } catch (...) {
+    }
+    /// Where messages are made of bytes. Not on the io thread, which has the bytes of all to carry.
+    worker& reader_of(std::size_t message) noexcept { return message <= quick_message ? reads : long_reads; }
+
+    asio::io_context io{1};
+    service& of;
+    const grpc_options options;
+    front_door door;
+    std::map<front_door::id, std::shared_ptr<link>> links;
+    std::atomic<std::size_t> count{0};  // of them
+    tcp::acceptor front;
+    const std::uint16_t port;
+    asio::steady_timer clockwork;
+    std::array<char, 65'536> bytes{};  // what is read, of whichever connection
+    std::atomic<std::size_t> message_bytes{0};
+    bool stopping = false, is_shut = false;
+    when patience = when::max();
+    std::mutex mutex;
+    bool over = false;  // under it
+    std::weak_ptr<shell> self;
+    worker reads, long_reads, answers;
+    std::thread thread;
+};
 
 namespace {
 
-using inference::GRPCInferenceService;
-template <class S>
-using raw_health =
-    GRPCInferenceService::WithRawCallbackMethod_ServerLive<GRPCInferenceService::WithRawCallbackMethod_ServerReady<
-        GRPCInferenceService::WithRawCallbackMethod_ServerMetadata<S>>>;
-template <class S>
-using raw_models =
-    GRPCInferenceService::WithRawCallbackMethod_ModelReady<GRPCInferenceService::WithRawCallbackMethod_ModelMetadata<
-        GRPCInferenceService::WithRawCallbackMethod_ModelConfig<S>>>;
-template <class S>
-using raw_inference = GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
-    GRPCInferenceService::WithRawCallbackMethod_ModelStreamInfer<S>>;
-template <class S>
-using raw_repository = GRPCInferenceService::WithRawCallbackMethod_RepositoryIndex<
-    GRPCInferenceService::WithRawCallbackMethod_RepositoryModelLoad<
-        GRPCInferenceService::WithRawCallbackMethod_RepositoryModelUnload<S>>>;
-/// gRPC reads no message by itself: it would for anybody, and 64 MiB of empty ones are gigabytes when they are read.
-using raw_service = raw_health<raw_models<raw_inference<raw_repository<GRPCInferenceService::Service>>>>;
+using shell = grpc_server::shell;
 
-using grpc::ByteBuffer;
-
-}  // namespace
-
-struct grpc_server::shell final : raw_service {
-    shell(service& s, grpc_options o) : of(s), options(std::move(o)) {}
-
-    [[nodiscard]] service::caller caller_of(const context& c) const {
-        const auto& all = c.client_metadata();
-        const auto value = [&](const char* name) {
-            const auto found = all.find(name);
-            return found == all.end() ? std::string_view{}
-                                      : std::string_view(found->second.data(), found->second.size());
-        };
-        constexpr std::string_view scheme = "Bearer ";
-        const auto bearer = value("authorization");
-        return of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : value("x-api-key"));
-    }
-    [[nodiscard]] counted_message count(const service::caller& who, std::size_t size) {
-        return {
-            {{who.counts, &who.counts->uploads},
-             size,
-             options.max_messages / 2,
-             refused(429, "too much is being uploaded with this key", 1)},
-            {{self.lock(), &message_bytes}, size, options.max_messages, refused(503, "too much is being uploaded", 1)}};
-    }
-    /// The sooner one of the request's own and of the call.
-    static std::uint64_t timeout(std::chrono::system_clock::time_point deadline, std::uint64_t us) {
-        if (deadline == std::chrono::system_clock::time_point::max()) return us;
-        const auto left =
-            std::chrono::duration_cast<std::chrono::microseconds>(deadline - std::chrono::system_clock::now()).count();
-        const auto mine = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
-        return us == 0 ? mine : std::min(us, mine);
+/// A connection.
+class link final : public std::enable_shared_from_this<link>, public http2::events {
+public:
+    link(std::shared_ptr<shell> of, tcp::socket socket, front_door::id id)
+        : shell_(std::move(of)), socket_(std::move(socket)), id_(id), began_(clock::now()), heard_(began_) {
+        error_code ignored;
+        socket_.set_option(tcp::no_delay(true), ignored);
+        socket_.non_blocking(true, ignored);
     }
 
+    void read() {
+        if (reading_ || !socket_.is_open()) return;
+        reading_ = true;
+        socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code e) {
+            self->reading_ = false;
+            if (!e && self->socket_.is_open()) self->read_some();
+        });
+    }
+    void close() {
+        error_code ignored;
+        socket_.close(ignored);
+        for (auto& [id, c] : std::exchange(calls_, {})) leave(*c);
+        shell_->door.gone(id_);
+        shell_->links.erase(id_);
+        shell_->count.store(shell_->links.size(), std::memory_order_relaxed);
+        if (shell_->stopping && shell_->links.empty()) shell_->io.stop();
+    }
+    /// Takes no more calls, and closes once those that are there are over.
+    void go_away(bool because_of_the_client = false) {
+        if (!session_) return close();
+        if (std::exchange(leaving_, true)) return;
+        session_->go_away(because_of_the_client);
+        for (const auto& [id, c] : calls_copy())
+            if (c->what == method::stream && !c->busy) refuse(c, refused(503, "the server is going down"));
+        flush();
+    }
+    void tick(when now) {
+        const auto& o = shell_->options;
+        if (!session_ ? now - began_ > o.handshake_timeout : lingers_ && now - lingered_ > 2s) return close();
+        if (!session_) return;
+        credit_ = std::min(credit_ + (known_ ? 50 : 5), known_ ? most_credit : credit_of_stranger);
+        if (writing_ && now - wrote_ > o.write_timeout) return close();
+        if (now - heard_ > 2 * o.ping_after) return close();
+        if (now - heard_ > o.ping_after && !std::exchange(pinged_, true)) session_->ping();
+        if (calls_.empty() && now - used_ > (known_ ? o.idle_timeout : o.stranger_timeout)) return go_away();
+        for (const auto& [id, c] : calls_copy()) check(c, now);
+        flush();
+    }
+
+private:
+    // ---- bytes
+
+    // A stranger's turn is short, so that many of them keep others waiting for little.
+    [[nodiscard]] std::size_t turn() const noexcept { return uploads_ ? 65'536 : known_ ? 8192 : 2048; }
+
+    void read_some() {
+        error_code e;
+        const auto n = socket_.read_some(asio::buffer(shell_->bytes.data(), turn()), e);
+        if (e == asio::error::would_block) return read();
+        if (e) return close();
+        heard_ = clock::now();
+        pinged_ = false;
+        std::string_view bytes(shell_->bytes.data(), n);
+        if (lingers_) return read();
+        if (!session_ && !begins(bytes)) return;
+        uploads_ = false;
+        const auto before = session_->control_frames();
+        const bool fine = session_->receive(bytes);
+        credit_ -= static_cast<long>(session_->control_frames() - before);
+        if (!fine || credit_ < 0 || refusals_ > shell_->options.refusals_of_stranger) {
+            ends_ = true;
+            go_away(true);
+        }
+        flush();
+        if (may_read()) read();
+    }
+    // Nothing is kept for a connection before it speaks HTTP/2.
+    [[nodiscard]] bool begins(std::string_view& bytes) {
+        start_.append(bytes.substr(0, http2_preface.size() - start_.size()));
+        if (!http2_preface.starts_with(start_)) return close(), false;
+        if (start_.size() < http2_preface.size()) return read(), false;
+        bytes.remove_prefix(std::min(bytes.size(), http2_preface.size()));
+        const auto& o = shell_->options;
+        session_.emplace(*this, http2::limits{.calls = o.max_calls_of_connection, .head = o.max_metadata});
+        (void)session_->receive(http2_preface);
+        used_ = heard_;
+        return true;
+    }
+    // A client that doesn't read what it caused to be written isn't read either.
+    [[nodiscard]] bool may_read() const { return !writing_ || session_->waiting() < 256; }
+
+    void flush() {
+        if (writing_ || lingers_ || !session_ || !socket_.is_open()) return;
+        out_.clear();
+        if (!session_->output(out_)) {
+            if (ends_ || session_->is_over() || (leaving_ && calls_.empty())) linger();
+            return;
+        }
+        writing_ = true;
+        wrote_ = clock::now();
+        asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code e, std::size_t) {
+            self->writing_ = false;
+            if (!self->socket_.is_open()) return;
+            if (e) return self->close();
+            self->make_pieces();
+            self->flush();
+            self->read();
+        });
+    }
+    // Closes without losing what was written: a socket with unread data in it would be reset.
+    void linger() {
+        error_code ignored;
+        socket_.shutdown(tcp::socket::shutdown_send, ignored);
+        for (auto& [id, c] : std::exchange(calls_, {})) leave(*c);
+        lingers_ = true;
+        lingered_ = clock::now();
+        read();
+    }
+
+    // ---- calls
+
+    [[nodiscard]] std::map<http2::call_id, call_ptr> calls_copy() const { return calls_; }
+    [[nodiscard]] call_ptr find(http2::call_id id) const {
+        const auto found = calls_.find(id);
+        return found == calls_.end() ? nullptr : found->second;
+    }
+    static void leave(call& c) {
+        c.gone.store(true, std::memory_order_relaxed);
+        c.over = true;
+        c.text.reset();
+        c.ahead = {};
+    }
+    void refuse(const call_ptr& c, const refused& why) {
+        if (c->over) return;
+        if (!known_) ++refusals_;
+        leave(*c);
+        session_->finish(c->id, {code_of(why.status), why.what(), why.retry_after});
+    }
+    /// Runs `f`; what it throws is the call's answer.
     template <class F>
-    void answer_later(F f) noexcept try {
-        answers.later(std::move(f));
-    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
-    }
-    /// `f` gets the request, and what it returns is the answer. It is read on gRPC's thread, whoever asks: it is short.
-    template <class Request, class F>
-    static grpc::ServerUnaryReactor* at_once(context* c, const ByteBuffer& from, ByteBuffer* to, F f) {
-        auto* const reactor = c->DefaultReactor();
-        reactor->Finish(outcome_of(*c, [&] { write(*to, f(message<Request>(from, 4096))); }));
-        return reactor;
-    }
-    template <class Request>
-    static Request message(const ByteBuffer& from, std::size_t most) {
-        if (from.Length() > most) throw refused(413, "the message is too large");
-        Request q;
-        read(q, from);
-        return q;
+    void attempt(const call_ptr& c, F f) {
+        try {
+            f();
+        } catch (...) {
+            refuse(c, as_refused(std::current_exception()));
+        }
     }
 
-    grpc::ServerUnaryReactor* ServerLive(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ServerLiveRequest>(c, *from, to, [](const auto&) {
-            inference::ServerLiveResponse r;
-            r.set_live(true);
-            return r;
+    void on_call(http2::call_id id, call_head head) override {
+        const auto c = std::make_shared<call>(weak_from_this(), id, shell_->message_bytes);
+        used_ = c->moved = clock::now();
+        calls_.emplace(id, c);
+        attempt(c, [&] { begin(*c, head); });
+    }
+    // Whatever can be said before a message comes is said then.
+    void begin(call& c, const call_head& head) {
+        const auto& o = shell_->options;
+        if (leaving_) throw refused(503, "the server is going down");
+        if (head.method != "POST" || !head.content_type.starts_with("application/grpc"))
+            throw refused(400, "this isn't gRPC");
+        c.what = method_of(head.path);
+        if (!head.encoding.empty() && head.encoding != "identity")
+            throw refused(501, "compressed messages aren't read");
+        if (head.keys > 1) throw refused(400, "more than one key");
+        if (!head.timeout.empty()) c.deadline = clock::now() + timeout_of(head.timeout);
+        c.due = clock::now() + o.message_timeout;
+        if (!needs_key(c.what)) {
+            constexpr std::size_t nothing = 64, few = 4;  // there is nothing to say
+            c.in = message_reader(nothing);
+            if (!known_ && calls_.size() > few) throw refused(503, "too many calls without a key", 1);
+            return;
+        }
+        c.in = message_reader(has_tensors(c.what)      ? o.max_message
+                              : c.what == method::load ? quick_message
+                                                       : short_message);
+        constexpr std::string_view scheme = "Bearer ";
+        const auto bearer = std::string_view(head.authorization);
+        c.who = shell_->of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : head.api_key);
+        if (!std::exchange(known_, true)) credit_ = most_credit;
+        shell_->door.known(id_, c.who.counts.get());
+        const auto& counts = *c.who.counts;
+        const bool is_stream = c.what == method::stream;
+        if (counts.calls.load(std::memory_order_relaxed) >= o.max_calls_of_tenant)
+            throw refused(429, "too many calls are open with this key", 1);
+        if (is_stream && counts.streams.load(std::memory_order_relaxed) >= o.max_streams_of_tenant)
+            throw refused(429, "too many streams are open with this key", 1);
+        c.counted.open(c.who.counts, is_stream);
+        if (is_stream) c.due = clock::now() + o.idle_timeout;
+        if (c.what == method::infer) session_->widen(c.id, 1U << 20U);
+    }
+    void on_data(http2::call_id id, std::string_view bytes) override {
+        const auto c = find(id);
+        if (c == nullptr || c->over) return session_->consumed(id, bytes.size());
+        attempt(c, [&] {
+            c->counted.take(bytes.size(), shell_->options.max_messages);
+            c->busy ? void(c->ahead.append(bytes)) : feed(c, bytes);
         });
     }
-    grpc::ServerUnaryReactor* ServerReady(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ServerReadyRequest>(c, *from, to, [&](const auto&) {
-            inference::ServerReadyResponse r;
-            r.set_ready(of.ready());
-            return r;
-        });
-    }
-    grpc::ServerUnaryReactor* ServerMetadata(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ServerMetadataRequest>(c, *from, to, [](const auto&) {
-            inference::ServerMetadataResponse r;
-            write_server_metadata(r);
-            return r;
-        });
-    }
-    grpc::ServerUnaryReactor* ModelReady(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ModelReadyRequest>(c, *from, to, [&](const auto& q) {
-            inference::ModelReadyResponse r;
-            const auto who = caller_of(*c);
-            r.set_ready(of.ready(who, of.model(q.name(), q.version()).name));
-            return r;
-        });
-    }
-    grpc::ServerUnaryReactor* ModelMetadata(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ModelMetadataRequest>(c, *from, to, [&](const auto& q) {
-            inference::ModelMetadataResponse r;
-            (void)caller_of(*c);
-            write_metadata(r, of.model(q.name(), q.version()));
-            return r;
-        });
-    }
-    grpc::ServerUnaryReactor* ModelConfig(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::ModelConfigRequest>(c, *from, to, [&](const auto& q) {
-            inference::ModelConfigResponse r;
-            (void)caller_of(*c);
-            write_config(*r.mutable_config(), of.model(q.name(), q.version()));
-            return r;
-        });
-    }
-    grpc::ServerUnaryReactor* RepositoryIndex(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::RepositoryIndexRequest>(c, *from, to, [&](const auto& q) {
-            inference::RepositoryIndexResponse r;
-            for (const auto& m : of.index(caller_of(*c))) {
-                if (q.ready() && !m.ready) continue;
-                auto& e = *r.add_models();
-                e.set_name(m.name);
-                e.set_version(std::string(model_version));
-                e.set_state(m.ready ? "READY" : "UNAVAILABLE");
-                e.set_reason(m.ready ? "" : "not loaded yet");
+    void feed(const call_ptr& c, std::string_view bytes) {
+        while (!bytes.empty() && !c->over) {
+            if (c->busy) {
+                if (c->what == method::stream) return void(c->ahead.append(bytes));
+                return session_->consumed(c->id, bytes.size());  // behind its only request
             }
-            return r;
-        });
+            const bool began = c->in.has_begun();
+            const auto n = c->in.take(bytes);
+            bytes.remove_prefix(n);
+            session_->consumed(c->id, n);
+            if (!began)
+                c->due =
+                    clock::now() + shell_->options.message_timeout + std::chrono::seconds(c->in.announced() >> 20U);
+            if (c->in.is_complete())
+                serve(c, c->in.message());
+            else
+                uploads_ = c->in.announced() > 8192;
+        }
+    }
+    void on_end(http2::call_id id) override {
+        const auto c = find(id);
+        if (c == nullptr || c->over) return;
+        c->all_said = true;
+        if (c->what != method::stream && !c->busy) return refuse(c, refused(400, "there is no message"));
+        step(c);
+    }
+    void on_closed(http2::call_id id) override {
+        const auto found = calls_.find(id);
+        if (found == calls_.end()) return;
+        const auto c = found->second;
+        calls_.erase(found);
+        leave(*c);
+        used_ = clock::now();
+    }
+    /// What time does to a call.
+    void check(const call_ptr& c, when now) {
+        const auto written = session_->written(c->id);
+        if (written != c->written || session_->is_drained(c->id)) {
+            c->written = written;
+            c->moved = now;
+        }
+        if (now - c->moved > shell_->options.write_timeout) return session_->reset(c->id);
+        if (c->over) return;
+        if (c->who.is_revoked()) return refuse(c, refused(401, "this API key was taken away"));
+        if (now > c->deadline) return refuse(c, refused(504, "the deadline is over"));
+        if (!c->busy && now > c->due)
+            refuse(c, c->in.has_begun() || c->what != method::stream
+                          ? refused(504, "the message didn't come in time")
+                          : refused(503, "the stream had no request for long", 1));
+    }
+
+    // ---- requests
+
+    void serve(const call_ptr& c, std::string message) {
+        c->busy = true;
+        c->serving = message.size();
+        c->due = when::max();
+        if (has_tensors(c->what)) return read_tensors(c, std::move(message));
+        if (c->what == method::load) return load(c, parsed<inference::RepositoryModelLoadRequest>(message));
+        answer(c, at_once(*c, message));
+    }
+    /// The answer of what is short. It is read on this thread, whoever asks.
+    [[nodiscard]] std::string at_once(const call& c, const std::string& message) const {
+        auto& of = shell_->of;
+        switch (c.what) {
+            case method::server_live: {
+                inference::ServerLiveResponse r;
+                r.set_live(true);
+                return bytes_of(r);
+            }
+            case method::server_ready: {
+                inference::ServerReadyResponse r;
+                r.set_ready(of.ready());
+                return bytes_of(r);
+            }
+            case method::server_metadata: {
+                inference::ServerMetadataResponse r;
+                write_server_metadata(r);
+                return bytes_of(r);
+            }
+            case method::model_ready: {
+                const auto q = parsed<inference::ModelReadyRequest>(message);
+                inference::ModelReadyResponse r;
+                r.set_ready(of.ready(c.who, of.model(q.name(), q.version()).name));
+                return bytes_of(r);
+            }
+            case method::model_metadata: {
+                const auto q = parsed<inference::ModelMetadataRequest>(message);
+                inference::ModelMetadataResponse r;
+                write_metadata(r, of.model(q.name(), q.version()));
+                return bytes_of(r);
+            }
+            case method::model_config: {
+                const auto q = parsed<inference::ModelConfigRequest>(message);
+                inference::ModelConfigResponse r;
+                write_config(*r.mutable_config(), of.model(q.name(), q.version()));
+                return bytes_of(r);
+            }
+            case method::repository_index: return index(c, parsed<inference::RepositoryIndexRequest>(message));
+            default: return unload(c, parsed<inference::RepositoryModelUnloadRequest>(message));
+        }
+    }
+    [[nodiscard]] std::string index(const call& c, const inference::RepositoryIndexRequest& q) const {
+        inference::RepositoryIndexResponse r;
+        for (const auto& m : shell_->of.index(c.who)) {
+            if (q.ready() && !m.ready) continue;
+            auto& e = *r.add_models();
+            e.set_name(m.name);
+            e.set_version(std::string(model_version));
+            e.set_state(m.ready ? "READY" : "UNAVAILABLE");
+            e.set_reason(m.ready ? "" : "not loaded yet");
+        }
+        return bytes_of(r);
     }
     template <class T>
     static const std::string& model_of(const T& q) {
         return q.model_name().empty() ? q.repository_name() : q.model_name();
     }
-    grpc::ServerUnaryReactor* RepositoryModelUnload(context* c, const ByteBuffer* from, ByteBuffer* to) override {
-        return at_once<inference::RepositoryModelUnloadRequest>(c, *from, to, [&](const auto& q) {
-            inference::RepositoryModelUnloadResponse r;
-            of.unload(caller_of(*c), model_of(q));
-            r.set_model_name(model_of(q));
-            r.set_isunloaded(true);
-            return r;
-        });
+    [[nodiscard]] std::string unload(const call& c, const inference::RepositoryModelUnloadRequest& q) const {
+        inference::RepositoryModelUnloadResponse r;
+        shell_->of.unload(c.who, model_of(q));
+        r.set_model_name(model_of(q));
+        r.set_isunloaded(true);
+        return bytes_of(r);
     }
-    grpc::ServerUnaryReactor* RepositoryModelLoad(context* c, const ByteBuffer* from, ByteBuffer* to) override;
-    grpc::ServerUnaryReactor* ModelInfer(context* c, const ByteBuffer* from, ByteBuffer* to) override;
-    grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>* ModelStreamInfer(context* c) override;
-
-    /// Of somebody whose key is known, and counted.
-    [[nodiscard]] inference::ModelInferRequest infer_message(ByteBuffer from) const {
-        grpc::ProtoBufferReader bytes(&from);
-        check_lists(bytes, options.max_lists);
-        inference::ModelInferRequest q;
-        read(q, std::move(from));
-        return q;
-    }
-
-    service& of;
-    const grpc_options options;
-    std::atomic<std::size_t> message_bytes{0}, streams{0};
-    /// Not gRPC's threads, which have the bytes of all to carry.
-    worker& reader_of(std::size_t message) noexcept { return message <= quick_message ? reads : long_reads; }
-
-    std::weak_ptr<shell> self;
-    worker reads, long_reads, answers;
-    int port = 0;
-    std::unique_ptr<grpc::Server> server;  // goes first: it calls the others
-};
-
-namespace {
-
-/// A call that is answered from elsewhere, once: with its answer, or because its client is gone.
-class pending final : public grpc::ServerUnaryReactor {
-public:
-    static std::shared_ptr<pending> make() {
-        auto p = std::make_shared<pending>();
-        p->self_ = p;
-        return p;
-    }
-    /// `f` makes the status, unless the call is over.
-    template <class F>
-    void answer(F f) {
-        if (!answered_.exchange(true)) Finish(f());
-    }
-    [[nodiscard]] bool is_answered() const noexcept { return answered_; }
-    void hold(counted_message m) { held_ = std::move(m); }
-
-private:
-    void OnCancel() override {
-        answer([] { return grpc::Status::CANCELLED; });
-    }
-    void OnDone() override { const auto last = std::move(self_); }
-
-    std::shared_ptr<pending> self_;  // until it is done
-    std::atomic<bool> answered_{false};
-    counted_message held_;
-};
-
-}  // namespace
-
-grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c, const ByteBuffer* from, ByteBuffer* to) {
-    const auto call = pending::make();
-    auto* const reactor = call.get();
-    const auto status = outcome_of(*c, [&] {
-        const auto who = caller_of(*c);
-        const auto q = message<inference::RepositoryModelLoadRequest>(*from, quick_message);
+    void load(const call_ptr& c, const inference::RepositoryModelLoadRequest& q) {
         const auto name = model_of(q);
-        of.load(who, name, [call, c, to, name](const refused* why) {
-            call->answer([&] {
-                if (why != nullptr) return status_of(*c, *why);
-                return outcome_of(*c, [&] {
-                    inference::RepositoryModelLoadResponse r;
-                    r.set_model_name(name);
-                    r.set_isloaded(true);
-                    write(*to, r);
+        shell_->of.load(c->who, name, [sh = shell_, c, name](const refused* why) {
+            sh->later([c, name, r = why == nullptr ? std::optional<refused>() : *why] {
+                with(c, [&](link& l) {
+                    if (r) return l.refuse(c, *r);
+                    inference::RepositoryModelLoadResponse m;
+                    m.set_model_name(name);
+                    m.set_isloaded(true);
+                    l.attempt(c, [&] { l.answer(c, bytes_of(m)); });
                 });
             });
         });
-    });
-    if (!status.ok()) call->answer([&] { return status; });
-    return reactor;
-}
+    }
+    /// The only answer.
+    void answer(const call_ptr& c, std::string bytes) {
+        if (c->over) return;
+        session_->send(c->id, std::move(bytes));
+        session_->finish(c->id, {});
+        leave(*c);
+    }
+    /// On the io thread: for a call that isn't over, whose connection is there.
+    template <class F>
+    static void with(const call_ptr& c, F f) {
+        const auto l = c->over ? nullptr : c->of.lock();
+        if (l == nullptr || !l->session_) return;
+        f(*l);
+        l->flush();
+    }
 
-grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, const ByteBuffer* from, ByteBuffer* to) {
-    const auto call = pending::make();
-    auto* const reactor = call.get();
-    const auto status = outcome_of(*c, [&] {
-        const auto who = caller_of(*c);
-        call->hold(count(who, from->Length()));
-        // On whichever thread: of the call only what can't be over, or answer() gives.
-        auto infer = [this, call, c, to, who, bytes = *from, deadline = c->deadline()] {
-            const auto q = infer_message(bytes);
-            const auto& name = of.model(q.model_name(), q.model_version()).name;
-            auto r = read_infer(q);
-            r.timeout_us = timeout(deadline, r.timeout_us);
-            auto asked = r.outputs;
-            of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) mutable {
-                me->answer_later([call, c, to, asked = std::move(asked), a = std::move(a)] {
-                    call->answer([&] {
-                        if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
-                        return outcome_of(*c, [&] {
-                            inference::ModelInferResponse m;
-                            write_infer(m, std::get<infer_response>(a), asked);
-                            write(*to, m);
-                        });
+    /// The sooner one of the request's own and of the call.
+    static std::uint64_t timeout(const call& c, std::uint64_t us) {
+        if (c.deadline == when::max()) return us;
+        const auto left = std::chrono::duration_cast<std::chrono::microseconds>(c.deadline - clock::now()).count();
+        const auto mine = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
+        return us == 0 ? mine : std::min(us, mine);
+    }
+    // Elsewhere. What is thrown there comes back as the answer.
+    void read_tensors(const call_ptr& c, std::string message) {
+        auto& reader = shell_->reader_of(message.size());
+        reader.later(
+            [sh = shell_, c, bytes = std::move(message)] {
+                if (c->gone.load(std::memory_order_relaxed)) return;
+                try {
+                    c->what == method::stream ? stream_request(sh, c, bytes) : infer(sh, c, bytes);
+                } catch (...) {
+                    sh->later([c, why = as_refused(std::current_exception())] {
+                        with(c, [&](link& l) { l.failed(c, why); });
+                    });
+                }
+            },
+            c->who.counts.get());
+    }
+    /// Of somebody whose key is known, and counted.
+    static inference::ModelInferRequest infer_message(const shell& sh, const std::string& bytes) {
+        google::protobuf::io::ArrayInputStream in(bytes.data(), static_cast<int>(bytes.size()));
+        check_lists(in, sh.options.max_lists);
+        return parsed<inference::ModelInferRequest>(bytes);
+    }
+    static void infer(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
+        const auto q = infer_message(*sh, bytes);
+        const auto& name = sh->of.model(q.model_name(), q.model_version()).name;
+        auto r = read_infer(q);
+        r.timeout_us = timeout(*c, r.timeout_us);
+        auto asked = r.outputs;
+        sh->of.infer(c->who, name, std::move(r), [sh, c, asked = std::move(asked)](answer_of_engine a) mutable {
+            answer_later(sh, c, [a = std::move(a), asked = std::move(asked)] {
+                if (const auto* why = std::get_if<refused>(&a)) throw refused(*why);
+                inference::ModelInferResponse m;
+                write_infer(m, std::get<infer_response>(a), asked);
+                return bytes_of(m);
+            });
+        });
+    }
+    using answer_of_engine = inference_server::answer;
+    /// `make` makes the bytes of the only answer, on a thread where tenants take turns.
+    template <class F>
+    static void answer_later(const std::shared_ptr<shell>& sh, const call_ptr& c, F make) noexcept try {
+        sh->answers.later(
+            [sh, c, make = std::move(make)] {
+                std::variant<std::string, refused> made;
+                try {
+                    made = make();
+                } catch (...) {
+                    made = as_refused(std::current_exception());
+                }
+                sh->later([c, made = std::move(made)]() mutable {
+                    with(c, [&](link& l) {
+                        if (const auto* why = std::get_if<refused>(&made)) return l.failed(c, *why);
+                        if (c->what != method::stream) return l.answer(c, std::get<std::string>(std::move(made)));
+                        l.session_->send(c->id, std::get<std::string>(std::move(made)));
+                        l.answered(c);
                     });
                 });
-            });
-        };
-        reader_of(from->Length())
-            .later(
-                [call, c, infer = std::move(infer)] {
-                    if (call->is_answered()) return;
-                    try {
-                        infer();
-                    } catch (...) {
-                        call->answer([&] { return status_of(*c, as_refused(std::current_exception())); });
-                    }
-                },
-                who.counts.get());
-    });
-    if (!status.ok()) call->answer([&] { return status; });
-    return reactor;
-}
-
-namespace {
-
-using shell = grpc_server::shell;
-using stream_reactor = grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>;
-
-/// A stream: one request after the other, each with one answer or with a token each. The next one is read when the last one is
-/// answered, and the next piece of a text made when the last one is written: who reads slowly is waited for.
-class stream_call final : public stream_reactor {
-public:
-    static stream_call* begin(std::shared_ptr<shell> of, context* c) {
-        auto s = std::shared_ptr<stream_call>(new stream_call(std::move(of), c));
-        s->self_ = s;
-        s->open();
-        return s.get();
-    }
-
-private:
-    stream_call(std::shared_ptr<shell> of, context* c) : shell_(std::move(of)), context_(c) {}
-
-    void open() {
-        const auto status = outcome_of(*context_, [&] {
-            (void)shell_->caller_of(*context_);
-            open_ = {{shell_, &shell_->streams},
-                     1,
-                     shell_->options.max_streams,
-                     refused(503, "too many streams are open", 1)};
-        });
-        if (status.ok()) return step();
-        over_ = true;
-        Finish(status);
-    }
-
-    // Begins what comes next, unless something is under way: then whoever ends that asks again.
-    void step() {
-        enum class next : std::uint8_t { read, write, piece, finish } what{};
-        {
-            const std::lock_guard lock(mutex_);
-            if (over_ || busy_) return;
-            if (gone_ || (!reads_ && waiting_.empty() && !at_work_ && text_ == nullptr)) {
-                over_ = true;
-                what = next::finish;
-            } else if (!waiting_.empty()) {
-                busy_ = true;
-                writing_ = std::move(waiting_.front());
-                waiting_.pop_front();
-                what = next::write;
-            } else if (at_work_) {
-                return;
-            } else if (text_ != nullptr) {
-                busy_ = at_work_ = true;
-                what = next::piece;
-            } else {
-                busy_ = true;
-                what = next::read;
-            }
-        }
-        switch (what) {
-            case next::read: return StartRead(&bytes_);
-            case next::write: return StartWrite(&writing_);
-            case next::piece: return make_piece();
-            case next::finish: return Finish(gone_ ? grpc::Status::CANCELLED : grpc::Status::OK);
-        }
-    }
-    void OnReadDone(bool ok) override {
-        {
-            const std::lock_guard lock(mutex_);
-            reads_ = ok;
-            at_work_ = ok;
-        }
-        if (!ok) return not_busy();
-        id_.clear();
-        try {
-            const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
-            held_ = shell_->count(who, bytes_.Length());
-            shell_->reader_of(bytes_.Length()).later([self = self_, who] { self->serve(who); }, who.counts.get());
-        } catch (...) {
-            bytes_ = {};
-            fail(std::current_exception());
-            not_busy();
-        }
-    }
-    void OnWriteDone(bool ok) override {
-        if (!ok) gone_ = true;
-        not_busy();
-    }
-    void not_busy() {
-        {
-            const std::lock_guard lock(mutex_);
-            busy_ = false;
-        }
-        step();
-    }
-    void OnCancel() override {
-        gone_ = true;
-        step();
-    }
-    void OnDone() override { const auto last = std::move(self_); }
-
-    // ---- a request
-
-    void serve(const service::caller& who) {
-        try {
-            begin_request(who);
-        } catch (...) {
-            fail(std::current_exception());
-        }
-        not_busy();
-    }
-    void begin_request(const service::caller& who) {
-        const auto q = shell_->infer_message(std::exchange(bytes_, {}));
-        id_ = q.id();
-        model_ = &shell_->of.model(q.model_name(), q.model_version());
-        const auto wants = q.parameters().find("triton_enable_empty_final_response");
-        empty_end_ = wants != q.parameters().end() && wants->second.bool_param();
-        auto r = read_infer(q);
-        if (model_->streams) {
-            check_inputs(*model_, r);
-            auto text = shell_->of.generate(who, model_->name, read_generate(q, r));
-            const std::lock_guard lock(mutex_);
-            text_ = std::move(text);
-            at_work_ = false;
-            return;
-        }
-        r.timeout_us = shell::timeout(context_->deadline(), r.timeout_us);
-        auto asked = r.outputs;
-        shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) mutable {
-            self->shell_->answer_later(
-                [self, asked = std::move(asked), a = std::move(a)] { self->answered(a, asked); });
-        });
-    }
-    void answered(const answer& a, const std::vector<requested_output>& asked) noexcept try {
-        if (const auto* why = std::get_if<refused>(&a)) return end(why->what());
-        inference::ModelStreamInferResponse r;
-        write_infer(*r.mutable_infer_response(), std::get<infer_response>(a), asked);
-        mark_final(r);
-        end({}, bytes_of(r));
-    } catch (...) {
-        fail(std::current_exception());
-    }
-    void make_piece() {
-        try {
-            ask_for_piece();
-        } catch (...) {
-            fail(std::current_exception());
-        }
-        not_busy();
-    }
-    void ask_for_piece() {
-        constexpr std::uint32_t tokens = 8;
-        const auto text = text_;  // an end that comes at once lets go of the other one
-        text->more(
-            tokens,
-            [self = self_](std::string token) {
-                self->shell_->answer_later([self, token = std::move(token)] { self->add_token(token); });
-                return !self->gone_;
             },
-            [self = self_](token_stream::end e) {
-                self->shell_->answer_later([self, e = std::move(e)] { self->piece_ended(e); });
+            c->who.counts.get());
+    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
+    }
+
+    // ---- streams: one request after the other, each with one answer or with a token each. The
+    // next one is looked at when the last one is answered, and the next piece of a text made when
+    // the last one is written: who reads slowly is waited for.
+
+    static void stream_request(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
+        const auto q = infer_message(*sh, bytes);
+        const auto& model = sh->of.model(q.model_name(), q.model_version());
+        const auto wants = q.parameters().find("triton_enable_empty_final_response");
+        const bool empty_end = wants != q.parameters().end() && wants->second.bool_param();
+        auto r = read_infer(q);
+        sh->later([c, id = q.id()] { c->request_id = id; });  // of an error, too
+        if (model.streams) {
+            check_inputs(model, r);
+            auto text = sh->of.generate(c->who, model.name, read_generate(q, r));
+            return sh->later([c, m = &model, empty_end, text = std::move(text)] {
+                with(c, [&](link& l) {
+                    c->model = m;
+                    c->empty_end = empty_end;
+                    c->text = text;
+                    l.step(c);
+                });
             });
-    }
-    void add_token(const std::string& token) noexcept try {
-        inference::ModelStreamInferResponse r;
-        write_token(*r.mutable_infer_response(), *model_, id_, token);
-        add(r);
-    } catch (...) {
-        fail(std::current_exception());
-    }
-    void piece_ended(const token_stream::end& e) noexcept try {
-        if (e.why) return end(e.why->what());
-        if (e.last && empty_end_) {
-            inference::ModelStreamInferResponse r;
-            write_head(*r.mutable_infer_response(), *model_, id_);
-            mark_final(r);
-            return end({}, bytes_of(r));
         }
-        if (e.last) return end({});
-        {
-            const std::lock_guard lock(mutex_);
-            at_work_ = false;
-        }
-        step();
-    } catch (...) {
-        fail(std::current_exception());
+        r.timeout_us = timeout(*c, r.timeout_us);
+        auto asked = r.outputs;
+        sh->of.infer(c->who, model.name, std::move(r), [sh, c, asked = std::move(asked)](answer_of_engine a) mutable {
+            answer_later(sh, c, [a = std::move(a), asked = std::move(asked)] {
+                if (const auto* why = std::get_if<refused>(&a)) throw refused(*why);
+                inference::ModelStreamInferResponse m;
+                write_infer(*m.mutable_infer_response(), std::get<infer_response>(a), asked);
+                mark_final(m);
+                return bytes_of(m);
+            });
+        });
     }
     static void mark_final(inference::ModelStreamInferResponse& r) {
         (*r.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
     }
-    static ByteBuffer bytes_of(const inference::ModelStreamInferResponse& r) {
-        ByteBuffer b;
-        write(b, r);
-        return b;
-    }
-    void add(const inference::ModelStreamInferResponse& r) {
-        auto bytes = bytes_of(r);
-        {
-            const std::lock_guard lock(mutex_);
-            waiting_.push_back(std::move(bytes));
-        }
-        step();
-    }
-    /// The request is answered by an error; the whole stream ends where there is no memory for that.
-    void fail(const std::exception_ptr& why) noexcept {
-        try {
-            end(as_refused(why).what());
-        } catch (...) {
-            gone_ = true;
-            step();
-        }
-    }
-    /// The request is answered: by what went before, `last` or an error.
-    void end(const std::string& error, std::optional<ByteBuffer> last = {}) {
-        if (!error.empty()) {
+    /// Its request is answered by an error: that ends a call, but for a stream.
+    void failed(const call_ptr& c, const refused& why) {
+        if (c->over) return;
+        if (c->what != method::stream) return refuse(c, why);
+        attempt(c, [&] {
             inference::ModelStreamInferResponse r;
-            r.set_error_message(error);
-            r.mutable_infer_response()->set_id(id_);
-            last = bytes_of(r);
+            r.set_error_message(why.what());
+            r.mutable_infer_response()->set_id(c->request_id);
+            session_->send(c->id, bytes_of(r));
+            answered(c);
+        });
+    }
+    /// A stream's request is.
+    void answered(const call_ptr& c) {
+        c->busy = c->piece_runs = false;
+        c->text.reset();
+        c->counted.give_back(std::exchange(c->serving, 0));
+        c->due = clock::now() + (c->in.has_begun() ? shell_->options.message_timeout : shell_->options.idle_timeout);
+        const auto ahead = std::exchange(c->ahead, {});
+        attempt(c, [&] { feed(c, ahead); });
+        step(c);
+    }
+    /// What was written may have been waited for.
+    void make_pieces() {
+        std::vector<call_ptr> waiting;
+        for (const auto& [id, c] : calls_)
+            if (c->text != nullptr && !c->piece_runs) waiting.push_back(c);
+        for (const auto& c : waiting) step(c);
+    }
+    /// Does what comes next, unless something is under way.
+    void step(const call_ptr& c) {
+        if (c->over || c->what != method::stream) return;
+        if (c->text != nullptr && !c->piece_runs && session_->is_drained(c->id)) {
+            c->piece_runs = true;
+            return attempt(c, [&] { make_piece(c); });
         }
-        decltype(text_) over;  // it tells its lane when it goes: not under the lock
-        {
-            const std::lock_guard lock(mutex_);
-            if (last) waiting_.push_back(*std::move(last));
-            over.swap(text_);
-            held_ = {};
-            at_work_ = false;
-        }
-        step();
+        if (c->busy || (!c->all_said && !leaving_)) return;
+        if (c->in.has_begun()) return refuse(c, refused(400, "the message isn't complete"));
+        if (leaving_ && !c->all_said) return refuse(c, refused(503, "the server is going down"));
+        session_->finish(c->id, {});
+        leave(*c);
+    }
+    void make_piece(const call_ptr& c) {
+        constexpr std::uint32_t tokens = 8;
+        const auto text = c->text;  // an end that comes at once lets go of the other one
+        text->more(
+            tokens,
+            [sh = shell_, c, model = c->model, id = c->request_id](const std::string& token) {
+                if (c->gone.load(std::memory_order_relaxed)) return false;
+                inference::ModelStreamInferResponse r;
+                write_token(*r.mutable_infer_response(), *model, id, token);
+                sh->later([c, bytes = bytes_of(r)] { with(c, [&](link& l) { l.session_->send(c->id, bytes); }); });
+                return true;
+            },
+            [sh = shell_, c](token_stream::end e) {
+                sh->later([c, e = std::move(e)] { with(c, [&](link& l) { l.piece_ended(c, e); }); });
+            });
+    }
+    void piece_ended(const call_ptr& c, const token_stream::end& e) {
+        if (e.why) return failed(c, *e.why);
+        c->piece_runs = false;
+        if (!e.last) return step(c);
+        attempt(c, [&] {
+            if (c->empty_end) {
+                inference::ModelStreamInferResponse r;
+                write_head(*r.mutable_infer_response(), *c->model, c->request_id);
+                mark_final(r);
+                session_->send(c->id, bytes_of(r));
+            }
+            answered(c);
+        });
     }
 
     const std::shared_ptr<shell> shell_;
-    context* const context_;
-    std::shared_ptr<stream_call> self_;  // until it is done
-    counted open_;
-    counted_message held_;
-    ByteBuffer bytes_;                   // the request, until it is read
-    const model_info* model_ = nullptr;  // of the request, as the next two
-    std::string id_;
-    bool empty_end_ = false;
-
-    std::mutex mutex_;
-    std::deque<ByteBuffer> waiting_;
-    ByteBuffer writing_;
-    std::shared_ptr<token_stream> text_;
-    // gRPC reads or writes, or a thread is in serve() or make_piece(), or asked to be: it isn't ended meanwhile.
-    bool busy_ = false;
-    bool at_work_ = false;  // an engine
-    bool reads_ = true;     // the client has more to say, perhaps
-    bool over_ = false;
-    std::atomic<bool> gone_{false};
+    tcp::socket socket_;
+    const front_door::id id_;
+    const when began_;
+    when heard_, used_{}, wrote_{}, lingered_{};
+    std::string start_, out_;
+    std::optional<http2> session_;
+    std::map<http2::call_id, call_ptr> calls_;
+    std::size_t refusals_ = 0;
+    static constexpr long most_credit = 1000, credit_of_stranger = 100;
+    long credit_ = credit_of_stranger;  // of frames that carry nothing
+    bool known_ = false, uploads_ = false, reading_ = false, writing_ = false, pinged_ = false;
+    bool leaving_ = false, ends_ = false, lingers_ = false;
 };
 
 }  // namespace
 
-grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>* grpc_server::shell::ModelStreamInfer(context* c) {
-    return stream_call::begin(self.lock(), c);
+void grpc_server::shell::accept() {
+    front.async_accept([this](error_code e, tcp::socket socket) {
+        if (e == asio::error::operation_aborted || stopping) return;
+        const bool fails = e && e != asio::error::connection_aborted;
+        if (fails != std::exchange(is_shut, fails)) of.shut(fails);
+        if (!e) came(std::move(socket));
+        if (!fails) return accept();
+        auto pause = std::make_shared<asio::steady_timer>(io, 50ms);  // no file descriptors, as a rule
+        pause->async_wait([this, pause](error_code) {
+            if (!stopping) accept();
+        });
+    });
+}
+
+void grpc_server::shell::came(tcp::socket socket) {
+    const auto id = door.come();
+    try {
+        const auto l = std::make_shared<link>(self.lock(), std::move(socket), id);
+        links.emplace(id, l);
+        count.store(links.size(), std::memory_order_relaxed);
+        l->read();
+    } catch (...) {
+        links.erase(id);
+        door.gone(id);
+        throw;
+    }
+    while (const auto old = door.surplus()) close(*old);
+}
+
+void grpc_server::shell::close(front_door::id id) {
+    const auto found = links.find(id);
+    if (found == links.end()) return door.gone(id);
+    const auto l = found->second;
+    l->close();
+}
+
+void grpc_server::shell::tick() {
+    clockwork.expires_after(250ms);
+    clockwork.async_wait([this](error_code e) {
+        if (e) return;
+        std::vector<std::shared_ptr<link>> all;
+        for (const auto& [id, l] : links) all.push_back(l);
+        const auto now = clock::now();
+        for (const auto& l : all) l->tick(now);
+        if (stopping && (links.empty() || now > patience)) return end();
+        tick();
+    });
+}
+
+void grpc_server::shell::end() {
+    while (!links.empty()) close(links.begin()->first);
+    io.stop();
 }
 
 grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<shell>(s, std::move(o))) {
     shell_->self = shell_;
-    const auto& options = shell_->options;
-    const auto ms = [](std::chrono::milliseconds t) { return static_cast<int>(t.count()); };
     // It has a line for each text that isn't UTF-8: whoever asks could fill the log.
     google::protobuf::SetLogHandler(nullptr);
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(options.address + ":" + std::to_string(options.port), grpc::InsecureServerCredentials(),
-                             &shell_->port);
-    builder.RegisterService(shell_.get());
-    builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message));
-    builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(options.max_buffers));
-    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(options.max_metadata));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls_of_connection);
-    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, ms(options.handshake_timeout));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, ms(options.idle_timeout));
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server is told so
-    shell_->server = builder.BuildAndStart();
-    if (shell_->server == nullptr || shell_->port == 0)
-        throw std::runtime_error("cannot listen on " + options.address + ":" + std::to_string(options.port));
+    shell_->accept();
+    shell_->tick();
+    shell_->thread = std::thread([io = &shell_->io] {
+        for (;;) {
+            try {
+                io->run();
+                return;
+            } catch (const std::exception& e) {  // of memory, as a rule
+                std::fprintf(stderr, "inference_server: gRPC: %s\n", e.what());
+            }
+        }
+    });
 }
 
-grpc_server::~grpc_server() { stop(0ms); }
-
-std::uint16_t grpc_server::port() const noexcept { return static_cast<std::uint16_t>(shell_->port); }
-
-void grpc_server::stop(std::chrono::milliseconds patience) {
-    shell_->server->Shutdown(std::chrono::system_clock::now() + patience);  // returns when all calls are over
+grpc_server::~grpc_server() {
+    stop(0ms);
     shell_->reads.stop();
     shell_->long_reads.stop();
     shell_->answers.stop();
+    {
+        const std::lock_guard lock(shell_->mutex);
+        shell_->over = true;
+    }
+    for (;;) {  // what engines have posted since
+        shell_->io.restart();
+        if (shell_->io.poll() == 0) break;
+    }
+}
+
+std::uint16_t grpc_server::port() const noexcept { return shell_->port; }
+std::size_t grpc_server::connections() const noexcept { return shell_->count.load(std::memory_order_relaxed); }
+
+void grpc_server::hurry() {
+    shell_->later([s = shell_.get()] { s->patience = clock::now(); });
+}
+
+void grpc_server::stop(std::chrono::milliseconds patience) {
+    if (!shell_->thread.joinable()) return;
+    asio::post(shell_->io, [s = shell_, patience] {
+        s->stopping = true;
+        s->patience = clock::now() + patience;
+        error_code ignored;
+        s->front.close(ignored);
+        std::vector<std::shared_ptr<link>> all;
+        for (const auto& [id, l] : s->links) all.push_back(l);
+        for (const auto& l : all) l->go_away();
+        if (s->links.empty() || patience == 0ms) s->end();
+    });
+    shell_->thread.join();
 }
 
 }  // namespace inference_server

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service over gRPC (open_inference.proto), by the distribution's libgrpc++ and its callbacks: no thread waits for an engine.
-// Who asks says so by metadata, `authorization: Bearer KEY` or `x-api-key: KEY`. A call's deadline is the request's. Without TLS, as
+// The service over gRPC (open_inference.proto): HTTP/2 by the distribution's libnghttp2, messages
+// by its Protobuf. Not by its libgrpc++, whose 1.51 has no bound on what a stranger makes it keep
+// (compressed messages, heads without end) and ends its listener for good where descriptors run
+// out. Who asks says so by metadata, `authorization: Bearer KEY` or `x-api-key: KEY`: it is known
+// before a byte of a message is kept. A call's deadline is the request's. Without TLS, as
 // http_server.hpp.
 //
 //   grpc_server grpc(service, {.port = 8001});
@@ -13,25 +16,30 @@
 #include <memory>
 #include <string>
 
+#include "inference_server/front_door.hpp"
 #include "inference_server/service.hpp"
 
 namespace inference_server {
 
-/// What isn't bounded is the number of connections: this gRPC (1.51) has no such setting. One that says nothing is closed.
 struct grpc_options {
     std::string address = "127.0.0.1";
-    std::uint16_t port = 0;                           ///< 0: any
+    std::uint16_t port = 0;  ///< 0: any
+    front_door::limits connections{.most = 10'000, .strangers = 1'000};
     std::size_t max_metadata = 8192;                  ///< bytes of a call's metadata
     std::size_t max_message = std::size_t{64} << 20;  ///< bytes of a request
     std::size_t max_lists = std::size_t{4} << 20;  ///< bytes of one that aren't raw tensors: lists, names, parameters
     std::size_t max_messages = std::size_t{256}
-                               << 20;  ///< bytes of all requests that are being served; a tenant's: half of it
-    std::size_t max_buffers = std::size_t{512}
-                              << 20;    ///< bytes that gRPC takes for its own before it slows its clients down
-    int max_calls_of_connection = 100;  ///< more wait until one is over
-    std::size_t max_streams = 1000;     ///< open ModelStreamInfer calls
+                               << 20;             ///< bytes of all requests that have come; a tenant's: half of it
+    std::uint32_t max_calls_of_connection = 100;  ///< more are refused until one is over
+    std::size_t max_calls_of_tenant = 4000;
+    std::size_t max_streams_of_tenant = 250;  ///< open ModelStreamInfer calls
     std::chrono::milliseconds handshake_timeout{10'000};
-    std::chrono::milliseconds idle_timeout{300'000};  ///< a connection without calls is closed
+    std::chrono::milliseconds stranger_timeout{30'000};  ///< a connection that has shown no key, without a call
+    std::chrono::milliseconds idle_timeout{300'000};     ///< a connection without calls, a stream without a request
+    std::chrono::milliseconds message_timeout{10'000};   ///< and a second for each MiB of it
+    std::chrono::milliseconds write_timeout{30'000};     ///< without a byte that the client has read
+    std::chrono::milliseconds ping_after{30'000};        ///< nothing was heard of a client; twice that: it is gone
+    std::size_t refusals_of_stranger = 16;               ///< of a connection that has shown no key; it is closed then
 };
 
 class grpc_server {
@@ -43,8 +51,12 @@ public:
     ~grpc_server();
 
     [[nodiscard]] std::uint16_t port() const noexcept;
-    /// Takes no new calls; those that are there are cancelled after `patience`.
+    [[nodiscard]] std::size_t connections() const noexcept;
+    /// Takes no new calls, and ends streams without a request; those that are there are cancelled
+    /// after `patience`.
     void stop(std::chrono::milliseconds patience);
+    /// While another thread is in stop(): its patience is over.
+    void hurry();
 
     struct shell;  ///< of the source file
 

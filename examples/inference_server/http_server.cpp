@@ -9,11 +9,11 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 
 #include <boost/asio/ip/tcp.hpp>
@@ -49,6 +49,7 @@ struct http_server::shell {
     shell(service& s, http_options o)
         : of(s),
           options(std::move(o)),
+          door(options.connections),
           front(io, endpoint(options.address, options.port)),
           back(io, endpoint(options.admin_address, options.admin_port)),
           front_port(front.local_endpoint().port()),
@@ -58,30 +59,36 @@ struct http_server::shell {
         return {asio::ip::make_address(address), port};
     }
     void accept(tcp::acceptor& from, bool admin);
-    void opened(session* s);
-    void closed(session* s);
+    [[nodiscard]] front_door::id opened(session* s, bool admin);
+    void known(front_door::id i, const void* whose);
+    void closed(front_door::id i, bool admin);
+    void close_surplus(bool admin);
     template <class F>
     void each_session(F f) {
         const std::lock_guard lock(mutex);
-        for (auto* s : sessions) f(*s);
+        for (const auto* all : {&sessions, &operators})
+            for (const auto& [id, s] : *all) f(*s);
     }
+    [[nodiscard]] front_door& door_of(bool admin) noexcept { return admin ? back_door : door; }
     void one_is_gone();
 
     asio::io_context io{1};
     service& of;
     const http_options options;
+    front_door door, back_door{{.most = 64, .strangers = 64}};  // under mutex, as the next two
+    std::map<front_door::id, session*> sessions{}, operators{};
     tcp::acceptor front, back;
     const std::uint16_t front_port, back_port;
     std::weak_ptr<shell> self;
     std::function<void()> when_empty;  // where it stops
     std::mutex mutex;
-    std::unordered_set<session*> sessions;  // under it
-    std::atomic<std::size_t> count{0};      // of them
-    std::atomic<std::size_t> bodies{0};     // bytes
-    bool over = false;                      // under it, too: nothing runs what is posted
-    std::atomic<bool> ends{false};          // nobody waits for what is left to be parsed
-    bool stopping = false, front_waits = false;
-    worker reads, long_reads;  // of what takes this thread too long
+    std::atomic<std::size_t> count{0};   // of sessions
+    std::atomic<std::size_t> bodies{0};  // bytes
+    bool over = false;                   // under it, too: nothing runs what is posted
+    std::atomic<bool> ends{false};       // nobody waits for what is left to be parsed
+    bool stopping = false, is_shut = false;
+    std::shared_ptr<asio::steady_timer> last;  // when patience is over
+    worker reads, long_reads;                  // of what takes this thread too long
     std::thread thread;
 };
 
@@ -101,7 +108,7 @@ class session : public std::enable_shared_from_this<session> {
 public:
     session(std::shared_ptr<shell> of, tcp::socket socket, bool admin)
         : shell_(std::move(of)), stream_(std::move(socket)), admin_(admin), buffer_(shell_->options.max_header) {
-        shell_->opened(this);
+        id_ = shell_->opened(this, admin_);
         error_code ignored;
         stream_.socket().set_option(tcp::no_delay(true), ignored);
     }
@@ -110,7 +117,7 @@ public:
     ~session() {
         give_back_body();
         gone_->store(true, std::memory_order_relaxed);
-        shell_->closed(this);
+        shell_->closed(id_, admin_);
     }
 
     void read_header() {
@@ -131,7 +138,10 @@ public:
     void close_if_idle() {
         if (idle_) stream_.cancel();
     }
-    void close_now() { stream_.close(); }
+    void close_now() {
+        gone_->store(true, std::memory_order_relaxed);
+        stream_.close();
+    }
 
 private:
     // ---- a request
@@ -157,6 +167,8 @@ private:
     // Whatever can be said before the body comes is said then.
     void begin() {
         const auto& head = parser_->get();
+        check_framing(head);
+        if (admin_) check_browser(head);
         keep_alive_ = head.keep_alive();
         const auto length = parser_->content_length();
         const auto header = head.find("Inference-Header-Content-Length");
@@ -164,13 +176,45 @@ private:
         if (header != head.end()) header_length_ = number(view(header->value()));
         if (!admin_) {
             route_ = route_of(is_head() ? "GET" : view(head.method_string()), view(head.target()));
-            if (needs_key(route_.what)) caller_ = shell_->of.authenticate(key(head));
+            if (needs_key(route_.what)) {
+                caller_ = shell_->of.authenticate(key(head));
+                shell_->known(id_, caller_.counts.get());
+            }
         }
         if (header_length_ && *header_length_ > shell_->options.max_json) throw refused(413, "the JSON is too large");
         const auto limit = longest_body();
         if (length && *length > limit) throw refused(413, "the body is too large");
         parser_->body_limit(limit);
         if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
+    }
+    /// Where a request ends, and whom it is for and from, is said once and in one way: a proxy in front may have read it in another one. Throws refused.
+    static void check_framing(const http::request<http::string_body>& head) {
+        const auto times = [&](auto name) { return head.count(name); };
+        const auto coding = times(http::field::transfer_encoding), length = times(http::field::content_length);
+        if (coding + length > 1) throw refused(400, "more than one length of the body");
+        if (coding == 1 && (head.version() < 11 || !beast::iequals(head[http::field::transfer_encoding], "chunked")))
+            throw refused(400, "a body comes chunked, or with its length");
+        if (times(http::field::host) > 1 || (times(http::field::host) == 0 && head.version() >= 11))
+            throw refused(400, "there must be one host");
+        if (times(http::field::authorization) + times("X-API-Key") > 1) throw refused(400, "more than one key");
+        if (times("Inference-Header-Content-Length") > 1) throw refused(400, "more than one length of the header");
+    }
+    /// A page of somebody else's in an operator's browser asks nothing: by its own name for this address, or as another site. Throws refused.
+    static void check_browser(const http::request<http::string_body>& head) {
+        const auto host = view(head[http::field::host]);
+        const auto end = host.starts_with('[') ? host.find(']') + 1 : host.find(':');
+        const auto name = host.substr(0, end);
+        const auto port = host.substr(std::min(name.size(), host.size()));
+        const bool is_number = port.empty() || (port[0] == ':' && port.find_first_not_of("0123456789", 1) == port.npos);
+        if ((name != "127.0.0.1" && name != "[::1]" && !beast::iequals({name.data(), name.size()}, "localhost")) ||
+            !is_number)
+            throw refused(403, "operators ask by 127.0.0.1, [::1] or localhost");
+        const auto origin = head.find(http::field::origin);
+        if (origin != head.end() && view(origin->value()) != "http://" + std::string(host))
+            throw refused(403, "not for pages of other sites");
+        const auto site = head.find("Sec-Fetch-Site");
+        if (site != head.end() && view(site->value()) == "cross-site" && head.method() != http::verb::get)
+            throw refused(403, "not for pages of other sites");
     }
     /// Nobody without a key takes of the room for bodies.
     [[nodiscard]] std::size_t longest_body() const {
@@ -311,7 +355,7 @@ private:
             [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
     // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. What takes longer isn't of this thread, on which everybody waits, but of one
-    // where tenants take turns; and another one has what takes up to a hundred.
+    // where tenants take turns; and another one has what takes longer still: 4 MiB of JSON, a fifth of a second.
     static constexpr std::size_t quick_json = 4096, quick_bytes = std::size_t{1} << 20, short_json = 65'536;
     template <class Parse, class Use>
     void parse(std::size_t json, std::size_t all, Parse what, Use use) {
@@ -354,13 +398,19 @@ private:
     void generate(generate_request r) {
         auto text = shell_->of.generate(caller_, route_.model, std::move(r));
         auto all = std::make_shared<std::string>();
+        watch(true);
         more(std::move(text), std::move(all));
     }
     void more(std::shared_ptr<token_stream> text, std::shared_ptr<std::string> all) {
         text->more(
-            tokens_of_piece, [all, gone = gone_](const std::string& t) { return all->append(t), !*gone; },
+            tokens_of_piece,
+            [all, gone = gone_, who = caller_](const std::string& t) {
+                return all->append(t), !gone->load(std::memory_order_relaxed) && !who.is_revoked();
+            },
             [self = shared_from_this(), text, all](token_stream::end e) {
                 self->later([self, text, all, e = std::move(e)] {
+                    if (self->gone_->load(std::memory_order_relaxed)) return self->close_now();
+                    if (self->caller_.is_revoked()) return self->refuse_unread({401, "this API key was taken away"});
                     if (e.why) return self->refuse(*e.why);
                     if (!e.last) return self->more(text, all);
                     self->reply(200, generate_json(self->route_.model, model_version, *all));
@@ -398,6 +448,10 @@ private:
 
     void reply(int status, std::string body, std::string_view type = as_json,
                std::optional<std::size_t> header_length = {}, unsigned retry_after = 0) {
+        if (std::exchange(watching_, false)) {
+            error_code ignored;
+            stream_.socket().cancel(ignored);
+        }
         auto& r = response_.emplace();
         r.version(11);
         r.result(static_cast<unsigned>(status));
@@ -462,8 +516,8 @@ private:
         out_->piece_ended = false;
         out_->text->more(
             tokens_of_piece,
-            [self = weak_from_this(), gone = gone_, model = route_.model](const std::string& token) {
-                if (gone->load(std::memory_order_relaxed)) return false;
+            [self = weak_from_this(), gone = gone_, model = route_.model, who = caller_](const std::string& token) {
+                if (gone->load(std::memory_order_relaxed) || who.is_revoked()) return false;
                 if (const auto s = self.lock())
                     s->later([s, event = "data: " + generate_json(model, model_version, token) + "\n\n"] {
                         s->add_event(event);
@@ -512,19 +566,26 @@ private:
         });
     }
     /// Finds out that the client has gone, though nothing is read from it meanwhile. One that only won't send anything more
-    /// (shutdown) may well read on; if it is gone, writing will fail.
-    void watch() {
-        const auto gone = [self = shared_from_this()](error_code) {
-            self->gone_->store(true, std::memory_order_relaxed);
+    /// (shutdown) may well read on; if it is gone, writing will fail. `unless_it_sends`: nothing is written for long, so
+    /// that one is taken to be gone, as proxies take it.
+    void watch(bool unless_it_sends = false) {
+        watching_ = true;
+        const auto gone = [self = weak_from_this()](error_code e) {
+            if (const auto s = self.lock(); s != nullptr && e != asio::error::operation_aborted)  // but for an answer
+                s->gone_->store(true, std::memory_order_relaxed);
         };
-        stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this(), gone](error_code e) {
-            char c = 0;
-            const bool ended =
-                !e && self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0;
-            if (ended && (!e || e == asio::error::eof))
-                return self->stream_.socket().async_wait(tcp::socket::wait_error, gone);
-            if (e) gone(e);
-        });
+        stream_.socket().async_wait(
+            tcp::socket::wait_read, [weak = weak_from_this(), gone, unless_it_sends](error_code e) {
+                const auto self = weak.lock();
+                if (self == nullptr) return;
+                char c = 0;
+                const bool ended =
+                    !e && self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0;
+                if (ended && unless_it_sends) return gone(asio::error::eof);
+                if (ended && (!e || e == asio::error::eof))
+                    return self->stream_.socket().async_wait(tcp::socket::wait_error, gone);
+                if (e) gone(e);
+            });
     }
 
     const std::shared_ptr<shell> shell_;
@@ -543,23 +604,32 @@ private:
     std::optional<outbox> out_;
     std::array<char, 512> trash_{};
     std::size_t discarded_ = 0;
-    bool keep_alive_ = true, idle_ = false, writing_ = false, ended_ = false;
+    bool keep_alive_ = true, idle_ = false, writing_ = false, ended_ = false, watching_ = false;
+    front_door::id id_{};
     const std::shared_ptr<std::atomic<bool>> gone_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace
 
-void http_server::shell::opened(session* s) {
+front_door::id http_server::shell::opened(session* s, bool admin) {
     const std::lock_guard lock(mutex);
-    sessions.insert(s);
-    count.store(sessions.size(), std::memory_order_relaxed);
+    const auto id = door_of(admin).come();
+    (admin ? operators : sessions).emplace(id, s);
+    count.store(sessions.size() + operators.size(), std::memory_order_relaxed);
+    return id;
 }
 
-void http_server::shell::closed(session* s) {
+void http_server::shell::known(front_door::id i, const void* whose) {
+    const std::lock_guard lock(mutex);
+    door.known(i, whose);
+}
+
+void http_server::shell::closed(front_door::id i, bool admin) {
     {
         const std::lock_guard lock(mutex);
-        sessions.erase(s);
-        count.store(sessions.size(), std::memory_order_relaxed);
+        door_of(admin).gone(i);
+        (admin ? operators : sessions).erase(i);
+        count.store(sessions.size() + operators.size(), std::memory_order_relaxed);
     }
     try {
         asio::post(io, [this] { one_is_gone(); });
@@ -569,22 +639,31 @@ void http_server::shell::closed(session* s) {
 
 void http_server::shell::one_is_gone() {
     if (count.load(std::memory_order_relaxed) == 0 && when_empty) when_empty();
-    if (std::exchange(front_waits, false) && !stopping) accept(front, false);
+}
+
+void http_server::shell::close_surplus(bool admin) {
+    const std::lock_guard lock(mutex);
+    auto& from = door_of(admin);
+    while (const auto old = from.surplus()) {
+        from.gone(*old);  // it goes when what it waits for is told
+        auto& all = admin ? operators : sessions;
+        if (const auto found = all.find(*old); found != all.end()) found->second->close_now();
+    }
 }
 
 void http_server::shell::accept(tcp::acceptor& from, bool admin) {
-    if (!admin && count.load(std::memory_order_relaxed) >= options.max_connections) {
-        front_waits = true;  // until one is closed; the kernel's queue holds some
-        return;
-    }
     from.async_accept([this, &from, admin](error_code e, tcp::socket socket) {
         if (e == asio::error::operation_aborted || stopping) return;
-        if (e) {  // no file descriptors, as a rule
+        const bool fails = e && e != asio::error::connection_aborted;
+        if (!admin && fails != std::exchange(is_shut, fails)) of.shut(fails);
+        if (fails) {  // no file descriptors, as a rule
             auto pause = std::make_shared<asio::steady_timer>(io, 50ms);
             return pause->async_wait([this, &from, admin, pause](error_code) { accept(from, admin); });
         }
-        std::make_shared<session>(self.lock(), std::move(socket), admin)->read_header();
         accept(from, admin);
+        if (e) return;
+        std::make_shared<session>(self.lock(), std::move(socket), admin)->read_header();
+        close_surplus(admin);
     });
 }
 
@@ -625,6 +704,14 @@ std::uint16_t http_server::port() const noexcept { return shell_->front_port; }
 std::uint16_t http_server::admin_port() const noexcept { return shell_->back_port; }
 std::size_t http_server::connections() const noexcept { return shell_->count.load(std::memory_order_relaxed); }
 
+void http_server::hurry() {
+    const std::lock_guard lock(shell_->mutex);
+    if (!shell_->over)
+        asio::post(shell_->io, [s = shell_.get()] {
+            if (s->last != nullptr) s->last->cancel();
+        });
+}
+
 void http_server::stop(std::chrono::milliseconds patience) {
     if (!shell_->thread.joinable()) return;
     asio::post(shell_->io, [s = shell_, patience] {
@@ -633,7 +720,7 @@ void http_server::stop(std::chrono::milliseconds patience) {
         s->front.close(ignored);
         s->back.close(ignored);
         s->each_session([](session& each) { each.close_if_idle(); });
-        auto last = std::make_shared<asio::steady_timer>(s->io, patience);
+        const auto last = s->last = std::make_shared<asio::steady_timer>(s->io, patience);
         last->async_wait([s, last](error_code) {
             s->each_session([](session& each) { each.close_now(); });
             s->io.stop();

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "inference_server/front_door.hpp"
 #include "inference_server/service.hpp"
 
 namespace inference_server {
@@ -23,7 +24,7 @@ struct http_options {
     std::uint16_t port = 0;  ///< 0: any
     std::string admin_address = "127.0.0.1";
     std::uint16_t admin_port = 0;
-    std::size_t max_connections = 10'000;          ///< more wait until one is closed
+    front_door::limits connections{};
     std::size_t max_header = 8192;                 ///< bytes of a request's header
     std::size_t max_json = std::size_t{4} << 20;   ///< bytes of JSON: a body, or what is in front of binary tensors
     std::size_t max_body = std::size_t{64} << 20;  ///< bytes of a body with binary tensors
@@ -49,6 +50,8 @@ public:
     void post(std::function<void()> f);
     /// Takes no new connections; those that are there are closed when they have their answer, all of them after `patience`.
     void stop(std::chrono::milliseconds patience);
+    /// While another thread is in stop(): its patience is over.
+    void hurry();
 
     struct shell;  ///< of the source file
 

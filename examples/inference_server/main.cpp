@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "inference_server/http_server.hpp"
@@ -33,7 +36,7 @@ constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION.
 
   --tenants FILE       who may ask, by which keys: see tenants_file.hpp; read again when it changes
   --journal FILE       what each tenant uses, line by line
-  --address A          of HTTP and gRPC (127.0.0.1)
+  --address A          of HTTP and gRPC (127.0.0.1); see docs/serving.md, "Facing a network", before it is another one
   --port N             HTTP (8000)
   --grpc-port N        gRPC (8001)
   --admin-port N       metrics, status page, timeline; on 127.0.0.1 alone (8002)
@@ -102,12 +105,25 @@ options parse(const std::vector<std::string_view>& words) {
     return o;
 }
 
-/// A connection is a file.
-void allow_many_files() {
+/// A connection is a file. How many there may be.
+std::size_t allow_many_files() {
     ::rlimit files{};
-    if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return 1024;
     files.rlim_cur = files.rlim_max;
     (void)::setrlimit(RLIMIT_NOFILE, &files);
+    return static_cast<std::size_t>(std::min<::rlim_t>(files.rlim_cur, 1U << 20U));
+}
+
+std::string with_port(const std::string& address, unsigned port) {
+    const bool is_v6 = address.find(':') != std::string::npos;
+    return (is_v6 ? "[" + address + "]:" : address + ":") + std::to_string(port);
+}
+
+/// As many connections of each protocol as there are files for.
+front_door::limits within(front_door::limits l, std::size_t files) {
+    l.most = std::min(l.most, connections_for(files));
+    l.strangers = std::min(l.strangers, l.most);
+    return l;
 }
 
 std::vector<model_source> models([[maybe_unused]] const options& o) {
@@ -126,33 +142,53 @@ void run(const options& o) {
     ::sigemptyset(&signals);
     for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals, s);
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of all threads: this one waits for them
-    ::signal(SIGPIPE, SIG_IGN);
-    allow_many_files();
+    // A client that is gone, and a journal that may grow no further: both are told by the call.
+    for (const int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_IGN);
+    const auto files = allow_many_files();
 
     service s(o.service, models(o));
-    http_server http(s, o.http);
-    std::printf("HTTP http://%s:%u, operators http://127.0.0.1:%u\n", o.http.address.c_str(), unsigned{http.port()},
+    auto how = o.http;
+    how.connections = within(how.connections, files);
+    http_server http(s, how);
+    std::printf("HTTP http://%s, operators http://127.0.0.1:%u\n", with_port(how.address, http.port()).c_str(),
                 unsigned{http.admin_port()});
 #ifdef INFERENCE_SERVER_GRPC
-    grpc_server grpc(s, {.address = o.http.address, .port = o.grpc_port});
-    std::printf("gRPC %s:%u\n", o.http.address.c_str(), unsigned{grpc.port()});
+    grpc_options rpc{.address = how.address, .port = o.grpc_port};
+    rpc.connections = within(rpc.connections, files);
+    grpc_server grpc(s, rpc);
+    std::printf("gRPC %s\n", with_port(rpc.address, grpc.port()).c_str());
 #endif
     std::fflush(stdout);
     for (int signal = SIGHUP; signal == SIGHUP;) {
         if (::sigwait(&signals, &signal) != 0) break;
-        if (signal == SIGHUP) (void)s.reload();
+        if (signal == SIGHUP) s.reload_soon([](std::string_view) {});  // a TERM that comes meanwhile isn't kept waiting
     }
     const auto began = std::chrono::steady_clock::now();
-    if (!s.drain(gpushare::saturating_add(s.now(), o.drain)))
-        std::fprintf(stderr, "inference_server: some requests aren't answered\n");
+    std::atomic<bool> at_once{false};
     const auto left = [&] {
         const auto took = std::chrono::steady_clock::now() - began;
-        return std::max(o.drain - std::chrono::duration_cast<std::chrono::milliseconds>(took), 1'000ms);
+        return at_once ? 0ms : std::max(o.drain - std::chrono::duration_cast<std::chrono::milliseconds>(took), 0ms);
     };
+    const std::jthread second_signal([&](const std::stop_token& over) {  // waits for nobody
+        const ::timespec often{0, 50'000'000};
+        while (!over.stop_requested()) {
+            const int signal_now = ::sigtimedwait(&signals, nullptr, &often);
+            if (signal_now != SIGINT && signal_now != SIGTERM) continue;
+            at_once = true;
+            http.hurry();
 #ifdef INFERENCE_SERVER_GRPC
-    grpc.stop(left());  // streams that nobody closes stay as long
+            grpc.hurry();
 #endif
-    http.stop(left());
+        }
+    });
+    bool drained = false;
+    while (!drained && left() > 0ms) drained = s.drain(gpushare::saturating_add(s.now(), std::min(left(), 50ms)));
+    if (!drained) std::fprintf(stderr, "inference_server: some requests aren't answered\n");
+    const auto patience = [&] { return at_once ? 0ms : std::max(left(), 1'000ms); };
+#ifdef INFERENCE_SERVER_GRPC
+    grpc.stop(patience());
+#endif
+    http.stop(patience());
 }
 
 }  // namespace

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inference_server/service.hpp"
 
-#include <sys/stat.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <stdexcept>
 
@@ -20,19 +18,6 @@ using gpushare::instant;
 
 constexpr gpushare::device_id device{0};
 constexpr gpushare::bytes cache_chunk{std::uint64_t{64} << 10};
-
-std::string read_file(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (!in) throw std::runtime_error("cannot read " + path);
-    return text;
-}
-
-std::pair<std::int64_t, std::uint64_t> look_at(const std::string& path) {
-    struct stat s {};
-    if (::stat(path.c_str(), &s) != 0) return {};
-    return {s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec, static_cast<std::uint64_t>(s.st_size)};
-}
 
 }  // namespace
 
@@ -57,8 +42,9 @@ service::service(service_options o, std::vector<model_source> models)
                           }}),
       tenants_(shared_) {
     if (!options_.journal.empty()) journal_.emplace(options_.journal);
-    seen_ = look_at(options_.tenants);
-    apply(parse_tenants(read_file(options_.tenants)));
+    auto [text, look] = read_file(options_.tenants);
+    seen_ = look;
+    apply(parse_tenants(text));
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
     dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
@@ -75,6 +61,7 @@ service::~service() {
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
     for (const auto& l : unwritten_) std::fputs(to_text(l).c_str(), stderr);
     drawn_.reset();
+    keys_.reset();
     for (auto& [name, row] : rows_) {
         row.lanes.clear();
         row.room.reset();
@@ -85,12 +72,45 @@ service::~service() {
 }
 
 service::caller service::authenticate(std::string_view key) {
-    const std::lock_guard lock(mutex_);
-    const auto name = file_.tenant_of(key);
-    if (name.empty()) throw refused(401, key.empty() ? "an API key is needed" : "nobody has this API key");
-    auto who = tenants_.find(name);
-    if (who == nullptr) throw refused(503, "the tenant isn't admitted", 10);
-    return {std::move(who), rows_.find(name)->second.counts};
+    if (key.empty()) throw refused(401, "an API key is needed");
+    const auto ring = keys();
+    const auto found = ring->file.keys.find(key);
+    if (!found || ring->entries[*found].who.is_revoked()) throw refused(401, "nobody has this API key");
+    if (ring->entries[*found].who.who == nullptr) throw refused(503, "the tenant isn't admitted", 10);
+    return ring->entries[*found].who;
+}
+
+// Before anything waits for the work of tenants that are gone: a key that was taken away opens nothing meanwhile.
+void service::revoke_gone(const tenants_file& next) const {
+    const auto ring = keys();
+    for (std::size_t i = 0; i < ring->entries.size(); ++i)
+        if (next.tenant_of(ring->file.keys[i]) != ring->file.tenants_of_keys[i])
+            ring->entries[i].revoked->store(true, std::memory_order_relaxed);
+}
+
+// A key that stays its tenant's, and this the same one, goes on as it was.
+std::shared_ptr<const service::key_ring> service::ring_of(tenants_file next) {
+    auto ring = std::make_shared<key_ring>();
+    const auto before = keys();
+    for (std::size_t i = 0; i < next.keys.size(); ++i) {
+        const auto& name = next.tenants_of_keys[i];
+        key_ring::entry e{{tenants_.find(name), nullptr, nullptr}, std::make_shared<std::atomic<bool>>(false)};
+        {
+            const std::lock_guard lock(mutex_);
+            e.who.counts = rows_[name].counts;
+        }
+        if (const auto was = before->file.keys.find(next.keys[i])) {
+            const auto& old = before->entries[*was];
+            if (old.who.who == e.who.who && !old.who.is_revoked())
+                e.revoked = old.revoked;
+            else
+                old.revoked->store(true, std::memory_order_relaxed);
+        }
+        e.who.revoked = e.revoked;
+        ring->entries.push_back(std::move(e));
+    }
+    ring->file = std::move(next);
+    return ring;
 }
 
 const model_info& service::model(std::string_view name, std::string_view version) const {
@@ -114,16 +134,17 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto stream = static_cast<std::uint32_t>(m - models_.begin()) % c.who->spec().streams;
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
-    auto mine =
-        std::make_shared<lane>(c.who, *m, c.counts,
-                               lane::settings{.run_later = [this](std::function<void()> f) { later(std::move(f)); },
-                                              .stream = stream,
-                                              .rule = rule_,
-                                              .chunks = &chunks_,
-                                              .room = row.room,
-                                              .freed = freed_,
-                                              .on_freed = [this] { let_texts_begin(); },
-                                              .text_waits = options_.text_waits});
+    auto mine = std::make_shared<lane>(
+        c.who, *m, c.counts,
+        lane::settings{
+            .run_later = [this, whose = c.counts.get()](std::function<void()> f) { later(std::move(f), whose); },
+            .stream = stream,
+            .rule = rule_,
+            .chunks = &chunks_,
+            .room = row.room,
+            .freed = freed_,
+            .on_freed = [this] { let_texts_begin(); },
+            .text_waits = options_.text_waits});
     return row.lanes.emplace(model, std::move(mine)).first->second;
 }
 
@@ -178,7 +199,7 @@ std::vector<service::index_entry> service::index(const caller& c) {
 
 bool service::ready() const {
     const std::lock_guard lock(mutex_);
-    return !draining_ && !node_.lost(device);
+    return !draining_ && !node_.lost(device) && shut_.load(std::memory_order_relaxed) == 0;
 }
 
 bool service::drain(instant deadline) {
@@ -194,15 +215,17 @@ bool service::drain(instant deadline) {
     return true;
 }
 
-// What loads: one at a time, so that a slow one of many doesn't take all the memory.
-void service::later(std::function<void()> f) {
-    loads_.later([f = std::move(f)] {
-        try {
-            f();
-        } catch (const std::exception& e) {
-            tell(e.what());
-        }
-    });
+// What loads: one at a time, so that a slow one of many doesn't take all the memory; tenants take turns.
+void service::later(std::function<void()> f, const void* whose) {
+    loads_.later(
+        [f = std::move(f)] {
+            try {
+                f();
+            } catch (const std::exception& e) {
+                tell(e.what());
+            }
+        },
+        whose);
 }
 
 // Each is called, whatever one throws.
@@ -228,6 +251,7 @@ void service::keep_house(const std::stop_token& stop) {
             tell(e.what());
         }
         if (!asked.empty()) try {
+                wait_until_written();
                 answer_all(asked, reload());
             } catch (const std::exception& e) {
                 answer_all(asked, e.what());
@@ -236,8 +260,10 @@ void service::keep_house(const std::stop_token& stop) {
             if (asked.empty()) reload_if_changed();
             bill();
             let_idle_go();
-            if (asked.empty() && ++round % 5 == 0)
+            if (asked.empty() && ++round % 5 == 0) {
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
+                (void)::malloc_trim(0);  // what thousands of connections had, it keeps for itself otherwise
+            }
         } catch (const std::exception& e) {
             tell(e.what());
         }
@@ -254,28 +280,47 @@ void service::reload_if_changed() {
     (void)reload();
 }
 
+// Whoever asks for it may be as quick as whoever writes.
+void service::wait_until_written() const {
+    constexpr auto quiet = 100ms;
+    for (int i = 0; i < 10; ++i) {
+        const auto time = std::chrono::system_clock::now().time_since_epoch();
+        const auto since = time - std::chrono::nanoseconds(look_at(options_.tenants).written);
+        if (since < 0s || since > quiet) return;
+        std::this_thread::sleep_for(quiet);
+    }
+}
+
 std::string service::reload() {
     const std::lock_guard reloading(reloading_);
     std::string why;
-    const auto is = look_at(options_.tenants);
-    {
+    const auto saw = [&](const file_look& look) {
         const std::lock_guard lock(mutex_);
-        seen_ = is;  // a bad one isn't read again before it changes
-    }
+        seen_ = look;
+    };
+    bool is_new = true;
+    const auto is_wrong = [&](const char* what) {
+        why = what;
+        const std::lock_guard lock(mutex_);
+        is_new = wrong_ != why;
+        wrong_ = why;
+    };
     try {
-        apply(parse_tenants(read_file(options_.tenants)));
+        auto [text, look] = read_file(options_.tenants);
+        saw(look);  // a bad one isn't read again before it changes
+        apply(parse_tenants(text));
         const std::lock_guard lock(mutex_);
         why = wrong_;
     } catch (const std::bad_alloc&) {  // it isn't the file that is bad: it is read again a second later
-        const std::lock_guard lock(mutex_);
-        seen_ = {};
+        saw({});
         throw;
+    } catch (const unreadable& e) {  // nor here: for want of a descriptor, as a rule
+        saw({});
+        is_wrong(e.what());
     } catch (const std::exception& e) {
-        why = e.what();
-        const std::lock_guard lock(mutex_);
-        wrong_ = why;
+        is_wrong(e.what());
     }
-    tell("tenants: ", why.empty() ? std::string_view("as the file has them") : why);
+    if (is_new) tell("tenants: ", why.empty() ? std::string_view("as the file has them") : why);
     return why;
 }
 
@@ -314,16 +359,21 @@ void service::apply(tenants_file next) {
     auto specs = next.specs;
     for (auto& s : specs) s.queue_limit = 0;  // it is about requests here, not about submissions
     tenants_.check(specs);
+    revoke_gone(next);
     const auto gone = close_gone(next, deadline);
     std::string why;
     for (const auto& o : tenants_.apply(specs, deadline))
         if (o.what == gpushare::directory_outcome::kind::refused) why += o.why + "; ";
     bill(gone);  // the last of theirs, and where the new ones begin: before anybody can ask anything of these
-    const std::lock_guard lock(mutex_);
-    for (auto& t : tenants_.all()) rows_[t->name()].who = t;
-    for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
-    wrong_ = why;
-    file_ = std::move(next);
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto& t : tenants_.all()) rows_[t->name()].who = t;
+        for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
+        wrong_ = why;
+    }
+    auto ring = ring_of(std::move(next));
+    const std::lock_guard lock(keys_mutex_);
+    keys_.swap(ring);  // what it was goes without the lock
 }
 
 namespace {

@@ -29,6 +29,7 @@
 #include <gpushare/tenant/tenant_directory.hpp>
 
 #include "inference_server/lane.hpp"
+#include "inference_server/read_file.hpp"
 #include "inference_server/tenants_file.hpp"
 #include "inference_server/worker.hpp"
 
@@ -50,8 +51,12 @@ class service {
 public:
     /// Who asks. Goes before the service, as all that was got from it.
     struct caller {
-        std::shared_ptr<tenant> who;
-        std::shared_ptr<account> counts;
+        std::shared_ptr<tenant> who{};
+        std::shared_ptr<account> counts{};
+        std::shared_ptr<const std::atomic<bool>> revoked{};  // its key is gone from the file
+        [[nodiscard]] bool is_revoked() const noexcept {
+            return revoked != nullptr && revoked->load(std::memory_order_relaxed);
+        }
     };
 
     /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a tenant not be admitted.
@@ -60,7 +65,7 @@ public:
     service& operator=(const service&) = delete;
     ~service();
 
-    /// Throws refused: 401.
+    /// Throws refused: 401. Takes as long however many keys there are, and waits for nobody.
     [[nodiscard]] caller authenticate(std::string_view key);
     /// Throws refused: 404.
     [[nodiscard]] const model_info& model(std::string_view name, std::string_view version = {}) const;
@@ -79,8 +84,10 @@ public:
     };
     [[nodiscard]] std::vector<index_entry> index(const caller& c);
 
-    /// Whether it takes requests: the device is there, and it isn't told to drain.
+    /// Whether it takes requests: the device is there, no protocol is shut, and it isn't told to drain.
     [[nodiscard]] bool ready() const;
+    /// A protocol takes no connections for a while, or takes them again.
+    void shut(bool is) noexcept { shut_.fetch_add(is ? 1 : -1, std::memory_order_relaxed); }
     /// Takes no new requests, and waits until those that are there have been answered. False at the deadline.
     bool drain(gpushare::instant deadline);
 
@@ -95,7 +102,7 @@ public:
     std::string reload();
     /// What was wrong, as reload() says. What it throws is dropped.
     using on_reload = std::function<void(std::string_view)>;
-    /// The same by another thread, which then calls back, once: at the end of the service, too, and where the host has no memory.
+    /// The same by another thread, which waits while the file is being written, and then calls back, once: at the end of the service, too, and where the host has no memory.
     /// Throws std::bad_alloc; then it isn't called.
     void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
@@ -112,14 +119,31 @@ private:
         bool asleep = false;
     };
 
+    /// Who may ask, by the file that holds.
+    struct key_ring {
+        struct entry {
+            caller who;
+            std::shared_ptr<std::atomic<bool>> revoked;
+        };
+        tenants_file file{};
+        std::vector<entry> entries{};  // in the order of the file's keys
+    };
+    [[nodiscard]] std::shared_ptr<const key_ring> keys() const {
+        const std::lock_guard lock(keys_mutex_);
+        return keys_;
+    }
+    void revoke_gone(const tenants_file& next) const;
+    [[nodiscard]] std::shared_ptr<const key_ring> ring_of(tenants_file next);
+
     [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
     [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose) const;
     [[nodiscard]] std::vector<std::shared_ptr<lane>> all_lanes() const;
     /// Runs a function on a thread that may take its time.
-    void later(std::function<void()> f);
+    void later(std::function<void()> f, const void* whose);
     void keep_house(const std::stop_token& stop);
     static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;
     void reload_if_changed();
+    void wait_until_written() const;
     void apply(tenants_file next);
     [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
@@ -140,12 +164,15 @@ private:
     std::optional<gpushare::usage_journal> journal_;
 
     mutable std::mutex mutex_;
-    tenants_file file_;
     std::map<std::string, tenant_row, std::less<>> rows_;
     std::string wrong_;  // with the file, the last time
     bool draining_ = false;
-    std::pair<std::int64_t, std::uint64_t> seen_{}, changed_{};  // of the file: when it was written, and its size
-    std::size_t lines_waiting_ = 0;                              // for the journal
+    file_look seen_{}, changed_{};   // of the file of tenants: as it was read, and as it was found otherwise
+    std::size_t lines_waiting_ = 0;  // for the journal
+    std::atomic<int> shut_{0};       // protocols; relaxed: a count
+
+    mutable std::mutex keys_mutex_;  // of the pointer alone: never held while somebody's key is looked up
+    std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();
 
     std::mutex reloading_;  // one file at a time
     std::mutex billing_;

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inference protocol from bytes to values and back, and what is refused on the way.
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -12,7 +17,10 @@
 
 #include <gpushare/interop/specification_error.hpp>
 
+#include "inference_server/front_door.hpp"
+#include "inference_server/message_reader.hpp"
 #include "inference_server/protocol.hpp"
+#include "inference_server/read_file.hpp"
 #include "inference_server/tenants_file.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -359,6 +367,122 @@ TEST_CASE("the file of tenants has their keys", "[examples]") {
     CHECK(parse_tenants("# on holiday\ntenants=none\n").specs.empty());
     CHECK_THAT(complaint("tenants=none\nname=a memory=1B\n"), Catch::Contains("there are some"));
     CHECK_THAT(complaint("name=a memory=1B api_key=12345678\nfoo=1"), Catch::Contains("line 2"));
+}
+
+TEST_CASE("no word of the file of tenants that may be a key is told", "[examples]") {
+    for (const auto* slipped :
+         {"name=a memory=1MiB\n  s3cret-key\n", "name=a memory=1MiB s3cret-key\n",
+          "name=a memory=1MiB apikey=s3cret-key\n", "name=a memory=s3cret-key\n",
+          "name=a memory=1MiBapi_key=s3cret-key\n", "name=aapi_key=s3cret-key memory=1MiB\n",
+          "name=a memory=1MiB api_key= s3cret-key\n", "s3cret-key=1\n", "name=a memory=1MiB compute=s3cret-key\n",
+          "name=a memory=1MiB api_key=s3cret-key\nname=b memory=1MiB api_key=s3cret-key\n"}) {
+        CAPTURE(slipped);
+        std::string said;
+        try {
+            (void)parse_tenants(slipped);
+        } catch (const gpushare::specification_error& e) {
+            said = e.what();
+        }
+        CHECK_FALSE(said.empty());
+        CHECK_THAT(said, !Catch::Contains("s3cret"));
+    }
+}
+
+TEST_CASE("a key is found among thousands, and no other one is", "[examples]") {
+    key_index keys;
+    for (int i = 0; i < 5000; ++i) CHECK(keys.add("key-number-" + std::to_string(i)));
+    CHECK_FALSE(keys.add("key-number-17"));
+    CHECK(keys.size() == 5000);
+    for (std::size_t i = 0; i < 5000; ++i) CHECK(keys.find("key-number-" + std::to_string(i)) == i);
+    CHECK_FALSE(keys.find(""));
+    CHECK_FALSE(keys.find("key-number-5000"));
+    CHECK_FALSE(keys.find("key-number-1 "));
+    CHECK(keys.add(std::string(longest_key + 1, 'k')));  // whoever puts it there: it is nobody's
+    CHECK_FALSE(keys.find(std::string(longest_key + 1, 'k')));
+}
+
+TEST_CASE("a file looks different once another one is in its place, and is read only if it is one", "[examples]") {
+    const auto folder = std::filesystem::temp_directory_path() / ("gpushare_read_" + std::to_string(::getpid()));
+    std::filesystem::create_directory(folder);
+    const auto path = (folder / "file").string(), next = (folder / "next").string();
+    std::ofstream(path) << "one";
+    const auto [text, before] = read_file(path);
+    CHECK(text == "one");
+    CHECK(look_at(path) == before);
+    std::ofstream(next) << "two";  // as long, and as old
+    std::filesystem::last_write_time(next, std::filesystem::last_write_time(path));
+    std::filesystem::rename(next, path);
+    CHECK_FALSE(look_at(path) == before);
+    std::ofstream(path) << "seven";
+    CHECK_FALSE(look_at(path) == before);
+    CHECK_THROWS_AS(read_file(path, 2), unreadable);
+    CHECK_THROWS_AS(read_file((folder / "nothing").string()), unreadable);
+    CHECK_THROWS_AS(read_file(folder.string()), unreadable);
+    CHECK(look_at((folder / "nothing").string()) == file_look{});
+    REQUIRE(::mkfifo(next.c_str(), 0600) == 0);
+    CHECK_THROWS_AS(read_file(next), unreadable);  // at once, though nobody writes into it
+    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("messages come in whatever pieces, and compressed ones don't", "[examples]") {
+    const auto prefixed = [](std::string body, char flag = 0) {
+        const auto n = static_cast<std::uint32_t>(body.size());
+        return std::string{flag, static_cast<char>(n >> 24U), static_cast<char>(n >> 16U), static_cast<char>(n >> 8U),
+                           static_cast<char>(n)} +
+               body;
+    };
+    const std::string all = prefixed("first") + prefixed("") + prefixed(std::string(1000, 'x'));
+    for (std::size_t piece = 1; piece <= all.size(); ++piece) {
+        message_reader in(1000);
+        std::vector<std::string> messages;
+        for (std::size_t at = 0; at < all.size(); at += piece) {
+            auto bytes = std::string_view(all).substr(at, piece);
+            while (!bytes.empty()) {
+                bytes.remove_prefix(in.take(bytes));
+                if (in.is_complete()) messages.push_back(in.message());
+            }
+        }
+        CHECK(messages == std::vector<std::string>{"first", "", std::string(1000, 'x')});
+        CHECK_FALSE(in.has_begun());
+    }
+    CHECK(status_of([&] { message_reader(1000).take(prefixed("zip", 1)); }) == 501);
+    CHECK(status_of([&] { message_reader(999).take(prefixed(std::string(1000, 'x'))); }) == 413);
+    message_reader in(std::size_t{64} << 20);
+    CHECK(in.take(std::string_view("\0\3\0\0\0abc", 8)) == 8);
+    CHECK_FALSE(in.is_complete());
+    CHECK(in.announced() == 3U << 24U);
+    CHECK(in.take("d") == 1);
+}
+
+TEST_CASE("whoever comes finds room: the oldest one goes that has shown no key", "[examples]") {
+    const int a = 0, b = 0;
+    front_door door({.most = 6, .strangers = 3});
+    std::vector<front_door::id> ids;
+    const auto come = [&] { return ids.emplace_back(door.come()); };
+    for (int i = 0; i < 3; ++i) come();
+    CHECK_FALSE(door.surplus());
+    come();
+    CHECK(door.surplus() == ids[0]);  // too many strangers
+    door.known(ids[0], &a);
+    CHECK_FALSE(door.surplus());
+    door.known(ids[1], &a);
+    door.known(ids[2], &b);
+    for (int i = 0; i < 3; ++i) come();
+    CHECK(door.size() == 7);
+    CHECK(door.surplus() == ids[3]);  // too many of all: still a stranger
+    door.gone(ids[3]);
+    CHECK_FALSE(door.surplus());
+    for (const auto i : {4, 5, 6}) door.known(ids[static_cast<std::size_t>(i)], &b);
+    come();
+    CHECK(door.surplus() == ids[2]);  // there are none but the new one: the oldest of whoever has most
+    door.gone(ids[2]);
+    door.gone(ids[2]);
+    CHECK_FALSE(door.surplus());
+    door.known(ids[2], &a);  // it is gone
+    CHECK(door.size() == 6);
+    CHECK(connections_for(160) * 2 + 64 <= 160);
+    CHECK(connections_for(20) >= 1);
+    CHECK(connections_for(std::size_t{1} << 20) >= 10'000);
 }
 
 /// Anything that may come in: whole requests, with bytes changed, cut out, doubled.

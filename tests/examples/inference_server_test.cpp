@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include <future>
 #include <latch>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -75,6 +77,7 @@ class fragile final : public engine {
 public:
     struct script {
         std::atomic<int> loads{0}, breaks_at{-1}, breaks{0}, may_break{0};
+        std::atomic<bool> slowly{false};  // a token takes a millisecond
     };
     explicit fragile(std::shared_ptr<script> s) : script_(std::move(s)) { ++script_->loads; }
     void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
@@ -95,6 +98,7 @@ private:
                 throw std::runtime_error("broken");
             }
             ++said_;
+            if (script_->slowly) std::this_thread::sleep_for(1ms);
             return "a";
         }
 
@@ -260,7 +264,7 @@ TEST_CASE("whoever isn't known, or asks nonsense, is told so, and the next one i
     {
         auto c = s.connect();  // what it announces is too much: refused before it comes
         c.send(
-            "POST /v2/models/mlp/infer HTTP/1.1\r\nAuthorization: Bearer key-of-chat\r\nContent-Length: "
+            "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-chat\r\nContent-Length: "
             "99999999999\r\n\r\n");
         CHECK(c.answer().status == 413);
     }
@@ -305,8 +309,9 @@ TEST_CASE("requests beyond a tenant's queue are refused with a time; others' are
     for (int i = 0; i < 8; ++i) {
         all.push_back(s.connect());
         std::string body = one("1", "[1]");
-        all.back().send("POST /v2/models/held/infer HTTP/1.1\r\nX-API-Key: key-of-batch\r\nContent-Length: " +
-                        std::to_string(body.size()) + "\r\n\r\n" + body);
+        all.back().send(
+            "POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-batch\r\nContent-Length: " +
+            std::to_string(body.size()) + "\r\n\r\n" + body);
     }
     // At most two run or are handed over, and two wait: of eight, four are refused at least.
     eventually([&] {
@@ -488,7 +493,8 @@ TEST_CASE("tokens come as events, and a client that goes away ends its text alon
     server s;
     const std::string
         body = R"({"text_input":"once upon","max_tokens":20})",
-        head = "POST /v2/models/letters/generate_stream HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: ";
+        head =
+            "POST /v2/models/letters/generate_stream HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nContent-Length: ";
     std::string streamed;
     {
         auto c = s.connect();
@@ -620,12 +626,13 @@ TEST_CASE("a large body is answered as a small one is, though another thread rea
 }
 
 TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {
-    server s({.max_connections = 4, .header_timeout = 200ms, .body_timeout = 200ms});
+    server s({.connections = {.most = 4, .strangers = 4}, .header_timeout = 200ms, .body_timeout = 200ms});
     std::vector<connection> slow;
     for (int i = 0; i < 4; ++i) slow.push_back(s.connect());
     slow[0].send("POST /v2/mod");
-    slow[1].send("POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: 100\r\n\r\n{");
-    auto c = s.connect();  // waits in the kernel's queue
+    slow[1].send(
+        "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nContent-Length: 100\r\n\r\n{");
+    auto c = s.connect();  // in place of the oldest one
     CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
     for (auto& each : slow) CHECK(each.ends());
 }
@@ -637,13 +644,101 @@ std::vector<connection> four_uploads(const server& to, std::string_view key, std
     std::vector<connection> all;
     for (int i = 0; i < 4; ++i) {
         all.push_back(to.connect());
-        std::string request = "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: ";
+        std::string request = "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: ";
         all.back().send(request.append(key).append("\r\nContent-Length: 4000\r\n\r\n").append(some));
     }
     return all;
 }
 
 }  // namespace
+
+TEST_CASE("connections that say nothing keep nobody out", "[examples]") {
+    server s({.connections = {.most = 4, .strangers = 2}});
+    auto mine = s.connect();
+    CHECK(mine.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    std::vector<connection> silent;
+    for (int i = 0; i < 10; ++i) silent.push_back(s.connect());
+    CHECK(s.connect().ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
+    for (int i = 0; i < 8; ++i) CHECK(silent[static_cast<std::size_t>(i)].ends());
+    CHECK(mine.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);  // it has shown a key
+    std::vector<connection> keyed;
+    for (int i = 0; i < 8; ++i) {
+        keyed.push_back(s.connect());
+        CHECK(keyed.back().ask("POST", "/v2/repository/index", batch_key).status == 200);
+    }
+    CHECK(keyed[0].ends());  // who has most goes
+    CHECK(mine.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("where a request ends is said once and in one way, and so is whose it is", "[examples]") {
+    server s;
+    const std::string smuggled =
+        "POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nContent-Length: 0\r\n\r\n";
+    for (const std::string lines :
+         {"Host: x\r\nTransfer-Encoding: xchunked\r\n", "Host: x\r\nTransfer-Encoding: gzip, chunked\r\n",
+          "Host: x\r\nTransfer-Encoding: chunked, identity\r\n", "Host: x\r\nTransfer-Encoding: identity\r\n",
+          "Host: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+          "Host: x\r\nTransfer-Encoding:\r\n", "Host: x\r\nTransfer-Encoding: \"chunked\"\r\n",
+          "Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n",
+          "Host: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n",
+          "Host: x\r\nContent-Length: 0\r\nContent-Length: 4\r\n", "Host: x\r\nContent-Length: 0, 4\r\n",
+          "Host: x\r\nContent-Length: +4\r\n", "Host: x\r\nContent-Length: 4\r\nContent-Length: 4\r\n",
+          "Host: x\r\nHost: y\r\nContent-Length: 0\r\n", "Content-Length: 0\r\n",
+          "Host: x\r\nAuthorization: Bearer key-of-chat\r\nContent-Length: 0\r\n",
+          "Host: x\r\nX-API-Key: key-of-batch\r\nContent-Length: 0\r\n"}) {
+        CAPTURE(lines);
+        auto c = s.connect();
+        c.send("POST /v2/repository/index HTTP/1.1\r\nX-API-Key: key-of-chat\r\n" + lines + "\r\n" + smuggled);
+        c.end_of_requests();
+        CHECK(c.answer().status == 400);
+        CHECK(c.answer().status == 0);  // nothing of what follows is a request
+    }
+    auto old = s.connect();
+    old.send("POST /v2/repository/index HTTP/1.0\r\nX-API-Key: key-of-chat\r\nTransfer-Encoding: chunked\r\n\r\n" +
+             smuggled);
+    CHECK(old.answer().status == 400);
+    auto c = s.connect();
+    c.send(
+        "POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nTransfer-Encoding: "
+        "Chunked\r\n\r\n0\r\n\r\n" +
+        smuggled);
+    CHECK(c.answer().status == 200);
+    CHECK(c.answer().status == 200);
+}
+
+TEST_CASE("pages of others in an operator's browser ask nothing", "[examples]") {
+    server s;
+    const auto status = [&](std::string_view method, const std::string& lines) {
+        connection c(s.http->admin_port());
+        c.send(std::string(method) + (method == "POST" ? " /reload" : " /status.json") + " HTTP/1.1\r\n" + lines +
+               "Content-Length: 0\r\n\r\n");
+        return c.answer().status;
+    };
+    for (const std::string host : {"127.0.0.1:8002", "localhost:8002", "LocalHost", "[::1]:8002", "127.0.0.1"}) {
+        CAPTURE(host);
+        CHECK(status("GET", "Host: " + host + "\r\n") == 200);
+        CHECK(status("POST", "Host: " + host + "\r\nOrigin: http://" + host + "\r\n") == 200);
+    }
+    for (const std::string host : {"rebound.example:8002", "localhost.example", "127.0.0.1.example:8002", "", "[::1",
+                                   "x[::1]", "localhost:8002@y"}) {
+        CAPTURE(host);
+        CHECK(status("GET", "Host: " + host + "\r\n") == 403);
+    }
+    for (const std::string origin :
+         {"http://example.org", "null", "http://localhost", "https://localhost:8002", "http://localhost:8000"}) {
+        CAPTURE(origin);
+        CHECK(status("POST", "Host: localhost:8002\r\nOrigin: " + origin + "\r\n") == 403);
+    }
+    CHECK(status("POST", "Host: localhost:8002\r\nSec-Fetch-Site: cross-site\r\n") == 403);
+}
+
+TEST_CASE("a protocol that takes no connections isn't ready", "[examples]") {
+    server s;
+    s.core->shut(true);
+    CHECK(s.connect().ask("GET", "/v2/health/ready").status == 503);
+    s.core->shut(false);
+    CHECK(s.connect().ask("GET", "/v2/health/ready").status == 200);
+}
 
 TEST_CASE("uploads that are announced and never come keep nobody out", "[examples]") {
     server s({.max_bodies = 4096});
@@ -730,6 +825,102 @@ TEST_CASE("a bad file of tenants changes nothing", "[examples]") {
     s.rewrite("tenants=none\n");
     CHECK(s.core->reload().empty());
     CHECK(s.connect().ask("POST", mlp, chat_key).status == 401);
+}
+
+TEST_CASE("a key that is taken away opens nothing that it had opened", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key), batch = s.core->authenticate(batch_key);
+    CHECK(s.core->reload().empty());
+    CHECK_FALSE(chat.is_revoked());
+    s.rewrite(
+        "name=chat api_key=newer-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB "
+        "compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK(chat.is_revoked());
+    CHECK_FALSE(batch.is_revoked());
+    CHECK_THROWS_AS(s.core->authenticate(chat_key), refused);
+    s.rewrite(
+        "name=chat api_key=key-of-batch memory=16MiB compute=60%\nname=batch api_key=key-of-chat memory=16MiB "
+        "compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK(batch.is_revoked());  // it is another one's
+    CHECK(s.core->authenticate(batch_key).who->name() == "chat");
+    s.rewrite("name=batch api_key=key-of-chat memory=16MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK_THROWS_AS(s.core->authenticate(batch_key), refused);
+}
+
+TEST_CASE("a revocation that can't be read comes when it can", "[examples]") {
+    server s;
+    ::rlimit files{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &files) == 0);
+    auto none = files;
+    none.rlim_cur = 3;  // those that are open stay
+    s.rewrite(
+        "name=chat api_key=newer-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB "
+        "compute=40%\n");
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const auto why = s.core->reload();
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &files) == 0);
+    CHECK_THAT(why, Catch::Contains("cannot read"));
+    const auto is_known = [&](std::string_view key) {
+        try {
+            (void)s.core->authenticate(key);
+            return true;
+        } catch (const refused&) {
+            return false;
+        }
+    };
+    eventually([&] { return is_known("newer-of-chat"); });
+    CHECK_FALSE(is_known(chat_key));
+    // Another file of the same size and time is noticed, too.
+    const auto time = std::filesystem::last_write_time(*s.files / "tenants");
+    write_file(*s.files / "next",
+               "name=chat api_key=other-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB "
+               "compute=40%\n");
+    std::filesystem::last_write_time(*s.files / "next", time);
+    std::filesystem::rename(*s.files / "next", *s.files / "tenants");
+    eventually([&] { return is_known("other-of-chat"); });
+    CHECK_FALSE(is_known("newer-of-chat"));
+    std::filesystem::remove(*s.files / "tenants");
+    REQUIRE(::mkfifo((*s.files / "tenants").c_str(), 0600) == 0);
+    CHECK_THAT(s.core->reload(), Catch::Contains("no regular file"));
+    CHECK(is_known("other-of-chat"));
+}
+
+TEST_CASE("tenants take turns with what they load", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key), batch = s.core->authenticate(batch_key);
+    std::mutex mutex;
+    std::vector<std::string> loaded;
+    const auto load = [&](const service::caller& c, const char* model) {
+        s.core->load(c, model, [&, what = c.who->name() + "'s " + model](const refused*) {
+            const std::lock_guard lock(mutex);
+            loaded.push_back(what);
+        });
+    };
+    for (const auto* model : {"slow", "letters", "mlp", "busy"}) load(chat, model);  // the first one takes long
+    load(batch, "mlp");
+    s.go->store(true);
+    eventually([&] {
+        const std::lock_guard lock(mutex);
+        return loaded.size() == 5;
+    });
+    CHECK(loaded[0] == "chat's slow");
+    CHECK(loaded[1] == "batch's mlp");
+}
+
+TEST_CASE("a text whose reader goes is over, though it was to come in one piece", "[examples]") {
+    server s;
+    s.script->slowly = true;
+    {
+        auto c = s.connect();
+        c.send_request("POST", "/v2/models/fragile/generate", chat_key, R"({"text_input":"a","max_tokens":4096})");
+        eventually([&] { return s.core->authenticate(chat_key).counts->tokens > 8; });
+    }
+    const auto counts = s.core->authenticate(chat_key).counts;
+    CHECK(s.core->drain(std::chrono::steady_clock::now() + 60s));
+    CHECK(counts->tokens < 4096);
 }
 
 TEST_CASE("a reload that waits keeps nobody else waiting", "[examples]") {
@@ -1129,7 +1320,7 @@ TEST_CASE("a server that goes down answers what was asked, and nothing else", "[
     auto busy = s.connect(), idle = s.connect();
     CHECK(idle.ask("GET", "/v2/health/ready").status == 200);
     const auto body = one("1", "[1]");
-    busy.send("POST /v2/models/held/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: " +
+    busy.send("POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nContent-Length: " +
               std::to_string(body.size()) + "\r\n\r\n" + body);
     eventually([&] { return s.core->status_json().find("held") != std::string::npos; });
     auto drained = std::async(std::launch::async, [&] { return s.core->drain(gpushare::never); });
