@@ -18,14 +18,14 @@ name=batch api_key={BATCH} memory=256MiB compute=40% queue_limit=64
 
 
 class Server:
-    def __init__(self, program, folder, tenants=TENANTS, options=(), cores=None):
+    def __init__(self, program, folder, tenants=TENANTS, options=(), cores=None, before=None):
         self.tenants, self.journal = Path(folder) / 'tenants.conf', Path(folder) / 'usage'
         self.tenants.write_text(tenants)
         self.log = open(Path(folder) / 'log', 'w+')
         self.process = subprocess.Popen(
             [program, '--tenants', self.tenants, '--journal', self.journal, '--port', '0', '--grpc-port', '0', '--admin-port', '0',
              '--memory', '2048', *options], stdout=subprocess.PIPE, stderr=self.log, text=True,
-            preexec_fn=cores and (lambda: os.sched_setaffinity(0, cores)))
+            preexec_fn=before or (cores and (lambda: os.sched_setaffinity(0, cores))))
 
     def start(self):
         self.http, self.admin = re.match(r'HTTP http://(\S+), operators http://(\S+)', self.process.stdout.readline()).groups()
