@@ -3,9 +3,12 @@
 // resize could still grant.
 #include <atomic>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
@@ -186,4 +189,62 @@ TEST_CASE("a quota knows the largest guarantee that it could grow to", "[memory]
     CHECK(a.resize(35_B, 0_B) == errc::none);
     CHECK(device.guarantee_room() == quota::max_limit());
     CHECK(a.release(35_B));
+}
+
+TEST_CASE("quotas of one root exchange what they have, all or none", "[memory][quota]") {
+    quota device{100_B};
+    quota a{device, 40_B}, b{device, 60_B}, small{b, 10_B};
+    const auto exchange = [&](std::vector<gpushare::quota_limits> wanted) {
+        gpushare::quota_exchange change(device, std::move(wanted));
+        const auto why = change.prepare();
+        if (why.code == errc::none) change.commit();
+        return std::pair(why, change.refused());
+    };
+    CHECK(exchange({{&a, 60_B, {}}, {&b, 40_B, {}}}).first.code == errc::none);
+    CHECK(a.free() == 60_B);
+    CHECK(b.free() == 30_B);
+    CHECK(device.free() == 0_B);
+    const auto [why, which] = exchange({{&a, 20_B, {}}, {&b, 81_B, {}}});
+    CHECK(why.code == errc::no_room);
+    CHECK(why.left == 80);
+    CHECK(which == 1);
+    CHECK(a.usage().guaranteed == 60_B);
+    CHECK(b.usage().guaranteed == 40_B);
+    REQUIRE(a.try_charge(50_B) == errc::none);
+    CHECK(exchange({{&a, 20_B, {}}, {&b, 80_B, {}}}).first.code == errc::no_room);  // it uses them
+    CHECK(a.free() == 10_B);
+    CHECK(a.release(50_B));
+    CHECK(exchange({{&small, 10_B, {}}}).first.code == errc::invalid_specification);  // not right below the root
+    gpushare::quota_exchange prepared(device, {{&a, 10_B, {}}, {&b, 90_B, {}}});
+    REQUIRE(prepared.prepare().code == errc::none);
+    prepared.abandon();
+    CHECK(a.free() == 60_B);
+    CHECK(device.free() == 0_B);
+    CHECK(device.promisable() == 0_B);
+    b.stop();
+    CHECK(exchange({{&a, 50_B, {}}, {&b, 50_B, {}}}).first.code == errc::closed);
+    CHECK(a.usage().guaranteed == 60_B);
+}
+
+TEST_CASE("what is exchanged is lent to nobody in between", "[memory][quota][attack]") {
+    quota device{100'000_B};
+    quota a{device, 30'000_B}, b{device, 70'000_B}, burst{device, 0_B, 100'000_B};
+    std::atomic<std::uint64_t> granted{0}, refused{0};
+    {
+        support::background greedy(2, [&](unsigned) {
+            if (burst.try_charge(1'000_B) == errc::none) granted.fetch_add(1), (void)burst.release(1'000_B);
+        });
+        for (int i = 0; i < 2'000; ++i) {
+            const bool there = i % 2 == 0;
+            gpushare::quota_exchange change(
+                device, {{&a, there ? 70'000_B : 30'000_B, {}}, {&b, there ? 30'000_B : 70'000_B, {}}});
+            if (change.prepare().code == errc::none)
+                change.commit();
+            else
+                refused.fetch_add(1);
+        }
+    }
+    CHECK(granted.load() == 0);
+    CHECK(refused.load() == 0);
+    CHECK(a.usage().guaranteed + b.usage().guaranteed == 100'000_B);
 }
