@@ -177,6 +177,7 @@ enum class reason : std::uint16_t {
     // compute
     objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
     queue_limit,          ///< limit: how many submissions may wait
+    no_caps,              ///< a cap, under a policy that has none: no figures
     empty_callable,       ///< what is to enqueue the work is empty: no figures
     no_such_stream,       ///< asked: the stream; limit: how many the tenant has
     no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
@@ -291,6 +292,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
      "{code} (asked {asked}, needed {limit})"},
     {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
+    {reason::no_caps, errc::invalid_specification, figure_unit::none,
+     "the policy has no caps: weighted_fair has, and capped<> around any other"},
     {reason::empty_callable, errc::invalid_specification, figure_unit::none,
      "the callable is empty: there is nothing to enqueue"},
     {reason::no_such_stream, errc::invalid_specification, figure_unit::position,

@@ -589,7 +589,7 @@ TEST_CASE("work that is late when its turn comes never runs, if it says so", "[c
 
 TEST_CASE("a submission of a higher priority goes before its client's others, and before lower clients'", "[compute]") {
     setup t;
-    const auto ordinary = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
+    const auto ordinary = t.compute.add({.weight = 50_pct, .ceiling = {3}}), other = t.compute.add({.weight = 50_pct});
     const auto at = [&](client_id c, const char* name, std::int32_t level) {
         return t.compute.submit(c, t.stream, t.logs(name), {.priority = {level}}).value();
     };

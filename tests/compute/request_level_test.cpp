@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests with a priority of their own.
+// Requests with a priority of their own: how high they go, which submissions they raise, and who is
+// charged.
 #include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/shortest_remaining.hpp>
+#include <gpushare/compute/policies/strict_priority.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
-#include "support/code_of.hpp"
 #include "support/manual_timeline.hpp"
 
 namespace request_level_test {
@@ -59,25 +64,30 @@ struct setup {
     manual_clock clock;
     manual_stream stream;
     limiter compute{{.depth = 1, .horizon = 0ms, .anticipation = 0ms}, clock};
-    client_id a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});
+    client_id a = compute.add({.weight = 50_pct});
+    client_id b = compute.add({.weight = 50_pct, .ceiling = priority{3}});
     names enqueued;
 };
 
 }  // namespace
 
-TEST_CASE("a request goes at its own level, with what is in front of it in the queue", "[compute]") {
+TEST_CASE("a request's submissions go at its own level, and no others of its client", "[compute]") {
     setup t;
     t.submit(t.a, "a0");
-    for (const auto* name : {"a1", "a2", "a3"}) t.submit(t.a, name);
+    for (const auto* name : {"a1", "a2"}) t.submit(t.a, name);
     t.submit(t.b, "b0");
     {
+        request empty(t.compute, t.b, {.level = priority{1}});
+        CHECK(t.enqueued == names{"a0"});
         request r(t.compute, t.b, {.level = priority{1}});
-        CHECK(t.enqueued == names{"a0", "b0"});  // at once: the level has room of its own
-        t.submit(r, "b1");
-        t.submit(r, "b2");
-        CHECK(t.order() == names{"a0", "b0", "b1", "b2", "a1", "a2", "a3"});
+        t.submit(r, "r1");
+        CHECK(t.enqueued == names{"a0", "r1"});  // at once: the level has room of its own
+        t.submit(r, "r2");
+        const auto all = t.order();
+        CHECK(names(all.begin(), all.begin() + 3) == names{"a0", "r1", "r2"});
+        CHECK(names(all.begin() + 3, all.end()) == names{"a1", "a2", "b0"});  // b had its share, by r1 and r2
     }
-    SECTION("and its client goes at its own level again once it is over") {
+    SECTION("and what comes after it is of its client's level") {
         t.submit(t.a, "a4");
         t.submit(t.b, "b3");
         CHECK(t.enqueued == names{"a4"});
@@ -85,51 +95,54 @@ TEST_CASE("a request goes at its own level, with what is in front of it in the q
     }
 }
 
-TEST_CASE("of several requests the highest counts, and none lowers its client", "[compute]") {
+TEST_CASE("a request goes no higher than its client's ceiling, which is its own level unless it is told", "[compute]") {
     setup t;
-    t.compute.change(t.b, {.weight = 50_pct, .level = {1}, .longest = 1ms});
-    t.compute.change(t.a, {.weight = 50_pct, .longest = 1ms});
-    const auto c = t.compute.add({.level = {2}, .longest = 1ms});
-    // By what lies below it one sees where the client is.
-    const auto below_b = [&] { return t.compute.bound_of(t.b) / 1ms; };
-    CHECK(below_b() == 1);
-    {
-        request lower(t.compute, t.b, {.level = priority{0}});
-        CHECK(below_b() == 1);
-        request higher(t.compute, t.b, {.level = priority{3}});
-        CHECK(below_b() == 2);
-        {
-            request twice(t.compute, t.b, {.level = priority{3}});
-            request plain(t.compute, t.b);
-        }
-        CHECK(below_b() == 2);
-        SECTION("a live change is in force beneath") {
-            t.compute.change(t.b, {.weight = 10_pct, .level = {0}, .longest = 1ms});
-            CHECK(below_b() == 2);
-        }
-        SECTION("so is one beyond it") {
-            t.compute.change(t.b, {.weight = 10_pct, .level = {4}, .longest = 1ms});
-            CHECK(below_b() == 2);
-            CHECK(t.compute.close(c));
-            CHECK(below_b() == 1);
-        }
+    t.compute.change(t.b, {.weight = 50_pct, .level = {1}, .ceiling = {2}, .longest = 1ms});
+    const auto c = t.compute.add({.level = {3}, .longest = 1ms});
+    t.submit(t.b, "b0");
+    t.submit(c, "c0");
+    t.submit(t.a, "a0");
+    request above(t.compute, t.a, {.level = priority{9}});
+    t.submit(above, "a1");
+    request high(t.compute, t.b, {.level = priority{9}});
+    t.submit(high, "b1");
+    t.submit(c, "c1");
+    t.submit(t.b, "b2");
+    // a0 has waited since there was no room below b0 and c0: a1 goes as a's own do.
+    CHECK(t.order() == names{"b0", "c0", "c1", "b1", "b2", "a0", "a1"});
+    SECTION("a lower one doesn't lower its client") {
+        request low(t.compute, t.b, {.level = priority{0}});
+        t.submit(t.b, "b3");
+        t.submit(t.a, "a3");
+        t.submit(low, "b4");
+        CHECK(t.order() == names{"b3", "b4", "a3"});
     }
-    t.compute.change(t.b, {.weight = 50_pct, .level = {1}, .longest = 1ms});
-    CHECK(below_b() == 1);
 }
 
-TEST_CASE("a level that the policy refuses is no request's", "[compute]") {
-    setup t;
-    CHECK(t.compute.set_policy(gpushare::equal_share{2}) == errc::none);
-    const auto c = t.compute.add({.level = {1}}), d = t.compute.add({.level = {1}});
-    CHECK(support::code_of([&] { (void)request(t.compute, t.a, {.level = priority{1}}); }) == errc::share_exceeded);
-    t.submit(t.a, "a");
-    CHECK(t.order() == names{"a"});
-    CHECK(t.compute.close(c));
-    CHECK(support::code_of([&] { (void)request(t.compute, t.a, {.level = priority{1}}); }) == errc::none);
-    CHECK(t.compute.close(d));
-    CHECK(t.compute.close(t.a));
-    CHECK(support::code_of([&] { (void)request(t.compute, t.a, {.level = priority{5}}); }) == errc::none);
+TEMPLATE_TEST_CASE("what a request takes above its client's level is charged to the client's share", "[compute]",
+                   gpushare::weighted_fair, gpushare::fair, gpushare::capped<gpushare::weighted_fair>,
+                   gpushare::shortest_remaining, gpushare::strict_priority<>,
+                   (gpushare::policy_tree<gpushare::weighted_fair, gpushare::weighted_fair>)) {
+    using sim_limiter = gpushare::compute_limiter<gpushare::sim::stream, gpushare::sim::clock_of, gpushare::any_policy>;
+    gpushare::sim::world world;
+    gpushare::sim::stream one(world, {0}), other(world, {0});
+    sim_limiter compute({}, gpushare::sim::clock_of(world), gpushare::any_policy(TestType{}));
+    const auto a = compute.add({.weight = 50_pct, .ceiling = priority{1}}), b = compute.add({.weight = 50_pct});
+    for (int i = 0; i < 400; ++i) {
+        (void)compute.submit(a, one, [](auto& s) { s.enqueue(1ms); });
+        (void)compute.submit(b, other, [](auto& s) { s.enqueue(1ms); });
+    }
+    // A quarter of the device goes to a's requests: so it has a quarter otherwise, and half in all.
+    gpushare::request<sim_limiter> urgent(compute, a, {.level = priority{1}});
+    for (int ms = 0; ms < 400; ++ms) {
+        world.run_until(world.now() + 1ms);
+        compute.poll();
+        if (ms % 4 == 0) (void)urgent.submit(one, [](auto& s) { s.enqueue(1ms); });
+    }
+    const auto had = compute.usage(a).device_time, all = had + compute.usage(b).device_time;
+    CHECK(all > 300ms);
+    CHECK(static_cast<double>(had.count()) / static_cast<double>(all.count()) == Approx(0.5).margin(0.16));
+    CHECK(compute.usage(b).device_time > 130ms);
 }
 
 }  // namespace request_level_test

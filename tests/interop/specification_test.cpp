@@ -82,17 +82,21 @@ TEST_CASE("plain text says all there is to say", "[interop][specification]") {
 
 TEST_CASE("every field of a tenant's specification has a key", "[interop][specification]") {
     const auto spec = parse_specification(
-        "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 stack=direct "
+        "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 ceiling=3 narrowest=75% "
+        "slice=4 stack=direct "
         "scrub=on_free wait=5ms spill=6GiB cap=45.5% soft_cap=yes "
         "slo=20ms longest=1500us yields_within=2ms keeps=25% back_within=3ms group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
-    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, scrub, wait, spill, cap,
-                 soft_cap, slo, group, longest, yields_within, keeps, back_within, streams, queue_limit] = spec;
+    const auto& [name, memory, devices, compute, level, ceiling, narrowest, burst, on, unit, slice, stack, scrub, wait,
+                 spill, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams, queue_limit] =
+        spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);
     CHECK(compute == 30_pct);
     CHECK(level == gpushare::priority{-2});
+    CHECK(ceiling == gpushare::priority{3});
+    CHECK(narrowest == gpushare::sm_width(0.75));
     CHECK(burst == 2_GiB);
     CHECK(on == std::vector<gpushare::device_id>{{1}, {3}});
     CHECK(unit == 1_MiB);
@@ -193,7 +197,8 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
                       "aliyun.com/gpu-core.percentage: '130': must be a whole number of percent from 1 to 100");
     CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
     CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
-                      "a\\x1b[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, "
+                      "a\\x1b[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, narrowest, "
+                      "ceiling, slice, stack, "
                       "scrub, wait, spill, cap, soft_cap, "
                       "slo, longest, yields_within, keeps, back_within, group, streams, queue_limit");
     // However long what came in is.

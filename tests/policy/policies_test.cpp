@@ -388,6 +388,46 @@ TEST_CASE("the outer policy of a tree may refuse a class", "[policy]") {
     CHECK(p.add(a, {.group = 1}).code == errc::none);
 }
 
+namespace {
+/// Alone for a second beside a policy `p`, a client borrows beyond its soft cap, each time ten
+/// times what was predicted. Then another one, within its cap, has work too: how long until the
+/// first is within its cap again?
+template <class P>
+ns borrowed_is_repaid_after(P p) {
+    CHECK(p.add(a, {.weight = 50_pct, .cap = 10_pct, .soft_cap = true}) == errc::none);
+    instant now = start;
+    const auto goes = [&](client_id c, ns predicted, ns took) {
+        const auto lent = gpushare::detail::serve(p, c, predicted, now);
+        now += took;
+        gpushare::detail::correct(p, c, took - predicted, lent);
+        p.wake(c, {.arrival = now}, now);
+    };
+    p.wake(a, {.arrival = now}, now);
+    for (int i = 0; i < 100 && p.pick(now) == a; ++i) goes(a, 1ms, 10ms);
+    CHECK(p.add(b, {.weight = 50_pct}) == errc::none);
+    p.wake(b, {.arrival = now}, now);
+    const auto from = now;
+    while (now < from + 10s && p.pick(now) == b) goes(b, 1ms, 1ms);
+    return now - from;
+}
+}  // namespace
+
+TEST_CASE("what is lent costs a soft cap nothing, however many trees are above it", "[policy]") {
+    using soft = capped<weighted_fair>;
+    using tree = policy_tree<weighted_fair, soft>;
+    using twice = policy_tree<soft, tree>;
+    const auto alone = borrowed_is_repaid_after(soft{});
+    CHECK(alone <= 100ms);
+    CHECK(borrowed_is_repaid_after(tree{}) == alone);
+    CHECK(borrowed_is_repaid_after(policy_tree<weighted_fair, tree>{}) == alone);
+    CHECK(borrowed_is_repaid_after(policy_tree<soft, twice>{}) == alone);
+    CHECK(borrowed_is_repaid_after(policy_tree<strict_priority<soft>, twice>{}) == alone);
+    policy_tree<any_policy, any_policy> any(any_policy(tree{}));
+    CHECK(any.set_class(0, {}, any_policy(twice{})) == errc::none);
+    CHECK(borrowed_is_repaid_after(std::move(any)) == alone);
+    CHECK(borrowed_is_repaid_after(any_policy(policy_tree<tree, any_policy>{})) <= 100ms);
+}
+
 TEST_CASE("the policy itself is replaced while work waits and is in flight", "[policy]") {
     saturated<any_policy> s{any_policy(weighted_fair{})};
     const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 10_pct});

@@ -193,7 +193,8 @@ TEST_CASE("readings become lines that sum to what was used", "[serving]") {
     CHECK_FALSE(meter.read(at(1s), {.device_time = 7ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 5}));
     CHECK(*meter.read(at(2s), {.device_time = 9ms, .reserved = 8_MiB, .used = 0_B, .requests = 7, .refusals = 1}) ==
           usage_line{"chat", at(1s), at(2s), {2ms, {8_MiB, 1s}, {3_MiB, 1s}, 2, 1}});
-    // Admitted anew, its counters begin anew.
+    // Admitted anew, its counters begin anew, and the meter is told so.
+    meter.restarted();
     CHECK(*meter.read(at(3s), {.device_time = 1ms, .reserved = 8_MiB, .used = 2_MiB, .requests = 1}) ==
           usage_line{"chat", at(2s), at(3s), {1ms, {8_MiB, 1s}, {}, 1, 0}});
 }
@@ -233,14 +234,25 @@ TEST_CASE("by a steady clock memory is billed for the time that passed, whatever
     CHECK(all.of("chat").reserved == byte_time(1_MiB, 5s));
 }
 
-TEST_CASE("what is counted elsewhere isn't billed again where a tenant begins anew", "[serving]") {
+TEST_CASE("a counter that falls without a word is never billed twice", "[serving]") {
     gpushare::usage_meter meter("chat");
     CHECK_FALSE(meter.read(at(0s), {.device_time = 5ms, .requests = 100, .refusals = 7}));
-    const auto line = meter.read(at(1s), {.device_time = 1ms, .requests = 103, .refusals = 8});
-    REQUIRE(line);
-    CHECK(line->amounts.device_time == 1ms);
-    CHECK(line->amounts.requests == 3);
-    CHECK(line->amounts.refusals == 1);
+    const auto fallen = meter.read(at(1s), {.device_time = 1ms, .requests = 103, .refusals = 6});
+    REQUIRE(fallen);
+    CHECK(fallen->amounts.device_time == 0ms);
+    CHECK(fallen->amounts.requests == 3);
+    CHECK(fallen->amounts.refusals == 0);
+    const auto passed = meter.read(at(2s), {.device_time = 6ms, .requests = 103, .refusals = 7});
+    REQUIRE(passed);
+    CHECK(passed->amounts.device_time == 1ms);
+    CHECK(passed->amounts.refusals == 0);
+    // A restart is told; what is kept elsewhere goes on.
+    meter.restarted({.requests = 103, .refusals = 7});
+    const auto anew = meter.read(at(3s), {.device_time = 2ms, .requests = 104, .refusals = 9});
+    REQUIRE(anew);
+    CHECK(anew->amounts.device_time == 2ms);
+    CHECK(anew->amounts.requests == 1);
+    CHECK(anew->amounts.refusals == 2);
 }
 
 TEST_CASE("memory is billed alike however often it is read", "[serving]") {

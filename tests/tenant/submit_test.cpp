@@ -82,7 +82,8 @@ TEST_CASE("a tenant's close waits for all of its streams", "[tenant][submit]") {
 TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "[tenant][submit]") {
     host::node n(modelled());
     tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
-    auto t = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 2});
+    auto t = shared.admit(
+        {.name = "chat", .memory = 1_MiB, .compute = 50_pct, .ceiling = gpushare::priority{1}, .queue_limit = 2});
     n.faults({0}).stall(t.work_stream());
     std::atomic<int> ran{0};
     const auto work = [&](host::stream& s) { s.launch({.blocks = 1}, [&ran](auto&) { ++ran; }); };
@@ -90,6 +91,8 @@ TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "
     auto owned = std::make_unique<int>(7);  // callables needn't be copied
     auto urgent = t.submit([&, own = std::move(owned)](host::stream& s) { ran += *own, work(s); }, {.priority = {1}});
     auto late = t.submit(work, {.deadline = clock::now(), .drop_if_late = true});
+    CHECK(late.done());  // at once: it takes no room in the queue
+    auto waits = t.submit(work);
     std::atomic<errc> told{errc::none};
     auto cancelled = t.submit(work, {}, [&](const completion& c) { told = c.status; });
     CHECK(ran == 7);  // a higher level has room of its own
@@ -104,13 +107,13 @@ TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "
     CHECK(told == errc::stopped);
     CHECK_THROWS_WITH(cancelled.rethrow(), "tenant 'chat': submission: stop requested");
     n.faults({0}).resume(t.work_stream());
-    for (auto* one : {&first, &late, &urgent}) REQUIRE(one->wait(clock::now() + 20s));
+    for (auto* one : {&first, &late, &urgent, &waits}) REQUIRE(one->wait(clock::now() + 20s));
     CHECK(late.status() == errc::deadline_exceeded);
     CHECK(first.status() == errc::none);
     CHECK(urgent.status() == errc::none);
-    CHECK(ran == 2 + 7);
+    CHECK(ran == 3 + 7);
     CHECK(t.usage().dropped == 1);
-    CHECK(t.usage().completed == 2);
+    CHECK(t.usage().completed == 3);
     CHECK(t.close(clock::now() + 20s).usage.dropped == 1);
 }
 

@@ -94,6 +94,44 @@ TEST_CASE("a tenancy has the policy that it is asked for", "[tenant]") {
     (void)equal.admit({.name = "c", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{1}}});
 }
 
+TEST_CASE("shares are promised level by level", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    tenancy shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 1_KiB, .compute = 80_pct, .level = {1}});
+    auto batch = shared.admit({.name = "batch", .memory = 1_KiB, .compute = 80_pct});
+    CHECK(shared.unpromised({0}, priority{0}) == 20_pct);
+    CHECK(shared.unpromised({0}, priority{1}) == 20_pct);
+    CHECK(shared.unpromised({0}, priority{2}) == 100_pct);
+    CHECK(support::code_of([&] { (void)shared.admit({.name = "c", .memory = 1_KiB, .compute = 30_pct}); }) ==
+          errc::share_exceeded);
+    CHECK(batch.try_resize({.level = priority{1}}) == errc::share_exceeded);
+    CHECK(batch.try_resize({.compute = 20_pct, .level = priority{1}}) == errc::none);
+    CHECK(shared.unpromised({0}, priority{0}) == 100_pct);
+    CHECK(shared.unpromised({0}) == 0_pct);
+    CHECK(chat.try_resize({.compute = 90_pct}) == errc::share_exceeded);
+    CHECK(chat.try_resize({.compute = 90_pct, .level = priority{0}}) == errc::none);
+    CHECK(chat.close().complete);
+    CHECK(batch.close().complete);
+    CHECK(shared.unpromised({0}) == share::whole());
+}
+
+TEST_CASE("a cap that no policy would keep is refused by name", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    tenancy<host::node, earliest_deadline> urgent{node};
+    CHECK_THROWS_WITH((void)urgent.admit({.name = "a", .memory = 1_KiB, .compute = 30_pct, .cap = 40_pct}),
+                      Catch::Contains("tenant 'a'") && Catch::Contains("no caps") && Catch::Contains("weighted_fair"));
+    CHECK(urgent.unpromised({0}) == share::whole());
+    auto a = urgent.admit({.name = "a", .memory = 1_KiB, .compute = 30_pct});
+    CHECK_THROWS_WITH(a.resize({.compute = 50_pct, .cap = 40_pct}), Catch::Contains("no caps"));
+    CHECK(a.spec().cap == share::whole());
+    CHECK(urgent.unpromised({0}) == 70_pct);
+    tenancy<host::node, capped<earliest_deadline>> limits{node};
+    auto b = limits.admit({.name = "b", .memory = 1_KiB, .compute = 30_pct, .cap = 40_pct});
+    tenancy plain{node};
+    auto c = plain.admit({.name = "c", .memory = 1_KiB, .compute = 30_pct, .cap = 40_pct});
+    CHECK(plain.limiter_of({0}).set_policy({}) == errc::none);
+}
+
 TEST_CASE("what a tenant is entitled to reaches the policy, and so does what changes", "[tenant]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     witness::notes seen;
@@ -102,6 +140,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                            .memory = 1_KiB,
                            .compute = 40_pct,
                            .level = {2},
+                           .ceiling = priority{3},
+                           .narrowest = sm_width(0.5),
                            .cap = 60_pct,
                            .soft_cap = true,
                            .slo = 7ms,
@@ -112,6 +152,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                            .back_within = 4ms});
     client_settings expected{.weight = 40_pct,
                              .level = {2},
+                             .ceiling = {3},
+                             .narrowest = sm_width(0.5),
                              .longest = 2ms,
                              .yields_within = 1ms,
                              .cap = 60_pct,
@@ -124,7 +166,9 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                              .name = "t"};
     REQUIRE(seen.told.size() == 1);
     CHECK((seen.told.back() == expected));
-    t.resize({.cap = 50_pct,
+    t.resize({.ceiling = priority{5},
+              .narrowest = sm_width(1),
+              .cap = 50_pct,
               .soft_cap = false,
               .slo = 8ms,
               .group = 4,
@@ -132,6 +176,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
               .yields_within = 2ms,
               .keeps = gpushare::sm_width(0.25),
               .back_within = 5ms});
+    expected.ceiling = {5};
+    expected.narrowest = sm_width(1);
     expected.cap = 50_pct;
     expected.soft_cap = false;
     expected.slo = 8ms;

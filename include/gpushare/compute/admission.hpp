@@ -55,8 +55,11 @@ namespace detail {
 
 /// What is known of a submission that waits: what policies look at, and what says whether there is room for it.
 struct submission_facts {
-    queue_head head{};           ///< for the policy
-    ns bound{};                  ///< on its wait, as published when it came; 0: as it is when it is admitted
+    queue_head head{};  ///< for the policy
+    ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
+    /// It isn't admitted if it may begin later than this behind what is in flight: only once that
+    /// has ended.
+    instant late_at = never;
     sm_width width{};            ///< the part of the SMs that it can fill, if it was declared
     std::uint64_t timeline = 0;  ///< its stream's timeline_of(); 0: not known, and all such of a client are one
     bool of_request = false;     ///< more of its client may follow soon: lower levels are held back meanwhile
@@ -79,7 +82,7 @@ struct admission {
     std::uint64_t key = 0;  ///< its kind
     std::uint32_t level_index = 0;  ///< the level, as the core counts them
     std::uint32_t policy = 0;       ///< which of the policies so far admitted it
-    std::uint32_t lent = 0;         ///< what that policy said of it when it served it
+    std::uint64_t lent = 0;         ///< what that policy said of it when it served it
     bool known = false;             ///< submissions of its kind were measured before
     bool declared = false;          ///< the width was given with it
     bool may_share = false;         ///< is short enough to be timed together with others
@@ -95,7 +98,10 @@ struct charge {
         shared,  ///< its part of a batch's measured time
         doubt,   ///< no more than a prediction
     };
-    ns took{};                  ///< device time: duration times width
+    ns took{};  ///< device time: duration times width
+    /// What its client is billed, where that isn't what it took: of a price, say. Shares,
+    /// predictions and bounds go by `took`.
+    std::optional<ns> billed{};
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
     ns noticed{};               ///< so long after its end that was seen, at most; 0: unknown
     ns enqueuing{};             ///< its callable took so long; 0: unknown
@@ -104,6 +110,7 @@ struct charge {
     std::uint32_t times = 1;    ///< how many like submissions took this together
     sm_width width{};           ///< the part of the SMs that it was seen to fill, where the device tells
     bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
+    bool may_shrink = false;    ///< work beside it, still in flight, may turn out to have shared this time
 };
 
 /// How often things took how long: counts in fixed buckets. A value, which allocates nothing.
@@ -205,8 +212,11 @@ private:
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
-    ns device_time{};               ///< charged so far
-    ns longest{};                   ///< the longest submission seen
+    /// Charged so far, and settled: it never falls. What ran beside work that is still in flight is
+    /// in it once that has ended, where the device doesn't tell who used what.
+    ns device_time{};
+    ns ran{};      ///< what its work took, whatever it is billed; what it shared with others counts whole
+    ns longest{};  ///< the longest submission seen
     std::uint64_t completed = 0;    ///< submissions that ran, failed ones included
     std::uint64_t failed = 0;       ///< of these
     std::uint32_t waiting = 0;      ///< submissions that wait

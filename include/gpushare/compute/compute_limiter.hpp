@@ -76,6 +76,7 @@ public:
     /// (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const std::lock_guard lock(engine_.mutex());
+        if (!engine_.core().honours(s)) raise(no_caps, s.name.view(), "limiter");
         return engine_.clients().add(as_can_be(s));
     }
 
@@ -84,16 +85,19 @@ public:
     /// needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
+        if (!engine_.core().honours(s)) return no_caps;
         const auto why = engine_.clients().change(c, as_can_be(s));
         if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level
         return why;
     }
 
-    /// Replaces the policy while work is in flight. `p`, which has no clients yet, decides from now on and doesn't know
-    /// what clients had before. share_exceeded: it refuses.
+    /// Replaces the policy while work is in flight. `p`, which has no clients yet, decides from now
+    /// on. What clients had beyond their caps and ahead of their shares they make up for under it,
+    /// too, and what is in flight is counted. share_exceeded: it refuses; invalid_specification: it
+    /// has no caps, and a client has one.
     errc set_policy(Policy p) {
         std::unique_lock lock(engine_.mutex());
-        const auto why = engine_.core().set_policy(p, engine_.policy_time());
+        const auto why = engine_.core().set_policy(p, engine_.now());
         engine_.drive(lock, look::now);
         return why;
     }
@@ -113,7 +117,10 @@ public:
         const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
         if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
         if (!core.contains(c)) return true;
-        if (account != nullptr) *account = engine_.clients().usage(c);
+        if (account != nullptr) {
+            (void)core.final_usage(c);
+            *account = engine_.clients().usage(c);
+        }
         core.remove(c);
         return true;
     }
@@ -213,7 +220,8 @@ public:
             return why;
         }
         mine.on_done = std::move(on_done);
-        const auto now = engine_.policy_time();
+        if (engine_.core().several_levels()) engine_.note_overdue();
+        const auto now = engine_.arrival_time(o);
         engine_.clients().describe(mine, c, o, now);
         engine_.clients().arrive(mine, now);
         auto stay = engine_.came_for([] { return true; }, &mine);
@@ -312,13 +320,11 @@ public:
         return errc::none;
     }
 
-    /// Begins a request of `c`; the class in request.hpp calls it. Until the request ends the client goes at `level`,
-    /// if that is above its own. closed: no such client; share_exceeded: the policy refuses the level.
+    /// Begins a request of `c`; the class in request.hpp calls it. `level`: of its submissions,
+    /// which say so themselves. closed: no such client. Throws std::bad_alloc.
     errc begin_request(client_id c, priority level = no_priority) {
-        std::unique_lock lock(engine_.mutex());
-        const auto why = engine_.clients().begin_request(c, level);
-        if (why == errc::none && level != no_priority) engine_.drive(lock, look::now);
-        return why;
+        const std::lock_guard lock(engine_.mutex());
+        return engine_.clients().begin_request(c, level);
     }
     /// Ends a request that began with this `level`.
     void end_request(client_id c, priority level = no_priority) noexcept {
@@ -335,6 +341,8 @@ private:
     using look = detail::look;
     using lock_type = std::unique_lock<std::mutex>;
 
+    static constexpr failure no_caps{.code = errc::invalid_specification, .because = reason::no_caps};
+
     // A promise that no kernel of these streams can keep isn't counted on.
     [[nodiscard]] static client_settings as_can_be(client_settings s) noexcept {
         if (!yielding_timeline<Stream>) s.yields_within = {};
@@ -350,6 +358,7 @@ private:
             engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
             return why;
         }
+        if (engine_.core().several_levels()) engine_.note_overdue();
         const auto [mine, admitted] = engine_.arrive_at_gate(c, o, now);
         if (admitted) return permit(engine_, mine, mine.admitted.bound);
         if (waited != nullptr) *waited = true;

@@ -128,8 +128,10 @@ struct cost_estimate {
     static constexpr std::uint32_t enough_of_a_mixture = 64;  ///< So many tell what the next takes at least.
 };
 
-/// Remembers up to `capacity` kinds: those used last, in sets of four by a hash. Every call is constant time, and nothing is
-/// allocated after the constructor, which throws std::bad_alloc. A value; not thread-safe.
+/// Remembers up to `capacity` kinds: those used last, in sets of four by a hash, in which no
+/// client's new kinds push out those of clients who have no more of them. Every call is constant
+/// time, and nothing is allocated after the constructor, which throws std::bad_alloc. A value; not
+/// thread-safe.
 class cost_model {
 public:
     static constexpr std::size_t capacity = 256;  ///< Kinds that are remembered.
@@ -174,7 +176,8 @@ public:
         const auto is_it = [&](const entry& e) { return e.key == key && e.client == c; };
         if (is_it(set[0])) return &set[0].estimate;
         std::size_t at = 1;
-        while (at + 1 < ways && !is_it(set[at])) ++at;
+        while (at < ways && !is_it(set[at])) ++at;
+        if (at == ways) at = place_for(set, c);
         const entry latest = is_it(set[at]) ? set[at] : entry{.key = key, .client = c};
         for (; at > 0; --at) set[at] = set[at - 1];
         set[0] = latest;
@@ -195,6 +198,23 @@ private:
         cost_estimate estimate{};
     };
 
+    // Whose place a new kind of `c` takes: a free one, the one that `c` used longest ago, or that
+    // of who has most here. So a client that makes up kinds makes others forget theirs only as far
+    // as they have more than their part.
+    [[nodiscard]] static std::size_t place_for(const std::array<entry, ways>& set, client_id c) noexcept {
+        const auto count = [&](client_id of) {
+            return std::count_if(set.begin(), set.end(), [=](const entry& e) { return e.key != 0 && e.client == of; });
+        };
+        std::size_t best = ways - 1;
+        for (std::size_t i = ways; i-- > 0;) {
+            if (set[i].key == 0) return i;
+            if (count(set[i].client) > count(set[best].client)) best = i;
+        }
+        if (count(c) == 0 || count(c) < count(set[best].client)) return best;
+        std::size_t own = ways - 1;
+        while (!(set[own].client == c)) --own;
+        return own;
+    }
     // Fibonacci hashing (Knuth, TAOCP 3, 6.4): keys may be pointers, or count up.
     [[nodiscard]] static std::size_t set_of(client_id c, std::uint64_t key) noexcept {
         constexpr std::uint64_t golden = 0x9e3779b97f4a7c15;

@@ -12,6 +12,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -51,8 +52,9 @@ public:
         const auto level = budget_.open(s.level);
         blocked_.reserve(clients_.size());
         watched_.reserve(clients_.size());
+        unsettled_.reserve(clients_.size());
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
-        client = {.settings = s, .generation = id.generation, .level = level, .present = true};
+        client = {.settings = s, .generation = id.generation, .level = level, .at = level, .present = true};
         budget_.add_client(level, s.keeps);
         s.keeps.known() ? budget_.survey(level, clients_) : budget_.raise_longest(level, client.lasts());
         return id;
@@ -65,7 +67,9 @@ public:
         if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;
         const auto to = budget_.open(s.level);
         if (const auto why = policy_.change(c, s); why != errc::none) return why;
-        const auto from = std::exchange(clients_[c.index].level, to);
+        auto& client = clients_[c.index];
+        const auto from = std::exchange(client.level, to);
+        if (client.at == from || budget_.of(client.at).level < s.level) client.at = to;
         budget_.remove_client(from, std::exchange(clients_[c.index].settings, s).keeps);
         budget_.add_client(to, s.keeps);
         for (const auto l : {from, to}) budget_.survey(l, clients_);
@@ -73,18 +77,34 @@ public:
         return {};
     }
 
-    /// From now on `p`, which must have no clients yet, decides among the same. What is in flight was charged by the old
-    /// policy, which is in `p` afterwards. If `p` refuses a client, nothing has changed.
+    /// Whether the policy holds a client to the cap in these settings.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(policy_, s); }
+
+    /// From now on `p`, which must have no clients yet, decides among the same. What clients owe,
+    /// and are owed, they owe yet, where both policies can tell (client_standing); what is in
+    /// flight was charged by the old one, and is corrected by the new one. The old policy is in `p`
+    /// afterwards. If `p` refuses a client, nothing has changed.
     errc set_policy(Policy& p, instant now) {
+        now_ = std::max(now_, now);
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
             if (!clients_[i].present) continue;
+            if (honours(clients_[i].settings) && !detail::honours(p, clients_[i].settings))
+                return errc::invalid_specification;
             const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
             if (why.code != errc::none) return why.code;
+        }
+        for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+            if (!clients_[i].present) continue;
+            const client_id c{i, clients_[i].generation};
+            client_standing standing;
+            detail::tell_standing(policy_, c, standing, now_);
+            standing.back_to(0);
+            detail::resume(p, c, standing, now_);
         }
         std::swap(policy_, detail::in_turn(p, turns_));
         ++policies_;
         for (std::uint32_t i = 0; i < clients_.size(); ++i)
-            if (clients_[i].usage.waiting != 0) set_first({i, clients_[i].generation}, now, &clients_[i].next);
+            if (clients_[i].usage.waiting != 0) set_first({i, clients_[i].generation}, now_, &clients_[i].next);
         return errc::none;
     }
 
@@ -159,10 +179,17 @@ public:
                 return false;
             }
             auto& client = clients_[c->index];
-            client.describe(a, *c, costs_, quantum());
+            client.describe(a, *c, costs_, options_.horizon);
             a.policy = policies_;
-            a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound(a.level_index, a.width);
+            a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound_now(a.level_index, a.width);
             if (client.enqueuing) return false;
+            if (!fits_cap(a)) {  // until something of it has ended
+                client.kept_off = client.blocked = true;
+                blocked_.add(c->index);
+                detail::hold(policy_, *c);
+                continue;
+            }
+            if (client.next.late_at != never && !budget_.ends_within(a, client.next.late_at - now)) return false;
             const auto others = detail::keep_for_returns(watched_, clients_, policy_, *c, now);
             const auto room = budget_.room_for(a, num_active_ == 1, others);
             if (room == budget::room::no) {
@@ -182,12 +209,18 @@ public:
     }
     /// Whether nothing is in flight on a stream: `timeline` as in submission_facts.
     [[nodiscard]] bool is_idle(std::uint64_t timeline, client_id c) const noexcept {
-        return !budget_.is_busy(detail::timeline_or_own(timeline, c), clients_[c.index].level);
+        return !budget_.is_busy(detail::timeline_or_own(timeline, c), clients_[c.index].at);
     }
     /// Another submission of `c` waits first from now on. `facts`, if given, say what is known of it.
     void set_first(client_id c, instant now, const submission_facts* facts) noexcept {
         auto& client = clients_[c.index];
         client.learn_next(facts, now, c, costs_, options_.first_guess);
+        client.at = client.level;
+        if (client.next.head.level != no_priority) try {
+                client.at = budget_.open(client.next.head.level);
+            } catch (const std::bad_alloc&) {  // it stays where its client is
+                client.next.head.level = no_priority;
+            }
         client.blocked = false;
         policy_.wake(c, client.next.head, now);
     }
@@ -198,7 +231,8 @@ public:
         a.served_before = budget_.served_from(a.level_index);
         auto& client = clients_[a.client.index];
         if (budget_.enter(a)) client.abreast = std::max(client.abreast, ++client.streams);
-        ++client.usage.in_flight;
+        if (client.usage.in_flight++ == 0) client.since = now;
+        client.width_in_flight += a.width.part();
         ++client.admitted;
         withdraw(a.client, now, facts_of);
         if (client.usage.waiting == 0 && detail::return_habit::is_concerned(a.length)) watched_.add(a.client.index);
@@ -234,19 +268,21 @@ public:
         const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
         const ns beyond = g.bound > ns{0} && waited > g.bound ? waited - g.bound : ns{0};
         if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
-        budget_.of(g.level_index).served += lasted;
+        budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, lasted);
         correct(g, o.took - g.predicted);
         const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
+        client.learn_trust(o, g.predicted);
         const ns longest = client.longest();
         client.learn(o, lasted, kind);
         if (measured) update_longest(client, longest);
         if (measured && g.longest > ns{0} && lasted > g.longest)
             note(limiter_event::kind::overran, g, lasted, g.longest);
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
-        client.usage.device_time += o.took;
+        client.usage.ran = saturating_add(client.usage.ran, o.took);
+        if (client.add_charge(o.billed.value_or(o.took), o.may_shrink)) unsettled_.add(g.client.index);
         client.usage.completed += o.times;
         client.usage.running.add(lasted / std::max<ns::rep>(o.times, 1), o.times);
-        if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
+        if (g.of_request) expect_more(g, now);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
             report(
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = options_.quarantine_after});
@@ -276,21 +312,43 @@ public:
     void complete_late(const admission& g, ns device_time) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
-        clients_[g.client.index].usage.device_time += device_time;
-        budget_.of(g.level_index).served += device_time;
+        auto& client = clients_[g.client.index];
+        client.usage.ran = saturating_add(client.usage.ran, device_time);
+        (void)client.add_charge(device_time, false);
+        budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, device_time);
     }
 
     /// Of what `c` was charged for completed submissions, it shared this with somebody.
     void give_back(client_id c, ns time) noexcept {
         if (!contains(c)) return;
-        clients_[c.index].usage.device_time -= time;
+        clients_[c.index].give_back(time);
         policy_.correct(c, -time);
     }
+    /// Whether something is charged that isn't in usage() yet (charge::may_shrink).
+    [[nodiscard]] bool any_unsettled() const noexcept { return !unsettled_.empty(); }
+    /// All that was in flight at the last call has ended since, or, if `all`, nothing is in flight:
+    /// what was charged before is settled.
+    void settle(bool all) noexcept {
+        unsettled_.erase_if([&](std::uint32_t i) { return clients_[i].settle(all); });
+    }
+    /// The account of `c`, which ends: whatever is in flight of others changes nothing of it any
+    /// more.
+    [[nodiscard]] const client_usage& final_usage(client_id c) noexcept {
+        (void)clients_[c.index].settle(true);
+        return clients_[c.index].usage;
+    }
 
-    /// No request of this level goes on: nothing is held back for it any longer.
-    void end_request(client_id c) noexcept { budget_.of(clients_[c.index].level).hold_until = {}; }
+    /// No request of `c` goes on: nothing is held back for one any longer.
+    void end_request(client_id c) noexcept { budget_.end_holds(c.index); }
+    /// The same of the requests of this level.
+    void end_request(client_id c, priority level) noexcept {
+        const auto& s = clients_[c.index].settings;
+        budget_.end_holds(c.index, std::clamp(level, s.level, std::max(s.level, s.ceiling)));
+    }
     /// Whether arrive() and next() need the time though the policy doesn't.
-    [[nodiscard]] bool holds_back() const noexcept { return !watched_.empty() || budget_.any_hold(); }
+    [[nodiscard]] bool holds_back() const noexcept {
+        return !watched_.empty() || budget_.any_hold() || detail::needs_time(policy_);
+    }
     /// Whether complete() needs it for this one.
     [[nodiscard]] static bool needs_end_of(const admission& g) noexcept {
         return g.of_request || detail::return_habit::is_concerned(g.length);
@@ -321,17 +379,32 @@ public:
     void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }  ///< With the name.
 
     /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
-    /// in flight at once, each as long as the longest that a client of its level declared or lately showed; where none of that
-    /// level did, the longest of all, and if nobody did, 0: unknown. Where none is below, for what of its own is in flight. It
-    /// waits for levels above without a bound. What takes longer breaks that bound, and is an event. Where its level keeps a
-    /// part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its kind, waits for short work below
-    /// (a quarter of the horizon a level), for the longest that may be lent that part (client_settings::back_within, which
-    /// says how often a call that is lent it may be longer), and for what is too wide to be kept off.
+    /// in flight at once, each as long as the longest that a client of its level declared or lately
+    /// showed, and what is in flight, each as it was declared, as its kind showed, or as it has
+    /// taken already; where none of that level did, the longest of all, and if nobody did, 0:
+    /// unknown. Where none is below, for what of its own is in flight. It waits for levels above
+    /// without a bound. What takes longer breaks that bound, and is an event. Where its level keeps
+    /// a part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its
+    /// kind, waits for short work below (a quarter of the horizon a level), for the longest that
+    /// may be lent that part (client_settings::back_within, which says how often a call that is
+    /// lent it may be longer), and for what is too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
-        const auto& client = clients_[c.index];
-        if (!budget_.keeps(client.level)) return budget_.bound(client.level);
-        return budget_.bound(client.level, client.width_of(c, key, declared, costs_));
+        return bound_at(clients_[c.index].level, c, key, declared);
     }
+    /// The same of one of this level, if that is above its client's: no_priority if it has none.
+    [[nodiscard]] ns bound_of(client_id c, std::uint64_t key, sm_width declared, priority level) noexcept {
+        auto at = clients_[c.index].level;
+        if (level > clients_[c.index].settings.level) try {
+                at = budget_.open(level);
+            } catch (const std::bad_alloc&) {  // it goes at its client's
+            }
+        return bound_at(at, c, key, declared);
+    }
+    /// What of these levels is in flight has taken so much longer than it was to: for bounds, and
+    /// for what goes behind it.
+    void set_overdue(std::uint32_t level_index, ns by) noexcept { budget_.set_overdue(level_index, by); }
+    /// Whether clients of more than one level are there, or have work in flight.
+    [[nodiscard]] bool several_levels() const noexcept { return budget_.several_levels(); }
     /// The same of the highest level in use.
     [[nodiscard]] ns wait_bound() const noexcept { return budget_.bound(); }
     /// What one of this kind that comes now may expect. Linear in the clients.
@@ -379,6 +452,11 @@ private:
     using budget = detail::in_flight_budget;
     using client_state = detail::limiter_client;
 
+    [[nodiscard]] ns bound_at(std::uint32_t level, client_id c, std::uint64_t key, sm_width declared) const noexcept {
+        if (!budget_.keeps(level)) return budget_.bound_now(level);
+        return budget_.bound_now(level, clients_[c.index].width_of(c, key, declared, costs_));
+    }
+
     // The longest of a client, which was `before`, may be another one now.
     void update_longest(const client_state& client, ns before) noexcept {
         const auto lasts = client.lasts();
@@ -394,8 +472,42 @@ private:
     }
 
     void correct(const admission& g, ns delta) noexcept {
-        if (g.policy == policies_)  // what an earlier one admitted is none of this one's concern
+        if (g.policy == policies_)
             detail::correct(policy_, g.client, delta, g.lent);
+        else if (g.lent == 0 ||
+                 delta > ns{0})  // an earlier one's, of which this one has the rest: but what was lent isn't paid back
+            detail::correct(policy_, g.client, delta, 0);
+    }
+
+    // More of its request is to come: lower levels wait for that. Where it goes above its client's
+    // level, that is charged to its client's share, as nobody else has the device meanwhile.
+    void expect_more(const admission& g, instant now) noexcept {
+        budget_.hold_for(g.level_index, g.client.index, saturating_add(now, options_.anticipation));
+        if (g.level > clients_[g.client.index].settings.level) correct(g, options_.anticipation);
+    }
+
+    // Whether `a` may go beside what is in flight under the same hard cap. That can't be taken
+    // back, whatever it takes: so it is one submission that fills the device, or several side by
+    // side, or some that have been short time and again.
+    [[nodiscard]] bool fits_cap(const admission& a) const noexcept {
+        const auto cap = detail::hard_cap_of(policy_, a.client);
+        if (cap == 0) return true;
+        const auto& own = clients_[a.client.index];
+        std::uint32_t in_flight = own.usage.in_flight;
+        double width = own.width_in_flight;
+        if (cap != detail::own_hard_cap(a.client)) {  // a class's
+            for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+                const auto& other = clients_[i];
+                if (&other == &own || !other.present || other.usage.in_flight == 0 ||
+                    detail::hard_cap_of(policy_, {i, other.generation}) != cap)
+                    continue;
+                in_flight += other.usage.in_flight;
+                width += other.width_in_flight;
+            }
+        }
+        if (in_flight == 0) return true;
+        if (a.width.known() && width + a.width.part() <= 1.01) return true;  // widths are learnt to a percent
+        return in_flight < own.most_beside_cap(a, quantum(), now_);
     }
 
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
@@ -403,7 +515,10 @@ private:
             --clients_[first].streams;
         auto& client = clients_[g.client.index];
         if (!blocked_.empty()) unblock(g.timeline, g.client);
-        if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
+        client.usage.in_flight -= times;
+        client.since = now_;
+        client.width_in_flight -= client.usage.in_flight == 0 ? client.width_in_flight : g.width.part() * times;
+        if (client.usage.in_flight == 0 && client.usage.waiting == 0) --num_active_;
         return client;
     }
 
@@ -427,8 +542,9 @@ private:
     instant resume_at_ = never, now_{};  // now_: the latest that it was told
     Policy policy_;
     std::vector<client_state> clients_;
-    detail::client_list blocked_;  // that are, and some that were
-    detail::client_list watched_;  // that may be back soon
+    detail::client_list blocked_;    // that are, and some that were
+    detail::client_list watched_;    // that may be back soon
+    detail::client_list unsettled_;  // that were charged what isn't settled
     budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
     detail::attendance attendance_;

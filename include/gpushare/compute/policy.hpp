@@ -9,10 +9,15 @@
 //   gpushare::compute_limiter<stream, clock, my_policy> limiter{{}, clock};
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
+#include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -20,6 +25,13 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// Below all levels: a request has none of its own.
+inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
+
+/// The lowest level that somebody may have: below all who have a share, for work that has the
+/// device while nobody else wants it.
+inline constexpr priority best_effort{no_priority.level + 1};
 
 /// A client of a limiter. Indices are dense, so that a policy keeps its clients in a vector. An index is used again
 /// after its client has ended; the generation tells former owners of the index from the present one.
@@ -34,7 +46,13 @@ struct client_id {
 struct client_settings {
     share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
     priority level{};               ///< a higher level always goes first
-    ns longest{};                   ///< its longest kernel, if known; 0: learnt from what it submits
+    /// The highest level that its requests and submissions may have: what asks for more goes at
+    /// this one. At least `level`.
+    priority ceiling = no_priority;
+    /// The least part of the SMs that its submissions are believed to fill that declare a width:
+    /// where the device doesn't tell, they are charged by it. 0: whatever they declare.
+    sm_width narrowest{};
+    ns longest{};  ///< its longest kernel, if known; 0: learnt from what it submits
     /// Its work calls yield_point() at least this often: higher levels wait for so long, and not for the whole of it. 0: it doesn't
     /// yield. Its word: what isn't kept breaks a bound, and is an event. Ignored where kernels can't
     /// (yielding_timeline).
@@ -65,6 +83,43 @@ struct queue_head {
     instant arrival{};         ///< when it began to wait
     instant deadline = never;  ///< when it is due
     std::uint64_t key = 0;     ///< its kind, for the cost model; 0: none
+    /// The level at which it goes, if that is above its client's. What it takes is its client's all
+    /// the same: a policy that holds clients to shares charges it to the share.
+    priority level = no_priority;
+};
+
+/// What a policy knows of a client's past that another one is to go on with: what it had beyond its
+/// cap, and ahead of its share. A policy over others (a policy_tree) tells of each of them in turn:
+/// the client's own, then its class's, and so on outwards.
+class client_standing {
+public:
+    /// Of one policy.
+    struct scope {
+        ns ahead{};   ///< device time ahead of its share; negative: behind
+        ns beyond{};  ///< device time beyond its cap, which is yet to be made up for
+    };
+    static constexpr std::size_t most = 4;  ///< Policies, one over the other, that are told of; others are forgotten.
+
+    [[nodiscard]] const scope& here() const noexcept { return of_[at_]; }  ///< Of the present policy.
+    /// It has had so much ahead of its share, in ns.
+    void ahead(double time) noexcept {
+        of_[at_].ahead = ns{static_cast<ns::rep>(time < -9e18 ? -9e18 : time > 9e18 ? 9e18 : time)};
+    }
+    /// It has had beyond a cap what this pacer says; of two caps on the same client, the larger
+    /// debt counts.
+    void beyond(const detail::pacer& pace, instant now) noexcept {
+        const ns owes = pace.beyond(now);
+        if (owes > of_[at_].beyond) of_[at_].beyond = owes;
+    }
+    /// The policy around the present one is next.
+    void outwards() noexcept { at_ += at_ + 1 < most ? 1 : 0; }
+    /// Where it is, and back to there.
+    [[nodiscard]] std::size_t mark() const noexcept { return at_; }
+    void back_to(std::size_t mark) noexcept { at_ = mark; }  ///< See mark().
+
+private:
+    std::array<scope, most> of_{};
+    std::size_t at_ = 0;
 };
 
 /// A policy's answer: a client to serve next, nobody, or nobody before a time.
@@ -111,13 +166,21 @@ inline constexpr bool is_timeless = requires {
 ///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts its device time. wake or
 ///                         sleep follows
 ///   correct(c, delta)     something served is over: its true cost less the predicted one
-/// A policy that lends device time may return an std::uint32_t from serve, and then takes it as the third argument of
-/// correct; 0 where there is none. Two more members are optional. `take_turns()` is called once where different
-/// clients' work that fills the device runs in turn, which costs a wait on the device at each change of clients; the
-/// policy may then let a client go several times in a row. `hold(c)` is called in place of sleep(c) while c's first
-/// submission is still behind others on its stream, until wake(c, ...); the policy may owe c the share that it misses
-/// meanwhile, within bounds. `before(a, b)` says whether `a`, which has nothing waiting, would go before `b`, which waits,
-/// if it had: then the limiter may keep the device for it for a moment (detail/limiter_clients.hpp).
+/// A policy that lends device time may return an std::uint64_t from serve, and then takes it as the
+/// third argument of correct; 0 where there is none. Its member `lent_bits()` says how many of the
+/// low bits it uses, so that a policy around it has room for its own: without that member, all 64.
+/// Two more members are optional. `take_turns()` is called once where different clients' work that
+/// fills the device runs in turn, which costs a wait on the device at each change of clients; the
+/// policy may then let a client go several times in a row. `hold(c)` is called in place of sleep(c)
+/// while c's first submission is still behind others on its stream, until wake(c, ...); the policy
+/// may owe c the share that it misses meanwhile, within bounds. `before(a, b)` says whether `a`,
+/// which has nothing waiting, would go before `b`, which waits, if it had: then the limiter may
+/// keep the device for it for a moment (detail/limiter_clients.hpp). `honours(settings)` says
+/// whether it holds a client to the cap in these, or else the limiter refuses such a client:
+/// without that member it does. `hard_cap_of(c)` names a client's hard cap, or 0: the limiter then
+/// keeps what is in flight within it. `tell_standing(c, s, now)` and `resume(c, s, now)` hand over
+/// what a client owes when another policy takes over. `needs_time()`, of a timeless policy, says
+/// whether it has to know the time at present all the same.
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
@@ -135,9 +198,18 @@ concept compute_policy = std::movable<P> && requires(P& p, client_id c, const cl
 
 namespace detail {
 
+/// How many bits of what serve() returns belong to `p`.
+template <class P>
+[[nodiscard]] constexpr unsigned lent_bits(const P& p) noexcept {
+    if constexpr (requires { p.lent_bits(); })
+        return p.lent_bits();
+    else
+        return std::is_void_v<decltype(std::declval<P&>().serve(client_id{}, ns{}, instant{}))> ? 0 : 64;
+}
+
 /// What `p` says of it, or 0.
 template <compute_policy P>
-[[nodiscard]] std::uint32_t serve(P& p, client_id c, ns cost, instant now) noexcept {
+[[nodiscard]] std::uint64_t serve(P& p, client_id c, ns cost, instant now) noexcept {
     if constexpr (std::is_void_v<decltype(p.serve(c, cost, now))>) {
         p.serve(c, cost, now);
         return 0;
@@ -147,11 +219,50 @@ template <compute_policy P>
 }
 /// `lent`: what serve said of it.
 template <compute_policy P>
-void correct(P& p, client_id c, ns delta, std::uint32_t lent) noexcept {
+void correct(P& p, client_id c, ns delta, std::uint64_t lent) noexcept {
     if constexpr (requires { p.correct(c, delta, lent); })
         p.correct(c, delta, lent);
     else
         p.correct(c, delta);
+}
+
+/// What `p` knows of the past of `c`.
+template <class P>
+void tell_standing(const P& p, client_id c, client_standing& s, instant now) noexcept {
+    if constexpr (requires { p.tell_standing(c, s, now); }) p.tell_standing(c, s, now);
+}
+/// Tells a policy that goes on with it.
+template <class P>
+void resume(P& p, client_id c, client_standing& s, instant now) noexcept {
+    if constexpr (requires { p.resume(c, s, now); }) p.resume(c, s, now);
+}
+
+/// Whether `p` does what these settings say of caps and classes.
+template <class P>
+[[nodiscard]] bool honours(const P& p, const client_settings& s) noexcept {
+    if constexpr (requires { p.honours(s); })
+        return p.honours(s);
+    else
+        return true;  // one of the embedder's own, which looks at what it likes
+}
+/// Names the hard cap to which `p` holds `c`, alone or together with others of the same name; 0:
+/// none.
+template <class P>
+[[nodiscard]] std::uint64_t hard_cap_of(const P& p, client_id c) noexcept {
+    if constexpr (requires { p.hard_cap_of(c); })
+        return p.hard_cap_of(c);
+    else
+        return 0;
+}
+/// The name of a hard cap of one client alone.
+[[nodiscard]] constexpr std::uint64_t own_hard_cap(client_id c) noexcept { return std::uint64_t{c.index} + 1; }
+/// Whether it has to be told the time at present, though it is timeless.
+template <class P>
+[[nodiscard]] bool needs_time(const P& p) noexcept {
+    if constexpr (requires { p.needs_time(); })
+        return p.needs_time();
+    else
+        return false;
 }
 
 /// Tells a policy that can.

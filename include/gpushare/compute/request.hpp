@@ -23,21 +23,23 @@ inline namespace GPUSHARE_ABI {
 struct request_options {
     instant deadline = never;      ///< when it is to be done, for policies that look at it
     ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
-    priority level = no_priority;  ///< its own, which counts if it is above its client's
+    priority level = no_priority;  ///< its own, where it is above its client's; at most client_settings::ceiling
 };
 
 /// Submissions of a client that belong together. While one of them is in flight, and for limiter_options::anticipation
-/// after the latest was seen to be done, no work of levels below its client's is admitted. That ends when the request
-/// ends. A request's own level applies to all waiting submissions of its client, since those in front of it in the
-/// queue must go first; the highest level among the client's requests counts. It doesn't change the priority of a
-/// stream: use a stream of that level. Neither copied nor moved; for one thread at a time, though others may wait for
+/// after the latest was seen to be done, no work of levels below theirs is admitted. That ends when
+/// the request ends. A request's own level is that of its submissions, and of nothing else: of its
+/// client's that wait they go before those of a lower level, whatever their streams. What they
+/// take, and what is held back for them, is charged to the client's share. A request above its
+/// client's ceiling goes at the ceiling. It doesn't change the priority of a stream: use a stream
+/// of that level. Neither copied nor moved; for one thread at a time, though others may wait for
 /// its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
     using stream = typename Limiter::stream;  ///< What its submissions are enqueued on.
 
-    /// Begins. Throws operation_error (share_exceeded) where the policy refuses the level, and std::bad_alloc.
+    /// Begins. Throws std::bad_alloc.
     request(Limiter& limiter, client_id client, request_options options = {})
         : limiter_(limiter), client_(client), options_(options) {
         const auto why = limiter_.begin_request(client_, options_.level);
@@ -68,6 +70,7 @@ private:
         o.remaining = options_.cost;
         o.deadline = std::min(o.deadline, options_.deadline);
         o.of_request = true;
+        o.priority = std::max(o.priority, options_.level);
         options_.cost = options_.cost > o.cost ? options_.cost - o.cost : ns{0};
         return o;
     }

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <string>
 #include <string_view>
 
@@ -26,12 +25,6 @@ inline namespace GPUSHARE_ABI {
 template <timeline Stream>
 using submission_work = detail::inplace_function<void(Stream&), 128>;
 
-/// Below all levels: a request has none of its own.
-inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
-
-/// The lowest level that somebody may have: below all who have a share, for work that has the device while nobody else wants it.
-inline constexpr priority best_effort{no_priority.level + 1};
-
 /// What becomes of a client's submissions while it sleeps; see compute_limiter::sleep.
 enum class while_asleep : std::uint8_t {
     keep,    ///< what waits and what comes waits until it wakes
@@ -44,12 +37,16 @@ struct submit_options {
     sm_width
         width{};  ///< the part of the SMs that it can fill; not known: learnt where the device tells, else all of them
     ns cost{};    ///< device time that it takes (duration times width), if the caller knows; 0: predicted
-    ns remaining{};             ///< the same for all that is left of its request, itself included
-    instant deadline = never;   ///< when it is due, for policies that look at it
-    bool drop_if_late = false;  ///< not admitted by its deadline, it never runs: errc::deadline_exceeded, at its turn
+    ns remaining{};            ///< the same for all that is left of its request, itself included
+    instant deadline = never;  ///< when it is due, for policies that look at it
+    /// Work that can't begin by its deadline never runs. errc::deadline_exceeded, at the deadline,
+    /// or before where it is late when it comes. It isn't admitted behind work that may take beyond
+    /// the deadline, as declared or seen of its kind.
+    bool drop_if_late = false;
     /// Its own. Of its client's that wait it goes before those of a lower one, whatever their streams; those without are of the
-    /// client's level. While it waits its client goes at this level, if that is above its own and the policy has it. A stream
-    /// keeps its priority.
+    /// client's level. It is admitted at this level, if that is above its client's, but at most at
+    /// client_settings::ceiling; what it takes is charged to its client's share. A stream keeps its
+    /// priority.
     gpushare::priority priority = no_priority;
     instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
     std::uint32_t stream = 0;  ///< of a tenant's streams the one that it is for; a limiter is told the stream itself

@@ -14,6 +14,8 @@
 //   on         which: device numbers with commas between
 //   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none is promised
 //   priority   -1000 to 1000; 0 is ordinary
+//   narrowest  the least part of the SMs that calls are believed to fill that declare one: 0.1% to 100%
+//   ceiling    the highest priority that its requests may have: -1000 to 1000; its own
 //   slice      where a device's SMs are sliced (tenancy::slice), in which slice: a number from 0, or any
 //   stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
 //   scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
@@ -133,6 +135,8 @@ inline constexpr std::array plain_keys{
     plain_key{"on", [](auto& f, auto key, auto value) { f.set(f.on, checked_ids(key, value), key); }},
     plain_key{"compute", [](auto& f, auto key, auto value) { f.set(f.compute, checked_share(key, value), key); }},
     plain_key{"priority", [](auto& f, auto key, auto value) { f.set(f.level, checked_priority(key, value), key); }},
+    plain_key{"narrowest", [](auto& f, auto key, auto value) { f.set(f.narrowest, checked_share(key, value), key); }},
+    plain_key{"ceiling", [](auto& f, auto key, auto value) { f.set(f.ceiling, checked_priority(key, value), key); }},
     plain_key{"slice", [](auto& f, auto key,
                           auto value) { f.set(f.slice, value == "any" ? any_slice : checked_index(key, value), key); }},
     plain_key{"stack", [](auto& f, auto key, auto value) { f.set(f.stack, checked_stack(key, value), key); }},

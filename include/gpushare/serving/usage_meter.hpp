@@ -40,14 +40,14 @@ struct usage_reading {
 /// billed for the one reading before which it was set back, and too much for that before which it was set forward; counters are right.
 class usage_meter {
 public:
-    /// Of the tenant of this name, which isn't empty. One that is admitted anew gets a new meter, as soon as its predecessor is read: a counter
-    /// that has passed where it was can't be told from one that went on.
+    /// Of the tenant of this name, which isn't empty. Of one that is admitted anew, read the last of its predecessor's counters,
+    /// then call restarted(), or begin with a new meter.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
     /// What was used since the last reading. Nothing for the first one, and where neither time has passed nor a counter
-    /// moved. Where the time of day was set back, counters have a line of 1 ns. A counter that went down began anew, for
-    /// itself: what it shows is counted, and nothing again of the others, which may be kept elsewhere and go on. Throws
-    /// std::bad_alloc, and then nothing was read.
+    /// moved. Where the time of day was set back, counters have a line of 1 ns. A counter that is lower than before was never
+    /// told to have begun anew: nothing is billed for it until it has passed where it was. Throws std::bad_alloc, and then
+    /// nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
@@ -59,6 +59,17 @@ public:
         return l;
     }
 
+    /// Counters have begun anew since the last reading, as of a tenant that was admitted again: the next line counts from the
+    /// counters of `from`. One that is kept elsewhere and went on is given with its latest value. Before the first reading
+    /// there is nothing to tell.
+    void restarted(const usage_reading& from = {}) noexcept {
+        if (!last_) return;
+        auto& last = last_->second;
+        last.device_time = from.device_time;
+        last.requests = from.requests;
+        last.refusals = from.refusals;
+    }
+
 private:
     [[nodiscard]] std::optional<usage_line> line(wall_time now, ns passed, const usage_reading& r) {
         if (!last_) {
@@ -66,13 +77,17 @@ private:
             return {};
         }
         const auto& old = last_->second;
-        const auto since = [](auto is, auto was) { return is < was ? is : is - was; };
+        const auto since = [](auto is, auto was) { return is < was ? decltype(is){} : is - was; };
         const usage_amounts used{since(r.device_time, old.device_time), byte_time{old.reserved, passed},
                                  byte_time{old.used, passed}, since(r.requests, old.requests),
                                  since(r.refusals, old.refusals)};
         std::optional<usage_line> l;
         if (passed > ns{} || used != usage_amounts{}) l = {tenant_, now - std::max(passed, ns{1}), now, used};
-        last_.emplace(now, r);
+        usage_reading last = r;  // of a counter that fell, the highest
+        last.device_time = std::max(r.device_time, old.device_time);
+        last.requests = std::max(r.requests, old.requests);
+        last.refusals = std::max(r.refusals, old.refusals);
+        last_.emplace(now, last);
         return l;
     }
 

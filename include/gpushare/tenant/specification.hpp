@@ -53,11 +53,19 @@ struct tenant_spec {
     std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
     bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
-    /// Of device time among the tenants of its level; the shares of a device sum to a whole. None is promised a tenant that only
-    /// wants memory, or time that nobody else wants: it goes at the level best_effort, below all others, unless `level` is another
-    /// than 0. Policies that cap by shares don't serve it.
+    /// Of device time among the tenants of its level, of what the levels above leave: the shares of
+    /// each level of a device sum to a whole. None is promised a tenant that only wants memory, or
+    /// time that nobody else wants: it goes at the level best_effort, below all others, unless
+    /// `level` is another than 0. Policies that cap by shares don't serve it.
     share compute{};
-    priority level{};                 ///< tenants of a higher level go first, always
+    priority level{};  ///< tenants of a higher level go first, always
+    /// The highest level that its requests and submissions may have; what asks for more goes at
+    /// this one. None: its own level. What they have there is charged to its share all the same.
+    std::optional<priority> ceiling{};
+    /// The least part of the SMs that its submissions are believed to fill that declare a width
+    /// (submit_options::width), by which they are charged where the device doesn't tell; 0:
+    /// whatever they declare.
+    sm_width narrowest{};
     bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst
     std::vector<device_id> on{};      ///< these devices; empty: those with the most room
     bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
@@ -69,7 +77,8 @@ struct tenant_spec {
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
 
-    // For policies of the tenancy that look at it; see client_settings.
+    // For policies of the tenancy that look at it; see client_settings. One that has no caps
+    // refuses a cap.
     share cap = share::whole();  ///< the most of each device's time
     bool soft_cap = false;       ///< holds only while others want the device
     ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
@@ -97,6 +106,8 @@ struct tenant_change {
     std::optional<bytes> burst{};                ///< likewise
     std::optional<share> compute{};              ///< of each of its devices
     std::optional<priority> level{};             ///< from its next submission on
+    std::optional<priority> ceiling{};           ///< as in tenant_spec
+    std::optional<sm_width> narrowest{};         ///< as in tenant_spec
     std::optional<share> cap{};                  ///< as in tenant_spec
     std::optional<bool> soft_cap{};              ///< as in tenant_spec
     std::optional<ns> slo{};                     ///< as in tenant_spec

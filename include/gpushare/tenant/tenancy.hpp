@@ -333,12 +333,21 @@ public:
         return over;
     }
 
-    /// The share of device time that isn't promised yet, in all slices. Throws operation_error (no_device).
+    /// The share of device time that isn't promised yet, in all slices: of the level that was
+    /// promised most. Throws operation_error (no_device).
     [[nodiscard]] share unpromised(device_id d) const {
         check(d);
         const std::lock_guard lock(shared_.mutex);
         std::uint32_t left = 0;
         for (const auto& s : shared_.devices[d.index].slices) left += s.left();
+        return share::of_permille(left);
+    }
+    /// The same of one level.
+    [[nodiscard]] share unpromised(device_id d, priority level) const {
+        check(d);
+        const std::lock_guard lock(shared_.mutex);
+        std::uint32_t left = 0;
+        for (const auto& s : shared_.devices[d.index].slices) left += s.left(level);
         return share::of_permille(left);
     }
     /// The same for one slice, also as a share of the device. Throws as limiter_of.

@@ -56,6 +56,8 @@ inline namespace GPUSHARE_ABI {
     compare(granted.burst, wanted.burst, c.burst);
     compare(granted.compute, wanted.compute, c.compute);
     compare(granted.level, wanted.level, c.level);
+    if (granted.ceiling != wanted.ceiling) c.ceiling = wanted.ceiling.value_or(wanted.level);
+    compare(granted.narrowest, wanted.narrowest, c.narrowest);
     compare(granted.cap, wanted.cap, c.cap);
     compare(granted.soft_cap, wanted.soft_cap, c.soft_cap);
     compare(granted.slo, wanted.slo, c.slo);
@@ -72,8 +74,9 @@ inline namespace GPUSHARE_ABI {
 
 /// Whether nothing is set.
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
-    return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group &&
-           !c.longest && !c.yields_within && !c.keeps && !c.back_within && !c.queue_limit && !c.wait && !c.spill;
+    return !c.memory && !c.burst && !c.compute && !c.level && !c.ceiling && !c.narrowest && !c.cap && !c.soft_cap &&
+           !c.slo && !c.group && !c.longest && !c.yields_within && !c.keeps && !c.back_within && !c.queue_limit &&
+           !c.wait && !c.spill;
 }
 
 /// What became of one tenant when a list was applied.

@@ -18,6 +18,7 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/detail/waiting_deadlines.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
@@ -63,8 +64,8 @@ struct client_queue {
     std::uint32_t waits_for_room = 0;  // threads
     std::uint32_t requests = 0;        // under way
     std::uint32_t untold = 0;          // callbacks that are to be called, or under way
-    priority own_level{};              // without its requests
-    std::vector<priority> raised{};    // to these, by requests under way
+    priority own_level{};
+    std::vector<priority> raised{};  // levels of its requests under way that have one
     bool told_of_loss = false;
 
     /// Another client has this index from now on.
@@ -84,19 +85,6 @@ struct client_queue {
         const auto level_of = [&](const auto& one) { return one.level != no_priority ? one.level : own_level; };
         waiting.insert(s, [&, own = level_of(s)](const auto& other) { return level_of(other) < own; });
         return first != nullptr && waiting.front() == &s;
-    }
-    /// Its level without one that it is raised to.
-    [[nodiscard]] priority level_without(priority one) const noexcept {
-        auto level = own_level;
-        bool found = false;
-        for (const auto p : raised)
-            if (p != one || std::exchange(found, true)) level = std::max(level, p);
-        return level;
-    }
-    /// Its level if its own were this one.
-    [[nodiscard]] priority level_with(priority own) const noexcept {
-        for (const auto p : raised) own = std::max(own, p);
-        return own;
     }
 };
 
@@ -124,22 +112,25 @@ public:
     }
     failure change(client_id c, const client_settings& s) {
         if (!core_.contains(c)) return {errc::closed};
-        auto& q = queue(c);
-        const auto why = core_.change(c, at_level(s, q.level_with(s.level)));
-        if (why == errc::none) q.own_level = s.level;
+        const auto why = core_.change(c, s);
+        if (why == errc::none) queue(c).own_level = s.level;
         return why;
     }
-    /// A request lifts its client to `level`, if that isn't no_priority and above.
+    /// Of `level`, or none of its own. Throws std::bad_alloc.
     errc begin_request(client_id c, priority level) {
         if (!core_.contains(c)) return errc::closed;
-        if (level != no_priority)
-            if (const auto why = lift(c, level); why != errc::none) return why;
+        if (level != no_priority) queue(c).raised.push_back(level);
         ++queue(c).requests;
         return errc::none;
     }
     void end_request(client_id c, priority level) noexcept {
-        if (--queue(c).requests == 0 || queue(c).level_without(level) != core_.settings(c).level) core_.end_request(c);
-        let_down(c, level);
+        auto& q = queue(c);
+        const auto found = std::ranges::find(q.raised, level);
+        if (found != q.raised.end()) q.raised.erase(found);
+        if (--q.requests == 0)
+            core_.end_request(c);
+        else if (std::ranges::find(q.raised, level) == q.raised.end())
+            core_.end_request(c, level);
     }
 
     // ---- sleep
@@ -176,23 +167,26 @@ public:
     /// Writes down whose `s` is, and what is known of it.
     void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         s.client = c;
-        s.level = o.priority;
+        const priority at = level_of(c, o);
+        s.level = at == no_priority ? at : o.priority;  // among its client's own
         s.drop_at = o.drop_if_late ? o.deadline : never;
-        s.facts = {
-            .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
-            .bound = core_.bound_of(c, o.key, o.width),
-            .width = o.width,
-            .timeline = s.queued ? timeline_of(*s.stream) : 0,
-            .of_request = o.of_request};
+        s.facts = {.head = {.cost = o.cost,
+                            .remaining = o.remaining,
+                            .arrival = now,
+                            .deadline = o.deadline,
+                            .key = o.key,
+                            .level = at},
+                   .bound = core_.bound_of(c, o.key, o.width, at),
+                   .late_at = s.drop_at,
+                   .width = o.width,
+                   .timeline = s.queued ? timeline_of(*s.stream) : 0,
+                   .of_request = o.of_request};
     }
     /// `s`, which is described, waits among the others of its client, as its level says. There is entry.
     void arrive(submission& s, instant now) noexcept {
         auto& q = queue(s.client);
+        if (s.drop_at != never) late_.add(s);
         if (q.asleep) return hold(s);
-        if (s.level > q.own_level) try {
-                if (lift(s.client, s.level) == errc::none) s.lifts_to = s.level;
-            } catch (const std::bad_alloc&) {  // then its client stays where it is
-            }
         core_.arrive(s.client, now, &s.facts);
         if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
@@ -217,6 +211,7 @@ public:
     /// It waits no longer, and wasn't admitted.
     void withdraw(submission& s, instant now) noexcept {
         auto& q = queue(s.client);
+        late_.drop(s);
         if (q.asleep) {
             q.held.remove(s);
             --q.num_held;
@@ -224,13 +219,13 @@ public:
         }
         q.waiting.remove(s);
         core_.withdraw(s.client, now, first_facts());
-        let_down(s.client, std::exchange(s.lifts_to, no_priority));
     }
     /// Of all that wait of this client, the first; null where none is left.
     [[nodiscard]] submission* withdraw_first(client_queue<Stream>& q) noexcept {
-        if (!q.asleep) return leave_first(q);
-        submission* const s = q.held.pop();
-        if (s != nullptr) --q.num_held;
+        submission* const s = q.asleep ? q.held.pop() : leave_first(q);
+        if (s == nullptr) return nullptr;
+        if (q.asleep) --q.num_held;
+        late_.drop(*s);
         return s;
     }
     /// Who waits, if anybody does.
@@ -244,6 +239,9 @@ public:
         all.dropped = queue(c).dropped;
         return all;
     }
+
+    /// Those that wait and are dropped when they are late.
+    [[nodiscard]] const waiting_deadlines<submission>& late() const noexcept { return late_; }
 
     // ---- admission
 
@@ -267,9 +265,9 @@ public:
     /// `s`, the first that waits of its client, is admitted as core().is_ready() has described it.
     void admit(submission& s, const admission& a, instant now) noexcept {
         (void)queue(a.client).waiting.pop();
+        late_.drop(s);
         s.admitted = a;
         core_.admit(s.admitted, now, first_facts());
-        let_down(s.client, std::exchange(s.lifts_to, no_priority));
     }
 
     // ---- faults
@@ -285,9 +283,12 @@ public:
     }
 
 private:
-    [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
-        s.level = level;
-        return s;
+    // At most its client's ceiling, which none may raise itself beyond. A request's below its
+    // client's level doesn't count.
+    [[nodiscard]] priority level_of(client_id c, const submit_options& o) const noexcept {
+        const auto& its = core_.settings(c);
+        if (o.of_request && o.priority < its.level) return no_priority;
+        return std::min(o.priority, std::max(its.level, its.ceiling));
     }
     void hold(submission& s) noexcept {
         queue(s.client).held.push(s);
@@ -297,40 +298,16 @@ private:
         submission* const s = q.waiting.pop();
         if (s == nullptr) return nullptr;
         core_.withdraw(s->client);
-        let_down(s->client, std::exchange(s->lifts_to, no_priority));
         return s;
     }
 
-    // The client goes at this level, if it is above its own, until let_down(). Throws std::bad_alloc.
-    errc lift(client_id c, priority level) {
-        auto& q = queue(c);
-        if (q.raised.size() == q.raised.capacity())
-            q.raised.reserve(2 * q.raised.size() + 1);  // before anything changes
-        const auto& now = core_.settings(c);
-        if (level > now.level)
-            if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why.code;
-        q.raised.push_back(level);
-        return errc::none;
-    }
-    // `from`: what it was lifted to; no_priority: it wasn't.
-    void let_down(client_id c, priority from) noexcept {
-        if (from == no_priority) return;
-        auto& q = queue(c);
-        const auto raised = std::ranges::find(q.raised, from);
-        if (raised != q.raised.end()) q.raised.erase(raised);
-        const auto then = q.level_with(q.own_level);
-        const auto& now = core_.settings(c);
-        if (then != now.level) try {
-                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
-            } catch (const std::bad_alloc&) {                // stays where it is until the next one is let down
-            }
-    }
     [[nodiscard]] auto first_facts() noexcept {
         return [this](client_id c) noexcept { return first_of(c).facts; };
     }
 
     limiter_core<Policy> core_;
     std::vector<std::unique_ptr<client_queue<Stream>>> queues_;
+    waiting_deadlines<submission> late_;
     bool lost_ = false;
 };
 

@@ -474,6 +474,20 @@ public:
                 next = &other;
         return next;
     }
+    /// Whether anything is in flight on another stream than `b`'s that will end.
+    [[nodiscard]] bool any_beside(const batch& b) noexcept {
+        return in_use_ > 1 && std::ranges::any_of(in_use(), [&](const batch& other) {
+                   return other.at != batch::state::free && !other.written_off && other.timeline != b.timeline;
+               });
+    }
+    /// Of what is in flight and will end, the lowest order; one more than the latest where there is
+    /// nothing.
+    [[nodiscard]] std::uint64_t oldest_order() noexcept {
+        std::uint64_t oldest = order_ + 1;
+        for (const auto& b : in_use())
+            if (b.at != batch::state::free && !b.written_off) oldest = std::min(oldest, b.order);
+        return oldest;
+    }
     /// Batches so far: the order of the latest.
     [[nodiscard]] std::uint64_t latest_order() const noexcept { return order_; }
 

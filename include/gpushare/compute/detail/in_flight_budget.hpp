@@ -70,16 +70,19 @@ public:
     struct level_state {
         priority level{};
         std::uint32_t in_flight = 0, clients = 0;
-        std::uint32_t of_requests = 0;  // of these in flight
-        ns counted{};                   // how long what is in flight may take; unknown ones count nothing
-        ns predicted{};                 // how long it probably takes
-        work_lengths lasts{};           // of its clients
-        ns served{};                    // what all that ended has taken
-        std::uint32_t unknown = 0;      // of these
-        instant hold_until{};           // until then a request of this level is expected to go on
-        bool enqueuing = false;         // a callable of its clients is being run
-        double keeps = 0;               // the part of the SMs that its clients keep free of long work below
-        ns back_within{};               // but for what gives it back within this; 0: for what is short
+        std::uint32_t of_requests = 0;       // of these in flight
+        ns counted{};                        // how long what is in flight may take; unknown ones count nothing
+        ns predicted{};                      // how long it probably takes
+        ns in_the_way{};                     // how long what of it doesn't yield may take
+        ns overdue{};                        // so much longer it has taken already
+        work_lengths lasts{};                // of its clients
+        ns served{};                         // what all that ended has taken
+        std::uint32_t unknown = 0;           // of these
+        instant hold_until{};                // until then a request of this level is expected to go on
+        std::uint32_t hold_for = no_client;  // whose
+        bool enqueuing = false;              // a callable of its clients is being run
+        double keeps = 0;                    // the part of the SMs that its clients keep free of long work below
+        ns back_within{};                    // but for what gives it back within this; 0: for what is short
         ns not_kept_off{};  // the longest lately let in below levels that keep a part, though too wide for that
         // What follows from all of this, and is asked for by every submission.
         std::uint32_t depth = 0;  // how many are in flight however long they take
@@ -167,13 +170,13 @@ public:
         const auto& own = levels_[level];
         if (own.enqueuing) return false;
         std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
-        ns counted = own.counted, probably = own.predicted;
+        ns counted = saturating_add(own.counted, own.overdue), probably = own.predicted;
         if (only_ != level) {
             for (const auto& l : levels_) {
                 if (l.level <= own.level) continue;
                 in_flight += l.in_flight;
                 unknown += l.unknown;
-                counted = saturating_add(counted, l.counted);
+                counted = saturating_add(counted, saturating_add(l.counted, l.overdue));
                 probably = saturating_add(probably, l.predicted);
             }
         }
@@ -198,6 +201,8 @@ public:
     /// Whether nothing else is on its stream.
     bool enter(const admission& a) noexcept {
         enter(a.level_index, a.longest, a.predicted, a.of_request);
+        if (a.yields_within <= ns{0})
+            of(a.level_index).in_the_way = saturating_add(of(a.level_index).in_the_way, a.longest);
         if (a.width.part() < 1) ++num_narrow_;
         auto* l = find_stream(a);
         const bool alone = l == nullptr;
@@ -215,6 +220,11 @@ public:
     /// that was the first there; else no_client.
     std::uint32_t leave(const admission& a, std::uint32_t times) noexcept {
         leave(a.level_index, a.longest, a.predicted, a.of_request, times);
+        auto& level = of(a.level_index);
+        if (level.in_flight == 0)
+            level.in_the_way = level.overdue = ns{0};
+        else if (a.yields_within <= ns{0})
+            level.in_the_way = less(level.in_the_way, in_flight_budget::times(a.longest, times));
         if (a.width.part() < 1) num_narrow_ -= times;
         auto* const l = find_stream(a);
         if ((l->in_flight -= times) == 0) {
@@ -266,6 +276,16 @@ public:
         }
         return h;
     }
+    /// A request of this client, at this level, is expected to go on until then.
+    void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept {
+        of(level).hold_until = until;
+        of(level).hold_for = client;
+    }
+    /// It isn't any more; `at`: only at this level.
+    void end_holds(std::uint32_t client, priority at = no_priority) noexcept {
+        for (auto& l : levels_)
+            if (l.hold_for == client && (at == no_priority || l.level == at)) l.hold_until = {};
+    }
     [[nodiscard]] bool is_held_until(instant t) const noexcept {
         return std::any_of(levels_.begin(), levels_.end(), [=](const level_state& l) { return l.hold_until == t; });
     }
@@ -283,6 +303,41 @@ public:
         const bool fits = width.known() && width.part() <= l.keeps + uncertain;
         return fits && is_free(l) ? l.bound_on_kept : l.bound;
     }
+    /// The same of what is admitted now: at least what is in flight may take, as declared, seen, or
+    /// as it has taken already.
+    [[nodiscard]] ns bound_now(std::uint32_t level, sm_width width = {}) const noexcept {
+        const auto& own = levels_[level];
+        const bool fits = width.known() && width.part() <= own.keeps + uncertain;
+        if (fits && is_free(own)) return own.bound_on_kept;
+        ns there{};
+        bool any_below = false;
+        for (const auto& l : levels_) {
+            if (l.level >= own.level || !in_use(l)) continue;
+            any_below = true;
+            there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
+        }
+        if (!any_below) there = saturating_add(own.in_the_way, own.overdue);
+        return std::max(own.bound, there);
+    }
+    /// What of this level is in flight has taken so much longer than it may.
+    void set_overdue(std::uint32_t level, ns by) noexcept {
+        if (of(level).in_flight != 0) of(level).overdue = by;
+    }
+    /// Whether what is in flight ends by then, whatever it takes of what is declared or was seen;
+    /// or `a` may run beside it.
+    [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept {
+        ns all{};
+        bool unknown = false;
+        double width = a.width.part();
+        for (const auto& l : levels_) {
+            all = saturating_add(all, saturating_add(l.counted, l.overdue));
+            unknown = unknown || l.unknown != 0;
+        }
+        for (const auto& l : streams_) width += l.width > 0 && l.name != a.timeline ? l.width : 1;
+        return streams_.empty() || width <= 1 + uncertain || (!unknown && all <= time);
+    }
+    /// Whether more than one level is in use.
+    [[nodiscard]] bool several_levels() const noexcept { return only_ == none; }
     /// The same of the highest level in use.
     [[nodiscard]] ns bound() const noexcept {
         const level_state* top = nullptr;
@@ -338,7 +393,7 @@ public:
         ns sum = levels_[level].served;
         if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
         for (const auto& l : levels_)
-            if (l.level > levels_[level].level) sum += l.served;
+            if (l.level > levels_[level].level) sum = saturating_add(sum, l.served);
         return sum;
     }
 

@@ -125,18 +125,54 @@ private:
 struct limiter_client {
     client_settings settings{};
     std::uint32_t generation = 0, level = 0;  // the level's index in the budget
+    std::uint32_t at = 0;                     // the same of what waits first, which may have a higher one
     bool present = false, quarantined = false;
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
     bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
     std::uint32_t failures_in_row = 0, admitted = 0;
+    std::uint32_t as_predicted = 0;  // so many in a row took no longer than was predicted
+    double width_in_flight = 0;      // what those in flight can fill, together
+    instant since{};  // what is first of these has been there at least so long, where there is a hard cap
     std::uint32_t streams = 0, abreast = 1;  // of its own with something in flight; and the most that there ever were
     return_habit habit{};
-    double latest_width = 1;  // of what ended
-    cost_estimate costs{};    // of all its submissions
-    submission_facts next{};  // while something waits: of what waits first
+    double latest_width = 1;     // of what ended
+    cost_estimate costs{};       // of all its submissions
+    submission_facts next{};     // while something waits: of what waits first
+    bool cost_declared = false;  // of what waits first
     client_usage usage{};
+    // Charged, and not yet in `usage`, since others in flight may have shared it: lately, and
+    // before that. And what was given back of time that is in `usage`, and isn't charged again.
+    ns unsettled{}, nearly_settled{}, given_back{};
+
+    /// It is charged so much. Whether there is something of it to settle later.
+    bool add_charge(ns took, bool may_shrink) noexcept {
+        const ns owed = std::min(given_back, std::max(took, ns{0}));
+        given_back -= owed;
+        took -= owed;
+        (may_shrink ? unsettled : usage.device_time) = saturating_add(may_shrink ? unsettled : usage.device_time, took);
+        return may_shrink;
+    }
+    /// Of what it was charged it shared this. What is published doesn't fall: later charges make up
+    /// for it.
+    void give_back(ns time) noexcept {
+        for (ns* of : {&unsettled, &nearly_settled}) {
+            const ns part = std::min(time, *of);
+            *of -= part;
+            time -= part;
+        }
+        given_back = saturating_add(given_back, time);
+    }
+    /// All that was in flight when it was last called has ended, or, if `all`, nothing is in
+    /// flight. Whether that was all of it.
+    bool settle(bool all) noexcept {
+        usage.device_time = saturating_add(usage.device_time, nearly_settled);
+        nearly_settled = std::exchange(unsettled, ns{0});
+        if (!all) return nearly_settled == ns{0};
+        usage.device_time = saturating_add(usage.device_time, std::exchange(nearly_settled, ns{0}));
+        return true;
+    }
 
     /// The timeline of what waits first: `index` is the client's.
     [[nodiscard]] std::uint64_t timeline(std::uint32_t index) const noexcept {
@@ -162,17 +198,24 @@ struct limiter_client {
         next = from != nullptr ? *from : nothing;
         auto& h = next.head;
         if (from == nullptr) h.arrival = now;
-        if (h.cost <= ns{0}) h.cost = predict(h.key, c, kinds, first_guess);
+        cost_declared = h.cost > ns{0};
+        if (!cost_declared) h.cost = predict(h.key, c, kinds, first_guess);
         h.remaining = std::max(h.remaining, h.cost);
+        if (next.width.known() && settings.narrowest.known() && next.width.part() < settings.narrowest.part())
+            next.width = settings.narrowest;
+        h.level = std::min(h.level, std::max(settings.level, settings.ceiling));
+        if (h.level <= settings.level) h.level = no_priority;
         if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
     }
 
-    /// What is known of its first, beside the policy and the bound. `quantum`: how long what is timed together may take.
-    void describe(admission& a, client_id c, const cost_model& kinds, ns quantum) const noexcept {
+    /// What is known of its first, beside the policy and the bound. `horizon`: as in
+    /// limiter_options.
+    void describe(admission& a, client_id c, const cost_model& kinds, ns horizon) const noexcept {
+        const ns quantum = horizon / 2;
         const auto kind = kinds.next(c, next.head.key, costs);
         a.client = c;
-        a.level = settings.level;
-        a.level_index = level;
+        a.level = std::max(settings.level, next.head.level);
+        a.level_index = at;
         a.predicted = next.head.cost;
         a.known = kind.known;
         a.declared = next.width.known();
@@ -184,6 +227,7 @@ struct limiter_client {
         a.at_least = kind.at_least;
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
         a.usual_longest = kind.longest > ns{0} ? kind.usual : usual_longest();
+        if (cost_declared) count_declared(a, horizon);
         a.yields_within = settings.yields_within;
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
     }
@@ -255,6 +299,26 @@ struct limiter_client {
         return quarantined = true;
     }
 
+    /// What it takes is seen for what it was told to take: so many more may be in flight that rely
+    /// on that. Beside a hard cap, only what was short time and again is trusted to be short.
+    void learn_trust(const charge& o, ns predicted) noexcept {
+        constexpr ns tolerance{20'000};
+        const ns n{static_cast<ns::rep>(o.times)};
+        const bool kept = o.took <= saturating_add(saturating_add(predicted, predicted), tolerance * n.count());
+        as_predicted = kept ? as_predicted + std::min(o.times, ~as_predicted) : 0;
+    }
+    /// How many of it may be in flight at once beside a hard cap, if each takes as long as the
+    /// longest lately: what is in flight can't be taken back. `quantum`: of all these together.
+    [[nodiscard]] std::uint32_t most_beside_cap(const admission& a, ns quantum, instant now) const noexcept {
+        constexpr std::uint32_t for_each = 16, most = 8;
+        const ns longest = std::max(a.longest, a.length);
+        if (a.longest <= ns{0} || as_predicted < for_each || longest > quantum / 2) return 1;
+        if (now - since > longest * (usage.in_flight + 1)) return 1;  // one takes longer than any did
+        const auto fit =
+            longest > ns{0} ? static_cast<std::uint32_t>(std::min(quantum / longest, ns::rep{most})) : most;
+        return std::min({1 + as_predicted / for_each, most, std::max(fit, 1U)});
+    }
+
     void pardon() noexcept {
         quarantined = false;
         failures_in_row = 0;
@@ -272,6 +336,12 @@ struct limiter_client {
     }
 
 private:
+    // What its submitter says that it takes counts in the bounds of others, where that is more than
+    // what was seen. Where nothing was seen it isn't relied on to be short.
+    static void count_declared(admission& a, ns horizon) noexcept {
+        for (ns* of : {&a.longest, &a.usual_longest}) *of = std::max(*of > ns{0} ? *of : horizon, a.length);
+    }
+
     [[nodiscard]] work_lengths lengths(ns longest) const noexcept {
         const ns stretch = settings.yields_within;
         if (stretch <= ns{0}) return {.longest = longest, .opaque = longest, .unknown = longest <= ns{0}};

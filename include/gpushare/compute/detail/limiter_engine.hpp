@@ -114,7 +114,12 @@ public:
     [[nodiscard]] instant now() const { return clock_.now(); }
     /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
-        return !is_timeless<Policy> || core().holds_back() || log_.on() ? clock_.now() : instant{};
+        return !is_timeless<Policy> || core().holds_back() || log_.on() || !clients_.late().empty() ? clock_.now()
+                                                                                                    : instant{};
+    }
+    /// The same for one that comes.
+    [[nodiscard]] instant arrival_time(const submit_options& o) const {
+        return o.drop_if_late ? clock_.now() : policy_time();
     }
     /// The time that batches are placed with.
     [[nodiscard]] instant batch_time() const noexcept { return shares_points ? clock_.now() : instant{}; }
@@ -160,7 +165,30 @@ public:
         return why;
     }
     /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
-    [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : core().resume_at(); }
+    [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
+    /// Takes note of what has been on the device for longer than it was to be, for bounds and for
+    /// what goes behind it. Reads the clock if anything is in flight.
+    void note_overdue() noexcept {
+        const auto in_flight = batches_.in_use();
+        if (in_flight.empty()) return;
+        const auto now = clock_.now();
+        for (const auto& b : in_flight)
+            if (b.at != batch<Stream>::state::free && b.num_members > 0)
+                core().set_overdue(b.first->admitted.level_index, ns{0});
+        for (const auto& b : in_flight) {
+            if (b.at == batch<Stream>::state::free || b.num_members == 0 || b.written_off || !batches_.is_oldest(b))
+                continue;
+            const auto& a = b.first->admitted;
+            // What fills the device may have waited until the end before it.
+            const auto since =
+                a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
+            if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest)
+                continue;
+            core().set_overdue(a.level_index, now - since - a.longest);
+        }
+    }
+    /// When to look up though nothing happens: for a policy, or for what is late then.
+    [[nodiscard]] instant next_look() const noexcept { return std::min(core().resume_at(), clients_.late().next()); }
     /// Whether something that was enqueued may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
     /// Whether it needn't wait for others' work.
@@ -297,7 +325,7 @@ public:
             if (now >= deadline) why = errc::deadline_exceeded;
             if (why != errc::none) break;
             if (end_batches(lock, own, true)) continue;
-            const auto resume = core().resume_at();
+            const auto resume = next_look();
             if (ready_left_ || now >= resume) {
                 drive_on(now);
                 continue;
@@ -447,21 +475,24 @@ private:
     void drive_once(lock_type& lock, instant now, look how, Need& stay) noexcept {
         ready_left_ = false;
         observe(lock, how);
+        if (core().any_unsettled()) settle_charges();
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
-        if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
+        drop_late(lock);
+        if (core().num_waiting() > 0 && batches_.any_ended()) note_overdue();
+        if (core().holds_back() || !clients_.late().empty())
+            now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         admission a;
         bool ready = false;
         while ((ready = batches_.has_slot() && core().is_ready(a, now, other_stream))) {
-            if (is_held(a.client)) {
+            if (is_held(a)) {
                 waits_for_told_ = true;
                 break;
             }
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
-                ++clients_.queue(a.client).dropped;
-                dismiss(lock, s, errc::deadline_exceeded);
+                drop(lock, s);
                 now = policy_time();
                 continue;
             }
@@ -469,7 +500,7 @@ private:
                 ready_left_ = true;
                 break;
             }
-            if (core().settings(a.client).level <= held_level_) held_level_ = no_priority;
+            if (a.level <= held_level_) held_level_ = no_priority;
             clients_.admit(s, a, now);
             if (!s.queued) core().count_queued(a.client, waited(s, clock_.now()));
             take_slot(s);
@@ -491,6 +522,20 @@ private:
         end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
         keep_watch();
         if (!told_.empty()) call_back(lock, stay);
+    }
+
+    // It is late: it never runs.
+    void drop(lock_type& lock, submission& s) noexcept {
+        ++clients_.queue(s.client).dropped;
+        dismiss(lock, s, errc::deadline_exceeded);
+    }
+    // Whoever waits is told when it is late, and not when its turn comes.
+    void drop_late(lock_type& lock) noexcept {
+        while (!clients_.late().empty()) {
+            submission* const s = clients_.late().first_at(clock_.now());
+            if (s == nullptr) return;
+            drop(lock, *s);
+        }
     }
 
     // It was admitted.
@@ -624,9 +669,11 @@ private:
     // The end of `b` is reached: its members are charged, and who waits for them is told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
+        last_end_ = clock_.now();
         auto charged = charge_for(seen, meter_, client.enqueue_time,
                                   [this](client_id c, ns shared) { core().give_back(c, shared); });
         const auto end = std::exchange(b.end, {});
+        const bool may_shrink = !seen.used && batches_.any_beside(b);
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
         // How late, at most where points don't say when they were reached: since it was last seen pending, or its work was enqueued. On
@@ -662,7 +709,8 @@ private:
                                           .from = charged.from(),
                                           .times = s.times,
                                           .width = seen.used ? seen.used->width : s.fills.width,
-                                          .opaque = s.fills.opaque},
+                                          .opaque = s.fills.opaque,
+                                          .may_shrink = may_shrink},
                                          now);
                 if (failed) note_failure(seen.client, code);
             }
@@ -677,6 +725,19 @@ private:
             if (s.queued) finish(s, code, part.took);
             if (is_awaited(seen.client)) sleepers_.wake_all();
         }
+        settle_charges();
+    }
+    // What was charged while others were in flight may turn out to have been shared with them,
+    // until all of these have ended.
+    void settle_charges() noexcept {
+        if (!core().any_unsettled()) {
+            settles_after_ = batches_.latest_order();
+            return;
+        }
+        const auto oldest = batches_.oldest_order();
+        if (oldest <= settles_after_) return;
+        settles_after_ = batches_.latest_order();
+        core().settle(oldest > settles_after_);
     }
     void finish(submission& s, errc status, ns device_time = {}) noexcept {
         s.status = status;
@@ -686,7 +747,7 @@ private:
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
-        s.level = core().settings(s.client).level;
+        s.level = std::max(core().settings(s.client).level, s.facts.head.level);
         told_level_ = std::max(told_level_, s.level);
         ++num_told_;
         ++clients_.queue(s.client).untold;
@@ -695,12 +756,13 @@ private:
 
     // Whether somebody above `c` is to be called back yet, or is just being called.
     [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core().settings(c).level; }
-    // Whether what is next, of `c`, waits for those above it to be called back, who may bring what goes first. It waits for those
-    // that were told when this began, or there might always be others; and anew once it isn't next any more, for what they brought.
-    [[nodiscard]] bool is_held(client_id c) noexcept {
-        if (!told_above(c)) return false;
+    // Whether what is next waits for those above it to be called back, who may bring what goes
+    // first. It waits for those that were told when this began, or there might always be others;
+    // and anew once it isn't next any more, for what they brought.
+    [[nodiscard]] bool is_held(const admission& a) noexcept {
+        if (told_level_ <= a.level) return false;
         if (held_level_ == no_priority) {
-            held_level_ = core().settings(c).level;
+            held_level_ = a.level;
             held_until_ = num_told_;
         }
         return num_called_ < held_until_;
@@ -861,11 +923,11 @@ private:
         if (watched_) {
             const auto looks_up = sleepers_.watcher_until();
             if (looks_up == instant::min()) return;
-            if (observer_.any_unknown(batches_) || core().resume_at() < looks_up) sleepers_.call_watcher();
+            if (observer_.any_unknown(batches_) || next_look() < looks_up) sleepers_.call_watcher();
             return;
         }
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());
-        const auto resume = core().resume_at();
+        const auto resume = next_look();
         const auto by = core().is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
         sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
@@ -966,6 +1028,9 @@ private:
     submission_log<Stream> log_;
     sleeping_threads sleepers_;
     watch_slice slice_;
+    instant last_end_{};  // that was noticed
+    // Batches: once these have ended, what was charged before the latest of them is settled.
+    std::uint64_t settles_after_ = 0;
     std::uint32_t num_present_ = 0;  // threads that drive, or are about to
     bool asking_ = false;            // a thread asks the device, for all
     std::condition_variable asked_, enqueued_;

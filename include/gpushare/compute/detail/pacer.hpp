@@ -34,13 +34,23 @@ struct pacer {
     }
     /// The truth less the prediction.
     void adjust(ns delta) noexcept {
-        // An hour at once is beyond any kernel, and at a millionth still fits.
-        constexpr std::int64_t most = 3'600'000'000'000;
-        const auto cost = std::clamp<std::int64_t>(delta.count(), -most, most);
-        const auto rate = std::max<std::int64_t>(per_million, 1);
-        const auto whole = cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate;
         constexpr instant long_ago{ns::min() / 2};
-        from = whole < 0 ? std::max(from + ns{whole}, long_ago) : saturating_add(from, ns{whole});
+        const ns whole = lasts(delta);
+        from = whole < ns{0} ? std::max(from + whole, long_ago) : saturating_add(from, whole);
+    }
+    /// In so much time it is entitled to this device time. An hour at once is beyond any kernel,
+    /// and at a millionth still fits.
+    [[nodiscard]] ns lasts(ns device_time) const noexcept {
+        constexpr std::int64_t most = 3'600'000'000'000;
+        const auto cost = std::clamp<std::int64_t>(device_time.count(), -most, most);
+        const auto rate = std::max<std::int64_t>(per_million, 1);
+        return ns{cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate};
+    }
+    /// The device time that it has had beyond its cap.
+    [[nodiscard]] ns beyond(instant now) const noexcept {
+        if (from <= now) return ns{0};
+        const auto ahead = static_cast<double>((from - now).count()) * static_cast<double>(per_million) / 1e6;
+        return ns{static_cast<ns::rep>(std::min(ahead, 3.6e12))};
     }
 };
 

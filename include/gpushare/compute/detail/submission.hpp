@@ -9,6 +9,7 @@
 //   s.status, s.device_time                         // completion
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <concepts>
 #include <cstddef>
@@ -103,10 +104,10 @@ struct submission {
     bool queued = false;
     client_id client{};
     submission_facts facts{};
-    priority level{no_priority};     // its own, or its client's whatever that is; to be told: its client's
-    priority lifts_to{no_priority};  // while it waits, its client
-    instant drop_at = never;         // unless it was admitted before
-    instant waits_since = never;     // if it does
+    priority level{no_priority};   // its own, or its client's whatever that is; to be told: its client's
+    instant drop_at = never;       // unless it was admitted before
+    std::size_t in_deadlines = 0;  // its place among those that are dropped when they are late, from 1 on
+    instant waits_since = never;   // if it does
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;
@@ -154,9 +155,11 @@ struct submission {
     }
     void set_enqueuer(std::thread::id who) noexcept { enqueuer.store(who, std::memory_order_relaxed); }
 
-    /// The part of the SMs that it can fill: as declared, as was launched, or as was expected.
+    /// The part of the SMs that it can fill: as was launched, or as was expected. What was declared
+    /// counts where it is more, and where nobody knows what was launched.
     [[nodiscard]] double filled() const noexcept {
-        if (admitted.declared) return admitted.width.part();
+        if (admitted.declared)
+            return std::max(admitted.width.part(), fills.width.known() && !fills.opaque ? fills.width.part() : 0.0);
         return fills.opaque || fills.width.known() ? fills.width.part() : admitted.width.part();
     }
 

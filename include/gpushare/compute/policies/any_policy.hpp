@@ -42,12 +42,21 @@ public:
         return held_->before(a, b);
     }                                                                             ///< Whether `a` would go first.
     [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }  ///< The client to serve.
-    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         return held_->serve(c, cost, now);
     }  ///< Charges a prediction.
-    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         held_->correct(c, delta, lent);
-    }                                                    ///< Charges the difference to the truth.
+    }  ///< Charges the difference to the truth.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }      ///< A cap.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return held_->hard_cap_of(c); }  ///< A cap.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        held_->tell_standing(c, s, now);
+    }  ///< For another policy.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        held_->resume(c, s, now);
+    }                                                                                 ///< What an earlier policy said.
+    [[nodiscard]] unsigned lent_bits() const noexcept { return held_->lent_bits(); }  ///< Of what serve() returns.
     void take_turns() noexcept { held_->take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:
@@ -61,8 +70,13 @@ private:
         virtual void hold(client_id) noexcept = 0;
         [[nodiscard]] virtual bool before(client_id, client_id) const noexcept = 0;
         virtual choice pick(instant) noexcept = 0;
-        virtual std::uint32_t serve(client_id, ns, instant) noexcept = 0;
-        virtual void correct(client_id, ns, std::uint32_t) noexcept = 0;
+        virtual std::uint64_t serve(client_id, ns, instant) noexcept = 0;
+        virtual void correct(client_id, ns, std::uint64_t) noexcept = 0;
+        [[nodiscard]] virtual unsigned lent_bits() const noexcept = 0;
+        [[nodiscard]] virtual bool honours(const client_settings&) const noexcept = 0;
+        [[nodiscard]] virtual std::uint64_t hard_cap_of(client_id) const noexcept = 0;
+        virtual void tell_standing(client_id, client_standing&, instant) const noexcept = 0;
+        virtual void resume(client_id, client_standing&, instant) noexcept = 0;
         virtual void take_turns() noexcept = 0;
     };
 
@@ -79,12 +93,25 @@ private:
             return detail::goes_before(policy, a, b);
         }
         choice pick(instant now) noexcept override { return policy.pick(now); }
-        std::uint32_t serve(client_id c, ns cost, instant now) noexcept override {
+        std::uint64_t serve(client_id c, ns cost, instant now) noexcept override {
             return detail::serve(policy, c, cost, now);
         }
-        void correct(client_id c, ns delta, std::uint32_t lent) noexcept override {
+        void correct(client_id c, ns delta, std::uint64_t lent) noexcept override {
             detail::correct(policy, c, delta, lent);
         }
+        [[nodiscard]] bool honours(const client_settings& s) const noexcept override {
+            return detail::honours(policy, s);
+        }
+        [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept override {
+            return detail::hard_cap_of(policy, c);
+        }
+        void tell_standing(client_id c, client_standing& s, instant now) const noexcept override {
+            detail::tell_standing(policy, c, s, now);
+        }
+        void resume(client_id c, client_standing& s, instant now) noexcept override {
+            detail::resume(policy, c, s, now);
+        }
+        [[nodiscard]] unsigned lent_bits() const noexcept override { return detail::lent_bits(policy); }
         void take_turns() noexcept override { (void)detail::in_turn(policy, true); }
 
         P policy;

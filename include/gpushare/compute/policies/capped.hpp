@@ -98,6 +98,35 @@ public:
         return {};
     }
 
+    /// Whether it holds a client to the cap in these settings: where its rule looks at that, or
+    /// `Inner` does.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept {
+        return rule_(s).per_million <= s.cap.permille() * std::int64_t{1000} || detail::honours(inner_, s);
+    }
+    /// The client's own, where it has one, or what `Inner` says; see compute_policy.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
+        const auto& terms = clients_[c.index].terms;
+        const bool hard = !terms.soft && terms.per_million < 1'000'000;
+        return hard ? detail::own_hard_cap(c) : detail::hard_cap_of(inner_, c);
+    }
+    /// What the client had beyond its cap, and what `Inner` says, for another policy; see
+    /// client_standing.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        const auto here = s.mark();
+        detail::tell_standing(inner_, c, s, now);
+        const auto inside = s.mark();
+        s.back_to(here);
+        if (clients_[c.index].terms.per_million < 1'000'000) s.beyond(clients_[c.index].pace, now);
+        s.back_to(inside);
+    }
+    /// What an earlier policy said of it holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& pace = clients_[c.index].pace;
+        pace.from = now_ + pace.lasts(s.here().beyond);
+        detail::resume(inner_, c, s, now);
+    }
+
     /// Passes it on to `Inner`, if that has it.
     void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
 
@@ -162,15 +191,18 @@ public:
     }
 
     /// Charges the prediction, unless it is lent. Returns which, for correct().
-    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         if (borrowing_.contains(c.index)) return is_lent;
         clients_[c.index].pace.spend(cost, now_);
         return detail::serve(inner_, c, cost, now_) << 1;
     }
 
+    /// How many bits serve() uses: one, and those of `Inner`.
+    [[nodiscard]] unsigned lent_bits() const noexcept { return std::min(1 + detail::lent_bits(inner_), 64U); }
+
     /// Charges the difference to the true cost, unless that was lent.
-    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         if ((lent & is_lent) != 0) return;
         auto& client = clients_[c.index];
         client.pace.adjust(delta);
@@ -179,7 +211,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t is_lent = 1;
+    static constexpr std::uint64_t is_lent = 1;
 
     struct client_state {
         client_id id{};
@@ -230,7 +262,7 @@ private:
             inner_.sleep(client.id);
             capped_out_.put(index, {}, count(client.pace.from));
             if (client.terms.soft) {
-                borrowing_.put(index, client.level, count(client.pace.from));
+                borrowing_.put(index, std::max(client.level, client.head.level), count(client.pace.from));
             } else {
                 borrowing_.drop(index);
             }

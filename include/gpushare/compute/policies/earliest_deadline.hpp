@@ -44,15 +44,18 @@ public:
         clients_[c.index] = {.id = c};
         return change(c, s);
     }
-    /// Other settings; what the client had beyond its weight is forgiven.
+    /// Other settings; what the client had beyond its weight, it makes up for at the new one.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
+        const ns beyond = client.pace.beyond(now_);
         client.pace.per_million = s.weight.permille() * std::int64_t{1000};
-        client.pace.from = std::min(client.pace.from, now_);
+        client.pace.from = std::min(client.pace.from, now_) + client.pace.lasts(beyond);
         if (client.waits) place(client);
         return {};
     }
+    /// Whether it holds a client to the cap in these settings: it has none.
+    [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
@@ -61,6 +64,7 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, true)) client.pace.begin(now_);
+        client.lifted = head.level;
         client.due = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
         place(client);
     }
@@ -87,17 +91,29 @@ public:
         if (client.waits) place(client);
     }
 
+    /// What it is ahead of its weight, for another policy; see client_standing.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        s.ahead(static_cast<double>(clients_[c.index].pace.beyond(now).count()));
+    }
+    /// What an earlier policy said of it holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& pace = clients_[c.index].pace;
+        pace.from = now_ + pace.lasts(std::max(s.here().ahead, ns{0}));
+    }
+
 private:
     struct client_state {
         client_id id{};
         priority level{};
         detail::pacer pace{};
+        priority lifted = no_priority;  // what waits first
         instant due{};
         bool waits = false;
     };
 
     void place(const client_state& c) noexcept {
-        waiting_.put(c.id.index, c.level, std::max(c.due, c.pace.from).time_since_epoch().count());
+        waiting_.put(c.id.index, std::max(c.level, c.lifted), std::max(c.due, c.pace.from).time_since_epoch().count());
     }
 
     ns patience_ = std::chrono::seconds(1);

@@ -5,6 +5,7 @@
 //   gpushare::compute_limiter<stream, clock, gpushare::fifo> limiter{{}, clock};
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -35,6 +36,8 @@ public:
         if (waiting_.contains(c.index)) place(client);
         return {};
     }
+    /// Whether it holds a client to the cap in these settings: it has none.
+    [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
@@ -42,6 +45,7 @@ public:
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.arrival = head.arrival;
+        client.lifted = head.level;
         place(client);
     }
     /// It waits no more.
@@ -59,11 +63,12 @@ private:
     struct client_state {
         client_id id{};
         priority level{};
+        priority lifted = no_priority;  // what waits first
         instant arrival{};
     };
 
     void place(const client_state& c) noexcept {
-        waiting_.put(c.id.index, c.level, c.arrival.time_since_epoch().count());
+        waiting_.put(c.id.index, std::max(c.level, c.lifted), c.arrival.time_since_epoch().count());
     }
 
     std::vector<client_state> clients_;

@@ -27,9 +27,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// `Outer` decides between classes, an `Inner` for each class between its clients. A client's `group` names its class; a class
-/// that was never set has default settings and a default policy. `level` orders the clients within a class; between classes the
-/// classes' settings do. A class is as urgent as the client that its policy would serve next. A value; not thread-safe. A
-/// call costs what the two policies' do. The members but set_class are those of compute_policy.
+/// that was never set has default settings and a default policy. `level` orders the clients within
+/// a class, and so does that of a submission; between classes the classes' settings do. A class is
+/// as urgent as the client that its policy would serve next. A value; not thread-safe. A call costs
+/// what the two policies' do. The members but set_class are those of compute_policy.
 template <compute_policy Outer, compute_policy Inner>
 class policy_tree {
 public:
@@ -93,6 +94,36 @@ public:
     /// A client ends.
     void remove(client_id c) noexcept { leave(std::exchange(clients_[c.index], {})); }
 
+    /// Whether the policy of its class holds a client to the cap in these settings.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept {
+        return has(s.group) ? detail::honours(classes_[s.group].inside, s) : detail::honours(Inner{}, s);
+    }
+    /// The class's, where that has one, or else the client's; see compute_policy.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
+        constexpr auto of_class = std::uint64_t{1} << 63;
+        const auto [group, seat] = place_of(c);
+        if (detail::hard_cap_of(outer_, id_of(group)) != 0) return of_class | group;
+        const auto inside = detail::hard_cap_of(classes_[group].inside, id_of(seat));
+        if ((inside & of_class) != 0) return inside ^ (std::uint64_t{group} + 1) << 32;
+        return inside != 0 ? detail::own_hard_cap(c) : 0;
+    }
+    /// What the policy of its class says of the client, then what the outer one says of the class;
+    /// see client_standing.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        const auto [group, seat] = place_of(c);
+        detail::tell_standing(classes_[group].inside, id_of(seat), s, now);
+        s.outwards();
+        detail::tell_standing(outer_, id_of(group), s, now);
+    }
+    /// What an earlier policy said of it holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        now_ = std::max(now_, now);
+        const auto [group, seat] = place_of(c);
+        detail::resume(classes_[group].inside, id_of(seat), s, now);
+        s.outwards();
+        detail::resume(outer_, id_of(group), s, now);
+    }
+
     /// It waits.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
@@ -144,23 +175,36 @@ public:
     }
 
     /// Charges the client and its class what it will probably take.
-    /// Returns what both say, for correct.
-    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
+    /// Returns what both say, for correct: the outer policy's bits are the low ones.
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
         const auto inside = detail::serve(classes_[group].inside, id_of(seat), cost, now_);
-        return inside << 16 | detail::serve(outer_, id_of(group), cost, now_);
+        return shifted(inside, detail::lent_bits(outer_)) | detail::serve(outer_, id_of(group), cost, now_);
+    }
+    /// How many bits serve() uses: those of the outer policy, and of the class whose policy needs
+    /// most.
+    [[nodiscard]] unsigned lent_bits() const noexcept {
+        unsigned inside = detail::lent_bits(Inner{});
+        for (const auto& c : classes_) inside = std::max(inside, detail::lent_bits(c.inside));
+        return std::min(detail::lent_bits(outer_) + inside, 64U);
     }
 
     /// Charges both the difference to what it took.
-    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         const auto [group, seat] = place_of(c);
-        detail::correct(classes_[group].inside, id_of(seat), delta, lent >> 16);
-        detail::correct(outer_, id_of(group), delta, lent & 0xffff);
+        const unsigned bits = detail::lent_bits(outer_);
+        const auto inside = bits < 64 ? lent >> bits : 0, outside = lent ^ shifted(inside, bits);
+        detail::correct(classes_[group].inside, id_of(seat), delta, inside);
+        detail::correct(outer_, id_of(group), delta, outside);
         tell(group);
     }
 
 private:
+    [[nodiscard]] static constexpr std::uint64_t shifted(std::uint64_t lent, unsigned by) noexcept {
+        return by < 64 ? lent << by : 0;
+    }
+
     static constexpr std::uint32_t no_member = std::numeric_limits<std::uint32_t>::max();
 
     struct member {
@@ -217,7 +261,9 @@ private:
         const choice c = own.waiting != 0 ? own.inside.pick(now_) : choice{};
         if (c) {
             held_back_.drop(group);
-            outer_.wake(id_of(group), clients_[own.members[c->index].who.index].head, now_);
+            auto head = clients_[own.members[c->index].who.index].head;
+            head.level = no_priority;  // a submission's level counts within its class
+            outer_.wake(id_of(group), head, now_);
             return;
         }
         outer_.sleep(id_of(group));

@@ -62,6 +62,8 @@ public:
         return {};
     }
 
+    /// Whether it holds a client to the cap in these settings: it has none.
+    [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
@@ -69,6 +71,7 @@ public:
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.remaining = head.remaining;
+        client.lifted = head.level;
         if (client.waits) {
             place(client);
         } else {
@@ -96,10 +99,16 @@ public:
     }
 
     /// Charges the prediction.
-    void serve(client_id c, ns cost, instant) noexcept { correct(c, cost); }
+    std::uint64_t serve(client_id c, ns cost, instant) noexcept {
+        const bool lifted = clients_[c.index].lifted > clients_[c.index].level;
+        correct(c, cost, lifted ? is_lifted : 0);
+        return lifted ? is_lifted : 0;
+    }
+    /// How many bits of what serve() returns are used.
+    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return 1; }
 
     /// Charges the difference to the true cost.
-    void correct(client_id c, ns delta) noexcept {
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         auto& client = clients_[c.index];
         auto& level = level_of(client);
         // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow.
@@ -107,7 +116,9 @@ public:
             std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50) * 1000;
         level.fair += cost / std::max(level.weights, client.weight);
         // What it had beyond that was nobody else's loss, or the guard would have spoken: it isn't held against it.
-        const auto most = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
+        // But for what it had above its level, where no guard speaks.
+        const auto guarded = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
+        const auto most = lent == is_lifted ? 2 * rebase_at : std::max(guarded, client.had);
         client.had = std::clamp(client.had + cost / client.weight, -rebase_at, most);
         if (std::max(level.fair, client.had) > rebase_at) {
             rebase(level);
@@ -116,7 +127,22 @@ public:
         }
     }
 
+    /// What it is ahead of its fair share, for another policy; see client_standing.
+    void tell_standing(client_id c, client_standing& s, instant) const noexcept {
+        const auto& client = clients_[c.index];
+        s.ahead(static_cast<double>(client.had - find_level(client.level)->fair) * static_cast<double>(client.weight) /
+                1000);
+    }
+    /// What an earlier policy said of it holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant) noexcept {
+        auto& client = clients_[c.index];
+        constexpr auto most = static_cast<double>(rebase_at / 2);
+        const auto had = static_cast<double>(s.here().ahead.count()) * 1000 / static_cast<double>(client.weight);
+        client.had = level_of(client).fair + static_cast<std::int64_t>(std::clamp(had, -most, most));
+    }
+
 private:
+    static constexpr std::uint64_t is_lifted = 1;
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
 
     struct client_state {
@@ -125,6 +151,7 @@ private:
         std::int64_t weight = 1000;  // permille
         std::int64_t had = 0;        // ns of device time over weight
         ns remaining{};
+        priority lifted = no_priority;  // what waits first
         bool waits = false;
     };
     struct level_state {
@@ -159,8 +186,9 @@ private:
     }
 
     void place(const client_state& c) noexcept {
-        shortest_.put(c.id.index, c.level, c.remaining.count());
-        furthest_behind_.put(c.id.index, c.level, c.had + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2));
+        const auto at = std::max(c.level, c.lifted);
+        shortest_.put(c.id.index, at, c.remaining.count());
+        furthest_behind_.put(c.id.index, at, c.had + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2));
     }
 
     void rebase(level_state& level) noexcept {

@@ -24,9 +24,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// High levels first, up to a cap. Looks at `level` and at what `Inner` looks at. One `Inner` decides among the high
-/// levels, another among the low ones; either may refuse. With a cap of the whole, low work may starve. While low
-/// levels have work, the high ones get in a time t at most the cap times (t + 5 ms), plus the submission begun last. A
-/// value; not thread-safe. A call costs what `Inner`'s does. The members are those of compute_policy.
+/// levels, another among the low ones; either may refuse. With a cap of the whole, low work may
+/// starve. A submission of a high level, of a client of a low one, goes as high work does, within
+/// the same cap. While low levels have work, the high ones get in a time t at most the cap times (t
+/// + 5 ms), plus the submission begun last. A value; not thread-safe. A call costs what `Inner`'s
+/// does. The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {
 public:
@@ -36,6 +38,28 @@ public:
     explicit strict_priority(share cap, priority high = {1}, Inner inner = {})
         : high_from_(high), high_(inner), low_(std::move(inner)) {
         pace_.per_million = cap.permille() * std::int64_t{1000};
+    }
+
+    /// Whether `Inner` holds a client to the cap in these settings.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(low_, s); }
+    /// As `Inner` says; see compute_policy.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
+        return detail::hard_cap_of(is_high(clients_[c.index].level) ? high_ : low_, c);
+    }
+    /// What `Inner` says of the client, then what the high levels had beyond their cap; see
+    /// client_standing.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        const bool high = is_high(clients_[c.index].level);
+        detail::tell_standing(high ? high_ : low_, c, s, now);
+        s.outwards();
+        s.beyond(pace_, now);
+    }
+    /// What an earlier policy said holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        now_ = std::max(now_, now);
+        detail::resume(of(clients_[c.index].level), c, s, now);
+        s.outwards();
+        pace_.from = std::max(pace_.from, now_ + pace_.lasts(s.here().beyond));
     }
 
     /// Passes it on to both inner policies, if they have it.
@@ -60,7 +84,10 @@ public:
         } else {
             if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;
             const bool waits = client.waits;
+            client_standing standing;
+            detail::tell_standing(of(client.level), c, standing, now_);
             remove(c);
+            detail::resume(of(s.level), c, standing, now_);
             client.waits = waits;
             if (waits) of(s.level).wake(c, client.head, now_);
             if (waits && is_high(s.level)) ++high_waiting_;
@@ -104,32 +131,45 @@ public:
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         const choice high = high_.pick(now_);
-        if (high && pace_.entitled(now_)) return high;
-        const choice low = low_.pick(now_);
+        choice low = low_.pick(now_);
+        const bool lifted = low && is_high(clients_[low->index].head.level);
+        if (pace_.entitled(now_)) {
+            if (high && !(lifted && clients_[low->index].head.level > level_of(high))) return high;
+        } else if (lifted) {  // the high levels have had theirs: it goes at its own until the next of its submissions
+            for (; low && is_high(clients_[low->index].head.level); low = low_.pick(now_)) {
+                clients_[low->index].head.level = no_priority;
+                low_.wake(*low, clients_[low->index].head, now_);
+            }
+        }
         if (low || high) return low ? low : high;
         return choice(std::min(low.ask_again(), high.ask_again()));
     }
 
     /// Charges the prediction to its inner policy and, if it is within the cap, to the cap. Returns whether it is, for
     /// correct().
-    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto level = clients_[c.index].level;
         // Beyond its cap it was let in because nobody else wanted the device: that costs the cap nothing.
-        const bool lent = is_high(level) && !pace_.entitled(now_);
-        if (is_high(level) && !lent) pace_.spend(cost, now_);
-        return detail::serve(of(level), c, cost, now_) << 1 | (lent ? is_lent : 0U);
+        const bool high = is_high(level), lifted = !high && is_high(clients_[c.index].head.level);
+        const bool counts = (high || lifted) && pace_.entitled(now_);
+        if (counts) pace_.spend(cost, now_);
+        const std::uint64_t of_it = high && !counts ? is_lent : lifted && counts ? is_lifted : 0;
+        return detail::serve(of(level), c, cost, now_) << 2 | of_it;
     }
 
+    /// How many bits serve() uses: two, and those of `Inner`.
+    [[nodiscard]] unsigned lent_bits() const noexcept { return std::min(2 + detail::lent_bits(high_), 64U); }
+
     /// Charges the difference to the true cost likewise.
-    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
-        const auto level = clients_[c.index].level;
-        if (is_high(level) && (lent & is_lent) == 0) pace_.adjust(delta);
-        detail::correct(of(level), c, delta, lent >> 1);
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
+        const bool high = is_high(clients_[c.index].level);
+        if (high ? (lent & is_lent) == 0 : (lent & is_lifted) != 0) pace_.adjust(delta);
+        detail::correct(of(clients_[c.index].level), c, delta, lent >> 2);
     }
 
 private:
-    static constexpr std::uint32_t is_lent = 1;
+    static constexpr std::uint64_t is_lent = 1, is_lifted = 2;
 
     struct client_state {
         client_id id{};
@@ -139,6 +179,9 @@ private:
     };
 
     [[nodiscard]] bool is_high(priority p) const noexcept { return p >= high_from_; }
+    [[nodiscard]] priority level_of(const choice& c) const noexcept {
+        return std::max(clients_[c->index].level, clients_[c->index].head.level);
+    }
     [[nodiscard]] Inner& of(priority p) noexcept { return is_high(p) ? high_ : low_; }
 
     priority high_from_;

@@ -5,7 +5,7 @@
 //   gpushare::weighted_fair policy;
 //   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
 //
-// `fair`, below it, gives each client the same share.
+// `fair`, below it, gives each client the same share. A client's `cap` holds with either of them.
 //
 // The method is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the
 // smallest tag goes next, and a level's virtual time is the smallest waiting tag. A client that wakes up starts no
@@ -19,10 +19,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -31,9 +33,13 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Shares a level's device time in proportion to `weight`. Looks at `level` and `weight`; a weight of 0 counts as 0.1
-/// %. Refuses nothing. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1), the rest
-/// O(log waiting). The members are those of compute_policy.
+/// Shares a level's device time in proportion to `weight`. Looks at `level`, `weight`, `cap` and
+/// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses nothing.
+/// What a client has at a higher level, by submissions of a level of their own, is charged to its
+/// share at its own level too. Over a time t, a client with a hard cap gets at most its cap times
+/// (t + 5 ms), plus the submission begun last; a client with a soft cap isn't charged for what it
+/// borrows. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1)
+/// while nobody is at its cap, the rest O(log waiting). The members are those of compute_policy.
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.
@@ -47,94 +53,156 @@ public:
     /// A client begins, neither ahead of its share nor behind it.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
-        waiting_.reserve(clients_.size());
-        open_level(s.level);
+        for (auto* h : {&waiting_, &capped_out_, &borrowing_}) h->reserve(clients_.size());
+        open_levels(s);
         clients_[c.index] = client_state(c, s, virtual_time(s.level));
+        num_capped_ += clients_[c.index].is_capped ? 1 : 0;
         return {};
     }
 
     /// Other settings; what it is ahead or behind stays the same device time.
     failure change(client_id c, const client_settings& s) {
-        open_level(s.level);
+        open_levels(s);
         auto& client = clients_[c.index];
+        const auto before = client;
         // As device time, and not as a tag: or else a client raised from 0.1 % would first sit out a thousand times its
         // last kernel.
-        const auto lead = static_cast<double>(client.tag - virtual_time(client.level)) *
-                          static_cast<double>(client.weight) / static_cast<double>(weight_of(s));
-        constexpr auto most = static_cast<double>(rebase_at / 2);
-        const auto tag = virtual_time(s.level) + static_cast<std::int64_t>(std::clamp(lead, -most, most));
-        client = client_state(client.id, s, tag);
-        if (waiting_.contains(c.index)) place(client);
+        client = client_state(before.id, s, 0);
+        client.tag = tag_of(client, before.lead(virtual_time(before.level)));
+        client.pace.from = now_ + client.pace.lasts(before.is_capped ? before.pace.beyond(now_) : ns{0});
+        client.waits = before.waits;
+        client.held = before.held;
+        num_capped_ += (client.is_capped ? 1 : 0) - (before.is_capped ? 1 : 0);
+        if (before.at > before.level && before.at > client.level) {
+            client.at = before.at;
+            client.guest_tag = before.guest_tag;
+        }
+        if (client.waits && !client.held) place(client);
         return {};
     }
 
     /// A client ends.
-    void remove(client_id c) noexcept { sleep(c); }
+    void remove(client_id c) noexcept {
+        sleep(c);
+        if (std::exchange(clients_[c.index].is_capped, false)) --num_capped_;
+    }
 
     /// From now on a client may go several times in a row.
     void take_turns() noexcept {
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
+    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
+    /// A client's own, where it has one; see compute_policy.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
+        const auto& client = clients_[c.index];
+        return client.is_capped && !client.soft ? detail::own_hard_cap(c) : 0;
+    }
+    /// Whether it has to know the time, though it is timeless otherwise: while somebody has a cap.
+    [[nodiscard]] bool needs_time() const noexcept { return num_capped_ > 0; }
 
     /// It waits. It isn't owed the time in which it didn't, except up to most_owed if it was held.
-    void wake(client_id c, const queue_head&, instant) noexcept {
+    void wake(client_id c, const queue_head& head, instant now) noexcept {
+        now_ = std::max(now_, now);
         auto& client = clients_[c.index];
-        if (!waiting_.contains(c.index)) {
-            const double owed = std::exchange(client.held, false) ? most_owed * client.rate : 0;
-            client.tag = std::max(client.tag, virtual_time(client.level) - static_cast<std::int64_t>(owed));
-        }
+        const priority at = std::max(client.level, head.level);
+        if (at != client.at && at > client.level) client.guest_tag = std::numeric_limits<std::int64_t>::min();
+        client.at = at;
+        const bool held = std::exchange(client.held, false), waited = std::exchange(client.waits, true);
+        if (!waited && client.is_capped) client.pace.begin(now_);
+        if (!waited || held) catch_up(client, held ? most_owed * client.rate : 0);
         place(client);
     }
 
     /// It waits no more.
     void sleep(client_id c) noexcept {
-        clients_[c.index].held = false;
-        waiting_.drop(c.index);
+        clients_[c.index].held = clients_[c.index].waits = false;
+        take_out(clients_[c.index]);
     }
 
     /// It waits, and isn't to be picked until wake().
     void hold(client_id c) noexcept {
         clients_[c.index].held = true;
-        waiting_.drop(c.index);
+        take_out(clients_[c.index]);
     }
 
     /// Of one level: who would be further behind its share.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto &its = clients_[a.index], &other = clients_[b.index];
-        if (its.level != other.level) return false;
+        if (its.level != other.at || (its.is_capped && !its.pace.entitled(now_))) return false;
         std::int64_t time = 0;  // of the level; add() opened it
         for (const auto& l : levels_)
             if (l.level == its.level) time = l.time;
-        return std::max(its.tag, time) < other.tag;
+        return std::max(its.tag, time) < other.key();
     }
 
-    /// The client of the highest level whose turn it still is, else the one furthest behind its share.
-    [[nodiscard]] choice pick(instant) const noexcept {
-        if (waiting_.empty()) return {};
+    /// The client of the highest level whose turn it still is, else the one furthest behind its
+    /// share, of those within their caps; else a borrower; else the time when a client will be
+    /// within its cap.
+    [[nodiscard]] choice pick(instant now) noexcept {
+        if (num_capped_ > 0) {
+            now_ = std::max(now_, now);
+            while (!capped_out_.empty() && capped_out_.first_key() <= count(now_)) {
+                auto& client = clients_[capped_out_.first()];
+                catch_up(client, 0);
+                place(client);
+            }
+        }
+        if (waiting_.empty()) {
+            if (!borrowing_.empty()) return clients_[borrowing_.first()].id;
+            return capped_out_.empty() ? choice{} : choice(instant{ns{capped_out_.first_key()}});
+        }
         const auto& first = clients_[waiting_.first()];
-        const bool goes_on = left_ > ns{0} && waiting_.contains(latest_) && clients_[latest_].level == first.level;
+        const bool goes_on = left_ > ns{0} && waiting_.contains(latest_) && clients_[latest_].at == first.at;
         return goes_on ? clients_[latest_].id : first.id;
     }
 
-    /// Charges the prediction.
-    void serve(client_id c, ns cost, instant) noexcept {
+    /// Charges the prediction, unless it is lent beyond a soft cap. Returns what it was, for
+    /// correct().
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         auto& client = clients_[c.index];
-        auto& time = virtual_time(client.level);
-        time = std::max(time, std::min(client.tag, tag_of_first(client)));
+        if (client.is_capped) {
+            now_ = std::max(now_, now);
+            if (borrowing_.contains(c.index)) return is_lent;
+            client.pace.spend(cost, now_);
+        }
+        const bool guest = client.at > client.level;
+        if (auto* const l = find_level(client.at))
+            l->time = std::max(l->time, std::min(client.key(), key_of_first(client)));
         take_turn(c, cost);
-        charge(client, cost);  // wake() or sleep() follows: only then it has a place
+        charge(client, cost, guest);  // wake() or sleep() follows: only then it has a place
+        return guest ? is_guest : 0;
     }
+    /// How many bits of what serve() returns are used.
+    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return 2; }
 
-    /// Charges the difference to the true cost.
-    void correct(client_id c, ns delta) noexcept {
+    /// Charges the difference to the true cost, unless that was lent.
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
+        if ((lent & is_lent) != 0) return;
         auto& client = clients_[c.index];
-        charge(client, delta);
+        if (client.is_capped) client.pace.adjust(delta);
+        charge(client, delta, (lent & is_guest) != 0 && client.at > client.level);
         if (c.index == latest_ && left_ > ns{0} && delta > ns{0})
             left_ -= std::min(left_, delta);  // the turn was longer
-        if (waiting_.contains(c.index)) place(client);
+        if (client.waits && !client.held) place(client);
+    }
+
+    /// What it is ahead of its share and beyond its cap, for another policy; see client_standing.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        const auto& client = clients_[c.index];
+        for (const auto& l : levels_)
+            if (l.level == client.level) s.ahead(client.lead(l.time));
+        if (client.is_capped) s.beyond(client.pace, now);
+    }
+    /// What an earlier policy said of it holds on. Before it waits.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& client = clients_[c.index];
+        client.tag = tag_of(client, static_cast<double>(s.here().ahead.count()));
+        if (client.is_capped) client.pace.from = now_ + client.pace.lasts(s.here().beyond);
     }
 
 private:
+    static constexpr std::uint64_t is_guest = 1, is_lent = 2;
     // Of device time, in ns: to a client that is held time and again because its streams take no more. Several long calls.
     static constexpr double most_owed = 250e6;
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
@@ -144,20 +212,38 @@ private:
     struct client_state {
         client_state() = default;
         client_state(client_id c, const client_settings& s, std::int64_t t) noexcept
-            : tag(t), id(c), level(s.level), weight(weight_of(s)), rate(1000.0 / weight) {}
+            : tag(t),
+              id(c),
+              level(s.level),
+              at(s.level),
+              weight(weight_of(s)),
+              is_capped(s.cap < share::whole()),
+              soft(s.soft_cap),
+              rate(1000.0 / weight),
+              pace{.per_million = s.cap.permille() * std::int64_t{1000}} {}
 
-        std::int64_t tag = 0;  // ns of device time over weight
+        /// By what it is ordered among those at the same level.
+        [[nodiscard]] std::int64_t key() const noexcept { return at > level ? guest_tag : tag; }
+        /// The device time that it is ahead of its share, in ns, where its level's virtual time is
+        /// this.
+        [[nodiscard]] double lead(std::int64_t time) const noexcept { return static_cast<double>(tag - time) / rate; }
+
+        std::int64_t tag = 0;        // ns of device time over weight
+        std::int64_t guest_tag = 0;  // the same at the level above its own at which it waits, if it does
         client_id id;
-        priority level;
+        priority level, at;  // its own; of what waits first
         std::int32_t weight = 1000;
-        bool held = false;
+        bool held = false, waits = false;
+        bool is_capped = false, soft = false;
         double rate = 1;  // what the tag grows by for a ns of device time: a division would cost more than the rest
+        detail::pacer pace{};
     };
     struct level_state {
         priority level;
         std::int64_t time = 0;
     };
 
+    [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
     [[nodiscard]] static std::int32_t weight_of(const client_settings& s) noexcept {
         return std::max(static_cast<std::int32_t>(s.weight.permille()), 1);
     }
@@ -169,11 +255,29 @@ private:
         return nullptr;
     }
 
-    void open_level(priority p) {
-        if (find_level(p) == nullptr) levels_.push_back({p, 0});
+    // Those of its clients and of their submissions, as far as these are known.
+    void open_levels(const client_settings& s) {
+        for (const priority p : {s.level, std::max(s.level, s.ceiling)})
+            if (find_level(p) == nullptr) levels_.push_back({p, 0});
     }
 
     [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
+
+    // `ahead`: device time in ns.
+    [[nodiscard]] std::int64_t tag_of(const client_state& client, double ahead) noexcept {
+        constexpr auto most = static_cast<double>(rebase_at / 2);
+        return virtual_time(client.level) + static_cast<std::int64_t>(std::clamp(ahead * client.rate, -most, most));
+    }
+
+    // It wanted nothing, or was capped: it is owed no more than this of that time. `owed` is a
+    // tag's.
+    void catch_up(client_state& client, double owed) noexcept {
+        const auto behind = static_cast<std::int64_t>(owed);
+        client.tag = std::max(client.tag, virtual_time(client.level) - behind);
+        if (client.at == client.level) return;
+        const auto* const l = find_level(client.at);
+        client.guest_tag = std::max(client.guest_tag, (l != nullptr ? l->time : 0) - behind);
+    }
 
     void take_turn(client_id c, ns cost) noexcept {
         constexpr ns least{1000};  // a turn is so many kernels at the most, whatever they are said to take
@@ -182,43 +286,69 @@ private:
         left_ -= std::max(cost, least);
     }
 
-    // The smallest tag that waits on the client's level, or else its own.
-    [[nodiscard]] std::int64_t tag_of_first(const client_state& client) const noexcept {
-        if (waiting_.empty()) return client.tag;
+    // The smallest tag that waits where the client does, or else its own.
+    [[nodiscard]] std::int64_t key_of_first(const client_state& client) const noexcept {
+        if (waiting_.empty()) return client.key();
         const auto& first = clients_[waiting_.first()];
-        return first.level == client.level ? first.tag : client.tag;
+        return first.at == client.at ? first.key() : client.key();
     }
 
-    void charge(client_state& client, ns delta) noexcept {
+    // `guest`: where it went as well as at its own level.
+    void charge(client_state& client, ns delta, bool guest) noexcept {
         const auto cost = std::clamp(delta, -most_at_once, most_at_once).count();
         const auto grows = static_cast<std::int64_t>(static_cast<double>(cost) * client.rate);
         client.tag = std::max(client.tag + grows, -rebase_at);
+        if (guest) client.guest_tag = std::clamp(client.guest_tag + grows, -rebase_at, rebase_at);
         if (client.tag > rebase_at) rebase(client.level);
     }
 
     // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
     void rebase(priority p) noexcept {
         const auto base = std::exchange(virtual_time(p), 0);
+        const auto moved = [&](std::int64_t tag) { return std::clamp(tag - base, -rebase_at / 2, rebase_at / 2); };
         for (auto& c : clients_) {
-            if (c.level != p) continue;
-            c.tag = std::clamp(c.tag - base, -rebase_at / 2, rebase_at / 2);
+            if (c.level == p) c.tag = moved(c.tag);
+            if (c.at == p && c.at != c.level) c.guest_tag = moved(c.guest_tag);
             if (waiting_.contains(c.id.index)) place(c);
         }
     }
 
-    void place(const client_state& c) noexcept { waiting_.put(c.id.index, c.level, c.tag); }
+    void take_out(const client_state& c) noexcept {
+        waiting_.drop(c.id.index);
+        if (!c.is_capped) return;
+        capped_out_.drop(c.id.index);
+        borrowing_.drop(c.id.index);
+    }
+    // Within its cap it waits for its turn, else for time to pass.
+    void place(const client_state& c) noexcept {
+        const auto index = c.id.index;
+        if (num_capped_ > 0 || !capped_out_.empty()) {
+            capped_out_.drop(index);
+            borrowing_.drop(index);
+            if (c.is_capped && !c.pace.entitled(now_)) {
+                waiting_.drop(index);
+                capped_out_.put(index, {}, count(c.pace.from));
+                if (c.soft) borrowing_.put(index, c.at, count(c.pace.from));
+                return;
+            }
+        }
+        waiting_.put(index, c.at, c.key());
+    }
 
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
-    detail::client_heap waiting_;  // by tag
-    ns turn_;                      // how long a turn is: 0 or less, none
-    ns left_{};                    // of the present turn
-    std::uint32_t latest_ = 0;     // whose turn it is: who was served last
+    detail::client_heap waiting_;                 // by tag
+    detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
+    std::uint32_t num_capped_ = 0;                // clients with a cap
+    ns turn_;                                     // how long a turn is: 0 or less, none
+    ns left_{};                                   // of the present turn
+    std::uint32_t latest_ = 0;                    // whose turn it is: who was served last
+    instant now_{};                               // while somebody has a cap
 };
 static_assert(compute_policy<weighted_fair>);
 
-/// Gives each of the N clients of a level that have work 1/N, whatever their weights. Looks at `level`. Otherwise as
-/// weighted_fair, which it is made of. A value; not thread-safe.
+/// Gives each of the N clients of a level that have work 1/N, whatever their weights. Looks at
+/// `level` and caps. Otherwise as weighted_fair, which it is made of. A value; not thread-safe.
 class fair {
 public:
     static constexpr bool timeless = true;  ///< See is_timeless.
@@ -233,12 +363,26 @@ public:
     void hold(client_id c) noexcept { inner_.hold(c); }    ///< It isn't to be picked.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         return inner_.before(a, b);
-    }                                                                                       ///< Who has had less.
-    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }      ///< The one that had least.
-    void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }  ///< Charges a prediction.
-    void correct(client_id c, ns delta) noexcept {
-        inner_.correct(c, delta);
-    }                                                    ///< Charges the difference to the truth.
+    }                                                                             ///< Who has had less.
+    [[nodiscard]] choice pick(instant now) noexcept { return inner_.pick(now); }  ///< The one that had least.
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
+        return inner_.serve(c, cost, now);
+    }  ///< Charges a prediction.
+    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return weighted_fair::lent_bits(); }  ///< As that.
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
+        inner_.correct(c, delta, lent);
+    }  ///< Charges the difference to the truth.
+    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
+        return inner_.hard_cap_of(c);
+    }                                                                               ///< See compute_policy.
+    [[nodiscard]] bool needs_time() const noexcept { return inner_.needs_time(); }  ///< While there is a cap.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
+        inner_.tell_standing(c, s, now);
+    }  ///< For another policy.
+    void resume(client_id c, client_standing& s, instant now) noexcept {
+        inner_.resume(c, s, now);
+    }                                                    ///< What an earlier policy said.
     void take_turns() noexcept { inner_.take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:

@@ -53,12 +53,12 @@ public:
     field<bytes> memory, memory_each, burst, unit, spill;  // memory in all or on each device, whichever the key means
     field<std::uint32_t> devices;
     field<share> compute;
-    field<priority> level;
+    field<priority> level, ceiling;
     field<std::vector<device_id>> on;
     field<std::uint32_t> slice, group, streams, queue_limit;
     field<memory_stack> stack;
     field<scrub_policy> scrub;
-    field<share> cap, keeps;
+    field<share> cap, keeps, narrowest;
     field<bool> soft_cap;
     field<ns> wait, slo, longest, yields_within, back_within;
 
@@ -69,6 +69,7 @@ public:
         if (unit.value) spec.unit = *unit.value;
         if (compute.value) spec.compute = *compute.value;
         if (level.value) spec.level = *level.value;
+        if (ceiling.value) spec.ceiling = *ceiling.value;
         if (slice.value) spec.slice = *slice.value;
         if (streams.value) spec.streams = *streams.value;
         if (queue_limit.value) spec.queue_limit = *queue_limit.value;
@@ -77,6 +78,7 @@ public:
         if (wait.value) spec.wait = wait.value;
         if (spill.value) spec.spill = spill.value;
         if (group.value) spec.group = *group.value;
+        if (narrowest.value) spec.narrowest = sm_width(narrowest.value->fraction());
         if (cap.value) spec.cap = *cap.value;
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;
         if (slo.value) spec.slo = *slo.value;

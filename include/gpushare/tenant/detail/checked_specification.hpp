@@ -46,6 +46,8 @@ inline void check_fields(const tenant_spec& s) {
     time(s.wait.value_or(ns{}), "wait");
     check_field(s.keeps.valid(), s, "keeps", std::string_view(std::to_string(s.keeps.given())), "",
                 "be a part of the SMs, from 0 to 1");
+    check_field(s.narrowest.valid(), s, "narrowest", std::string_view(std::to_string(s.narrowest.given())), "",
+                "be a part of the SMs, from 0 to 1");
     check_field(s.cap != share{}, s, "cap", std::uint64_t{s.cap.permille()}, " permille", "be more than 0");
     check_field(s.unit != bytes{}, s, "unit", s.unit, "", "be at least 1 B");
     check_field(s.streams != 0, s, "streams", std::uint64_t{s.streams}, "", "be at least 1");
@@ -65,6 +67,7 @@ inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     then.burst = c.burst.value_or(then.burst);
     then.keeps = c.keeps.value_or(then.keeps);
     then.back_within = c.back_within.value_or(then.back_within);
+    then.narrowest = c.narrowest.value_or(then.narrowest);
     then.cap = c.cap.value_or(then.cap);
     then.slo = c.slo.value_or(then.slo);
     then.longest = c.longest.value_or(then.longest);

@@ -66,6 +66,7 @@ private:
     };
     struct slice_share {
         typename shared::slice* of;
+        priority level;
         std::uint32_t promised;
     };
 
@@ -89,28 +90,42 @@ private:
         return {};
     }
 
-    // All that shrink first; then those that grow, in the order of the list.
+    // All that shrink or leave their level first; then those that grow or come to another, in the order of the list.
     failure check_shares() {
         std::vector<slice_share> after;
-        const auto in = [&](typename shared::slice& s) -> std::uint32_t& {
-            const auto at = std::ranges::find(after, &s, &slice_share::of);
-            return at != after.end() ? at->promised : after.emplace_back(&s, s.promised).promised;
+        const auto in = [&](typename shared::slice& s, priority level) -> std::uint32_t& {
+            for (auto& one : after)
+                if (one.of == &s && one.level == level) return one.promised;
+            return after.emplace_back(&s, level, s.promised.of(level)).promised;
         };
-        for (const bool growing : {false, true})
-            for (refused_ = 0; refused_ < list_.size(); ++refused_) {
-                const auto& [who, change, old, undone] = list_[refused_];
-                const auto now = old.compute.permille(), then = change.compute.value_or(old.compute).permille();
-                if ((then > now) != growing) continue;
-                for (auto& p : who->parts()) {
-                    if (!p.has_share) continue;
-                    auto& promised = in(p.slice);
-                    promised -= now;
-                    if (growing && promised + then > p.slice.size)
-                        return {errc::share_exceeded, then, p.slice.size - std::min(p.slice.size, promised),
-                                p.slice.size, reason::shares_exceeded};
-                    promised += then;
-                }
+        for (auto& one : list_) {
+            const auto from = level_of(one.old), to = one.who->level_after(one.change);
+            for (auto& p : one.who->parts()) {
+                p.slice.promised.open(to);
+                if (from != to && p.has_share) in(p.slice, from) -= one.old.compute.permille();
             }
+        }
+        for (const bool growing : {false, true})
+            for (refused_ = 0; refused_ < list_.size(); ++refused_)
+                if (const auto why = check_share(list_[refused_], growing, in); why.code != errc::none) return why;
+        return {};
+    }
+    // Of one, if it grows, or if it doesn't. `in(slice, level)`: what is promised there so far.
+    template <class In>
+    static failure check_share(const member& one, bool growing, In& in) {
+        const auto to = one.who->level_after(one.change);
+        const bool stays = level_of(one.old) == to;
+        const auto now = one.old.compute.permille(), then = one.change.compute.value_or(one.old.compute).permille();
+        if ((!stays || then > now) != growing) return {};
+        for (auto& p : one.who->parts()) {
+            if (!p.has_share) continue;
+            auto& promised = in(p.slice, to);
+            if (stays) promised -= now;
+            if (growing && promised + then > p.slice.size)
+                return {errc::share_exceeded, then, p.slice.size - std::min(p.slice.size, promised), p.slice.size,
+                        reason::shares_exceeded};
+            promised += then;
+        }
         return {};
     }
 

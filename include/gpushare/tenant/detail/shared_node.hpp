@@ -42,9 +42,10 @@ template <node Node, compute_policy Policy>
 class tenant_state;
 
 /// Where a tenant's submissions go: without a share and a level of its own, below all who have one.
-[[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept {
-    return spec.compute == share{} && spec.level == priority{} ? best_effort : spec.level;
+[[nodiscard]] inline priority level_of(share compute, priority level) noexcept {
+    return compute == share{} && level == priority{} ? best_effort : level;
 }
+[[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept { return level_of(spec.compute, spec.level); }
 
 /// What a tenant's client is entitled to, of what is `size` permille of a device.
 [[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
@@ -54,6 +55,8 @@ class tenant_state;
     };
     return {.weight = of_it(spec.compute),
             .level = level_of(spec),
+            .ceiling = spec.ceiling.value_or(no_priority),
+            .narrowest = spec.narrowest,
             .longest = spec.longest,
             .yields_within = spec.yields_within,
             .cap = of_it(spec.cap),
@@ -67,6 +70,43 @@ class tenant_state;
             .name = spec.name};
 }
 
+/// The shares that are promised of one slice, level by level: those of a level are of what the
+/// levels above leave it, and sum to the whole. A value; under the node's mutex.
+class promised_shares {
+public:
+    /// There is room for this level from now on. Throws std::bad_alloc.
+    void open(priority level) {
+        if (find(level) == nullptr) levels_.push_back({level, 0});
+    }
+    /// Permille; of a level that is open.
+    void add(priority level, std::uint32_t more) noexcept {
+        for (auto& l : levels_)
+            if (l.level == level) l.promised += more;
+    }
+    [[nodiscard]] std::uint32_t of(priority level) const noexcept {
+        const auto* const l = find(level);
+        return l != nullptr ? l->promised : 0;
+    }
+    /// Of the level that was promised most.
+    [[nodiscard]] std::uint32_t most() const noexcept {
+        std::uint32_t most = 0;
+        for (const auto& l : levels_) most = std::max(most, l.promised);
+        return most;
+    }
+
+private:
+    struct of_level {
+        priority level;
+        std::uint32_t promised;
+    };
+    [[nodiscard]] const of_level* find(priority level) const noexcept {
+        for (const auto& l : levels_)
+            if (l.level == level) return &l;
+        return nullptr;
+    }
+    std::vector<of_level> levels_;  // few
+};
+
 /// What the tenants of a node share.
 template <node Node, compute_policy Policy>
 struct shared_node {
@@ -77,7 +117,10 @@ struct shared_node {
     struct slice {
         slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
             : index(place), compute(options, std::move(time), std::move(policy)) {}
-        [[nodiscard]] std::uint32_t left() const noexcept { return size - promised; }
+        /// Permille of the device that tenants of this level could be promised; of the level with
+        /// least left.
+        [[nodiscard]] std::uint32_t left(priority level) const noexcept { return size - promised.of(level); }
+        [[nodiscard]] std::uint32_t left() const noexcept { return size - promised.most(); }
         [[nodiscard]] typename Node::stream stream_for(Node& whole, device_id d, priority level, std::uint32_t tag) {
             return open ? open(level, tag) : whole.make_stream(d, level, tag);
         }
@@ -85,20 +128,21 @@ struct shared_node {
         const std::uint32_t index;
         limiter compute;
         std::uint32_t size = 1000;                                           // permille of the device
-        std::uint32_t promised = 0;                                          // of those; under the mutex
+        promised_shares promised{};                                          // of those; under the mutex
         std::function<typename Node::stream(priority, std::uint32_t)> open;  // a stream in it, where it is a partition
     };
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
 
-        /// Which one a tenant would be in: the one it names, or the one with the most left. Null if it isn't there.
-        [[nodiscard]] slice* slice_for(std::uint32_t wanted) noexcept {
+        /// Which one a tenant of this level would be in: the one it names, or the one with the most
+        /// left. Null if it isn't there.
+        [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
             return &*std::max_element(slices.begin(), slices.end(),
-                                      [](const slice& a, const slice& b) { return a.left() < b.left(); });
+                                      [=](const slice& a, const slice& b) { return a.left(level) < b.left(level); });
         }
-        [[nodiscard]] const slice* slice_for(std::uint32_t wanted) const noexcept {
-            return const_cast<device*>(this)->slice_for(wanted);  // NOLINT: changes nothing
+        [[nodiscard]] const slice* slice_for(std::uint32_t wanted, priority level) const noexcept {
+            return const_cast<device*>(this)->slice_for(wanted, level);  // NOLINT: changes nothing
         }
 
         /// From now on what sources keep is given to whoever lacks it. Throws std::bad_alloc.

@@ -137,8 +137,8 @@ private:
     }
     // Permille of a device that a tenant could have.
     [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
-        const auto* const slice = all_->devices[device].slice_for(spec.slice);
-        return slice != nullptr ? slice->left() : 0;
+        const auto* const slice = all_->devices[device].slice_for(spec.slice, level_of(spec));
+        return slice != nullptr ? slice->left(level_of(spec)) : 0;
     }
 
     // The devices that the tenant may go to: those it named, or those with enough device time left.
@@ -149,7 +149,7 @@ private:
             return device_room{{i}, 0, draws[i].left(), all_->devices[i].overhead.available()};
         };
         const auto lacks_slice = [&](const device_room& r) {
-            return all_->devices[r.device.index].slice_for(spec.slice) == nullptr;
+            return all_->devices[r.device.index].slice_for(spec.slice, level_of(spec)) == nullptr;
         };
         std::vector<device_room> fit;
         if (spec.on.empty()) {

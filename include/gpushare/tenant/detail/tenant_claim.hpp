@@ -38,8 +38,10 @@ public:
                  std::vector<typename shared::slice*> kept)
         : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)), kept_(std::move(kept)) {
         for (std::size_t i = 0; i < spec.on.size(); ++i)
-            slices.push_back(stays(i) && spec.slice == any_slice ? kept_[i]
-                                                                 : all.devices[spec.on[i].index].slice_for(spec.slice));
+            slices.push_back(stays(i) && spec.slice == any_slice
+                                 ? kept_[i]
+                                 : all.devices[spec.on[i].index].slice_for(spec.slice, level_of(spec)));
+        for (auto* const s : slices) s->promised.open(level_of(spec));
         all.names.push_back(spec.name);
         promise(spec.compute.permille());
         all_ = &all;
@@ -71,7 +73,7 @@ private:
     // What stays in its slice has its share already.
     void promise(std::uint32_t more) noexcept {
         for (std::size_t i = 0; i < slices.size(); ++i)
-            if (!stays(i) || slices[i] != kept_[i]) slices[i]->promised += more;
+            if (!stays(i) || slices[i] != kept_[i]) slices[i]->promised.add(level_of(spec), more);
     }
 
     reservation<quota_draw> memory_;

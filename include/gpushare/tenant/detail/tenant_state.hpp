@@ -66,6 +66,7 @@ public:
         for (auto& p : parts_)
             if (p.has_memory) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
+        promised_at_ = level_of(spec_);
         named_ = true;
         claim.keep();
     }
@@ -186,7 +187,7 @@ public:
         if (!report.complete) return report;
         const std::lock_guard lock(all_->mutex);
         if (std::exchange(named_, false)) {  // else another close was first, and the name may be somebody else's by now
-            promise({});
+            promise({}, promised_at_);
             all_->forget(spec_.name);
         }
         return report;
@@ -257,15 +258,21 @@ public:
         return {&p.memory.limit(), then.memory / spec_.devices, burst_on(p, then)};
     }
     [[nodiscard]] const tenant_spec& granted_now() const noexcept { return spec_; }
+    // At which level it is promised its share then.
+    [[nodiscard]] priority level_after(const tenant_change& c) const noexcept {
+        return level_of(c.compute.value_or(spec_.compute), c.level.value_or(spec_.level));
+    }
     // Takes note of a change for which the memory has been resized.
     void note(const tenant_change& c) {
-        promise(c.compute.value_or(spec_.compute));
+        promise(c.compute.value_or(spec_.compute), level_after(c));  // which is open
         if (c.wait) wait_for(*c.wait);
         if (c.spill) spill_to(*c.spill);
         spec_.memory = c.memory.value_or(spec_.memory);
         spec_.burst = c.burst.value_or(spec_.burst);
         spec_.compute = c.compute.value_or(spec_.compute);
         spec_.level = c.level.value_or(spec_.level);
+        if (c.ceiling) spec_.ceiling = c.ceiling;
+        spec_.narrowest = c.narrowest.value_or(spec_.narrowest);
         spec_.cap = c.cap.value_or(spec_.cap);
         spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
         spec_.slo = c.slo.value_or(spec_.slo);
@@ -283,7 +290,8 @@ public:
         const auto now = level_of(then);
         then.level = c.level.value_or(then.level);
         then.compute = c.compute.value_or(then.compute);
-        if (const auto level = level_of(then); level != now) open_level(level);
+        const auto ceiling = c.ceiling.value_or(then.ceiling.value_or(no_priority));
+        if (const auto level = level_of(then); level != now || c.ceiling) open_level(level, ceiling);
     }
     // The change that undoes others.
     [[nodiscard]] static tenant_change back_to(const tenant_spec& old) {
@@ -291,6 +299,8 @@ public:
                 .burst = old.burst,
                 .compute = old.compute,
                 .level = old.level,
+                .ceiling = old.ceiling.value_or(old.level),
+                .narrowest = old.narrowest,
                 .cap = old.cap,
                 .soft_cap = old.soft_cap,
                 .slo = old.slo,
@@ -343,9 +353,22 @@ private:
     }
 
     // A new level is all that telling a limiter may run out of memory for: a client opens it, which is promised nothing, and goes.
-    void open_level(priority level) {
+    void open_level(priority level, priority ceiling) {
         for (auto& p : parts_)
-            p.slice.compute.close(p.slice.compute.add({.weight = share{}, .level = level}), instant::min());
+            p.slice.compute.close(p.slice.compute.add({.weight = share{}, .level = level, .ceiling = ceiling}),
+                                  instant::min());
+    }
+
+    // Under the mutex. Whether it can't be promised so much at this level, which is open from then
+    // on. Throws std::bad_alloc.
+    failure lacks_share(share compute, priority level) {
+        for (auto& p : parts_) {
+            p.slice.promised.open(level);
+            const auto left = p.slice.left(level) + (level == promised_at_ ? promised_.permille() : 0);
+            if (compute.permille() > left)
+                return {errc::share_exceeded, compute.permille(), left, p.slice.size, reason::shares_exceeded};
+        }
+        return {};
     }
 
     // Under the mutex.
@@ -353,9 +376,8 @@ private:
     failure grant(const Change& c) {
         if (const auto why = unfit(c); why.code != errc::none) return why;
         const share compute = c.compute.value_or(spec_.compute);
-        for (const auto& p : parts_)
-            if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
-                return {errc::share_exceeded, compute.permille(), left, p.slice.size, reason::shares_exceeded};
+        const auto level = level_after(c);
+        if (const auto why = lacks_share(compute, level); why.code != errc::none) return why;
         if (const auto why = resize_parts(c.memory.value_or(spec_.memory), c.burst.value_or(spec_.burst));
             why.code != errc::none)
             return why;
@@ -366,6 +388,7 @@ private:
     template <std::same_as<tenant_change> Change>
     void undo(const tenant_spec& old) {
         const std::lock_guard lock(all_->mutex);
+        spec_.ceiling = old.ceiling;
         (void)grant(back_to(old));
     }
 
@@ -405,10 +428,15 @@ private:
         return settings_of(spec_, tag_, size);
     }
 
-    void promise(share compute) {
-        for (auto& p : parts_)
-            if (p.has_share) p.slice.promised += compute.permille() - promised_.permille();
+    // At a level that is open.
+    void promise(share compute, priority level) {
+        for (auto& p : parts_) {
+            if (!p.has_share) continue;
+            p.slice.promised.add(promised_at_, 0 - promised_.permille());
+            p.slice.promised.add(level, compute.permille());
+        }
         promised_ = compute;
+        promised_at_ = level;
     }
 
     Node* whole_;
@@ -417,6 +445,7 @@ private:
     tenant_spec spec_;  // what a resize changes: under the mutex
     std::uint32_t tag_ = 0;
     share promised_{};
+    priority promised_at_{};
     bool named_ = false;         // it has a name: under the mutex
     bool succeeded_ = false;     // another one has taken over: likewise
     std::uint64_t changes_ = 0;  // of what it is granted: likewise
