@@ -69,6 +69,24 @@ TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
     CHECK(q.due() == never);
 }
 
+TEST_CASE("what has expired takes nobody's place, neither in the queue nor in a batch", "[serving]") {
+    queue q({.max_size = 4, .max_delay = 100ms, .max_waiting = 4});
+    for (int i = 0; i < 4; ++i) REQUIRE(push(q, i, at(0ms), at(1ms)) == errc::none);
+    CHECK(push(q, 9, at(0ms)) == errc::queue_full);
+    CHECK(push(q, 9, at(50ms)) == errc::none);  // the four are dead
+    CHECK(q.live(at(50ms)) == 1);
+    CHECK(q.size() == 5);
+    // Five are there, and one of them waits: since 50 ms.
+    CHECK(q.take(at(50ms)).empty());
+    CHECK(q.take(at(149ms)).empty());
+    for (int i = 10; i < 13; ++i) CHECK(push(q, i, at(149ms)) == errc::none);
+    CHECK(push(q, 13, at(149ms)) == errc::queue_full);
+    CHECK(values(q.take(at(149ms))) == std::vector{9, 10, 11, 12});  // full
+    CHECK(q.live(at(149ms)) == 0);
+    CHECK(values(q.take_expired(at(149ms))) == std::vector{0, 1, 2, 3});
+    CHECK(q.due() == never);
+}
+
 TEST_CASE("a timer that is a little late still finds a batch that its deadline asked for", "[serving]") {
     queue q({.max_size = 8, .max_delay = 1s, .takes = 3ms});
     CHECK(push(q, 1, at(0ms), at(10ms)) == errc::none);

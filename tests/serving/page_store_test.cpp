@@ -212,6 +212,22 @@ TEST_CASE("what is in no page is given back, but for the floor", "[serving]") {
     CHECK(take(cache, 4).size() == 4);
 }
 
+TEST_CASE("a store never has more pages than it was made with, whatever its limits are set to", "[serving]") {
+    arena_rig rig;
+    // A slab is more than they need.
+    constexpr std::uint32_t made_with = 10;
+    store cache(rig.pool, rig.chat, {1}, small(made_with), "chat");
+    REQUIRE(made_with % cache.pages_per_slab() != 0);
+    for (const std::uint32_t most : {1000U, ~0U, 3U, made_with, 11U}) {
+        cache.set_limits(0, most);
+        const auto have = std::min(most, made_with);
+        CHECK(refusal(cache, have + 1) == errc::over_quota);
+        const auto p = take(cache, have);
+        CHECK(p.size() == have);
+        CHECK(cache.free(p) == errc::none);
+    }
+}
+
 TEST_CASE("an idle tenant's memory goes to who needs it, and is asked for what it can do without", "[serving]") {
     arena_rig rig;
     rig.scrubber.by_itself();

@@ -72,8 +72,8 @@ TEST_CASE("waking is predicted from what was measured, and bounds how deep it go
     sleep_levels s(careful, at(0s));
     CHECK(s.predicted_wake() == 0s);
     s.measured(weights_released, 5s);
-    go(s, weights_spilled, at(1000s));  // not to release
-    CHECK(s.next_at(at(1000s)) == never);
+    go(s, weights_spilled, at(1000s));         // not to release
+    CHECK(s.next_at(at(1000s)) == at(3600s));  // when that is an hour ago
     s.request_began(at(1000s));
     go(s, awake, at(1000s), 1500ms);
     s.request_ended(at(1002s));
@@ -85,10 +85,36 @@ TEST_CASE("waking is predicted from what was measured, and bounds how deep it go
     s.measured(weights_spilled, 200ms);
     CHECK(s.predicted_wake(weights_spilled) == 200ms);
     CHECK(s.last_wake(weights_spilled) == 200ms);
-    // One slow time, and that level isn't gone to any more.
+    // One slow time, and that level isn't gone to for an hour.
     s.measured(weights_spilled, 3s);
-    go(s, caches_dropped, at(5000s));
-    CHECK_FALSE(s.next(at(9000s)));
+    s.measured(weights_released, 5s);
+    go(s, caches_dropped, at(1100s));
+    CHECK(s.next_at(at(1100s)) == at(1002s) + 1h);
+    CHECK_FALSE(s.next(at(4601s)));
+    go(s, weights_released, at(4602s));
+}
+
+TEST_CASE("after one slow wake a model sleeps again, and each slow one keeps it awake for a while", "[serving]") {
+    sleep_levels s({.spill_after = 10s, .wake_within = 2s, .distrust_for = 30min}, at(0s));
+    const auto day = [&](int n, ns wake) {
+        const auto now = at(n * 24h);
+        if (!s.next(now)) return false;
+        go(s, weights_spilled, now);
+        s.request_began(now + 1h);
+        go(s, awake, now + 1h, wake);
+        s.request_ended(now + 1h + wake);
+        return true;
+    };
+    s.measured(weights_spilled, 3s);
+    int slept = 0;
+    for (int n = 1; n < 100; ++n) slept += day(n, n % 10 == 0 ? 3s : 100ms) ? 1 : 0;
+    CHECK(slept == 99);
+    // Right behind a slow one it doesn't, though it is idle for long enough.
+    REQUIRE(day(100, 3s));
+    const auto later = at(100 * 24h) + 1h + 3s;
+    CHECK_FALSE(s.next(later + 20min));
+    CHECK(s.next_at(later + 20min) == later + 30min);
+    CHECK(s.next(later + 30min) == weights_spilled);
 }
 
 TEST_CASE("a change that failed is tried again later, and for a request at once", "[serving]") {
@@ -234,6 +260,32 @@ TEST_CASE("a step that throws leaves the tenant at work, and is made again", "[s
     CHECK(other.use().code() == errc::submission_failed);
     CHECK(other.use());
     CHECK(loads == 2);
+}
+
+TEST_CASE("an action that asks for the model doesn't wait for itself", "[serving]") {
+    gpushare::host::node node{{.memory = 64_MiB}};
+    gpushare::tenancy shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 32_MiB, .compute = 50_pct});
+    using sleeper = gpushare::sleeping_tenant<decltype(chat)>;
+    sleeper* self = nullptr;
+    std::vector<gpushare::errc> asleep, waking;
+    // Never: were they to wait, they would hang.
+    const auto ask = [&](std::vector<gpushare::errc>& answers) { answers.push_back(self->use().code()); };
+    sleeper model{
+        chat,
+        {.spill_after = 1ns, .release_after = 2ns},
+        {.drop_caches = [&] { ask(asleep); }, .release = [&] { ask(asleep); }, .restore = [&] { ask(waking); }}};
+    self = &model;
+    while (model.state().level() == awake) (void)model.tick();
+    CHECK(asleep == std::vector(2, gpushare::errc::in_flight));
+    {
+        const auto lease = model.use();
+        CHECK(lease);
+        CHECK(model.state().requests() == 1);
+    }
+    CHECK(waking == std::vector{gpushare::errc::none});
+    CHECK(model.state().requests() == 0);
+    CHECK(model.state().level() == awake);
 }
 
 TEST_CASE("requests of several threads wake a tenant once each time it sleeps", "[serving]") {

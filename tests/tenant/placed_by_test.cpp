@@ -411,6 +411,27 @@ TEST_CASE("a successor takes over from one that is there, and what that one was 
     check_untouched(shared);
 }
 
+TEST_CASE("a block that is listed twice, or overlaps another, is refused and stays", "[tenant][placement][move]") {
+    gpushare::host::node n{{.memory = 64_MiB, .devices = 2}};
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}});
+    auto* const p = static_cast<std::byte*>(a.memory().allocate(4096));
+    auto* const q = static_cast<std::byte*>(a.memory().allocate(1000));
+    using blocks = std::vector<gpushare::moving_block>;
+    auto& host = *std::pmr::new_delete_resource();
+    for (blocks list : {blocks{{.at = p, .size = 4096}, {.at = q, .size = 1000}, {.at = p, .size = 4096}},
+                        blocks{{.at = p + 2048, .size = 2048}, {.at = p, .size = 4096}},
+                        blocks{{.at = q, .size = 0}, {.at = q, .size = 0}}}) {
+        CHECK(code_of([&] { (void)move_tenant(shared, a, {{1}}, list); }) == errc::invalid_specification);
+        CHECK(code_of([&] { (void)park_tenant(a, list, host); }) == errc::invalid_specification);
+    }
+    blocks good{{.at = q, .size = 1000}, {.at = p, .size = 4096}};
+    auto moved = move_tenant(shared, a, {{1}}, good);
+    CHECK(moved.successor.usage().current >= bytes{5096});
+    CHECK(moved.report.closed.leaked_blocks == 0);
+    CHECK(moved.successor.close().leaked_blocks == 2);
+}
+
 TEST_CASE("two tenants change places by way of the host, where there isn't room for both",
           "[tenant][placement][move]") {
     using namespace std::chrono_literals;

@@ -26,14 +26,15 @@ inline namespace GPUSHARE_ABI {
 struct batch_rule {
     std::size_t max_size = 8;            ///< items of a batch; a full one goes at once. At least 1
     ns max_delay{};                      ///< how long an item waits for others
-    std::size_t max_waiting = 1U << 16;  ///< items; beyond that they are refused
+    std::size_t max_waiting = 1U << 16;  ///< items that haven't expired; beyond that they are refused
     ns takes{};  ///< how long a batch runs, as far as known: one goes in time for the earliest deadline in the queue, and what can't meet its own any more has expired
     ns slack = std::chrono::microseconds(
         200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
 };
 
 /// Items that wait to be run together, in the order in which they came. Items need only be movable; where the host's memory runs out
-/// (std::bad_alloc), none is lost. Not thread-safe. push is O(1), the rest O(waiting).
+/// (std::bad_alloc), none is lost. What has expired is kept for take_expired() and counts for nothing else. Not thread-safe. push is O(1)
+/// but where a queue is full of what has expired, the rest O(waiting).
 template <class T>
 class batch_queue {
 public:
@@ -45,15 +46,15 @@ public:
     /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is where it was. Throws what moving it
     /// throws, and std::bad_alloc.
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never) {
-        if (waiting_.size() >= rule_.max_waiting) return errc::queue_full;
+        if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
         waiting_.emplace_back(std::move(item), now, deadline);  // moved once there is room for it
         earliest_ = std::min(earliest_, deadline);
         return errc::none;
     }
 
-    /// When a batch should go: at once if one is full, after its delay, or in time for the earliest deadline, less the slack. It may be
-    /// over: then at once. `never` if nothing waits.
+    /// When to look again: at once if a batch is full, after its delay, or in time for the earliest deadline, less the slack. It may be
+    /// over: then at once. `never` if nothing waits. Without a time it can't know what has expired: take_expired() goes first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
@@ -65,11 +66,10 @@ public:
     [[nodiscard]] std::vector<T> take_expired(instant now) {
         std::vector<T> late;
         if (latest_begin(earliest_) >= now) return late;
-        const auto expired = [&](const entry& e) { return latest_begin(e.deadline) < now; };
-        late.reserve(static_cast<std::size_t>(std::count_if(waiting_.begin(), waiting_.end(), expired)));
+        late.reserve(waiting_.size() - live(now));
         auto stays = waiting_.begin();
         for (auto& e : waiting_) {
-            if (expired(e))
+            if (expired(e, now))
                 late.push_back(std::move(e.item));
             else if (entry& to = *stays++; &to != &e)
                 to = std::move(e);
@@ -81,21 +81,19 @@ public:
 
     /// A batch, the oldest first; none before it is due. Items that have expired aren't in it: take_expired() has them.
     [[nodiscard]] std::vector<T> take(instant now) {
-        std::vector<T> batch;
-        if (due() > now) return batch;
+        if (due_of_live(now) > now) return {};
         return take_now(now);
     }
     /// The same without waiting until it is due, as for an engine that is idle.
     [[nodiscard]] std::vector<T> take_now(instant now) {
         std::vector<T> batch;
         batch.reserve(std::min(rule_.max_size, waiting_.size()));
-        const auto expired = [&](const entry& e) { return latest_begin(e.deadline) < now; };
         auto seen = waiting_.begin();
         for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
-            if (!expired(*seen)) batch.push_back(std::move(seen->item));
+            if (!expired(*seen, now)) batch.push_back(std::move(seen->item));
         // Those that were passed over move up to what stays, in their order.
         for (auto stays = seen; seen != waiting_.begin();)
-            if (expired(*--seen) && --stays != seen) *stays = std::move(*seen);
+            if (expired(*--seen, now) && --stays != seen) *stays = std::move(*seen);
         waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
         find_earliest();
         return batch;
@@ -108,8 +106,14 @@ public:
     }
     /// As it is.
     [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
-    /// Items that wait.
+    /// Items that are there, those that have expired and weren't taken out as well.
     [[nodiscard]] std::size_t size() const noexcept { return waiting_.size(); }
+    /// Items that wait and haven't expired.
+    [[nodiscard]] std::size_t live(instant now) const noexcept {
+        if (latest_begin(earliest_) >= now) return waiting_.size();
+        return static_cast<std::size_t>(
+            std::count_if(waiting_.begin(), waiting_.end(), [&](const entry& e) { return !expired(e, now); }));
+    }
     /// Whether none does.
     [[nodiscard]] bool empty() const noexcept { return waiting_.empty(); }
     /// All items, in their order: a server that ends answers them. None waits any more.
@@ -129,6 +133,20 @@ private:
         instant arrived, deadline;
     };
 
+    [[nodiscard]] bool expired(const entry& e, instant now) const noexcept { return latest_begin(e.deadline) < now; }
+    // due() of those that haven't expired.
+    [[nodiscard]] instant due_of_live(instant now) const noexcept {
+        if (latest_begin(earliest_) >= now) return due();
+        std::size_t n = 0;
+        instant first = never, earliest = never;
+        for (const auto& e : waiting_) {
+            if (expired(e, now)) continue;
+            if (n++ == 0) first = saturating_add(e.arrived, rule_.max_delay);
+            earliest = std::min(earliest, e.deadline);
+        }
+        if (n >= rule_.max_size) return instant::min();
+        return earliest == never ? first : std::min(first, saturating_add(latest_begin(earliest), -rule_.slack));
+    }
     // So that it ends by then.
     [[nodiscard]] instant latest_begin(instant deadline) const noexcept {
         return deadline == never ? never : saturating_add(deadline, -rule_.takes);

@@ -62,6 +62,7 @@ public:
         : limit_(&limit),
           owner_(owner),
           options_(std::move(o)),
+          made_with_(options_.pages),
           lane_(options_.token * options_.tokens),
           page_(checked(lane_ * options_.lanes, options_.pages)),
           slab_(page_ > pool.chunk_size() ? up(page_, pool.chunk_size()) : pool.chunk_size()),
@@ -173,7 +174,7 @@ public:
     void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
         const std::lock_guard lock(mutex_);
         options_.floor = floor;
-        options_.pages = std::min(most, book_.pages());
+        options_.pages = std::min(most, made_with_);
     }
     /// As of now.
     [[nodiscard]] page_usage usage() const noexcept {
@@ -380,6 +381,7 @@ private:
     quota* limit_;
     std::string_view owner_;
     page_options options_;
+    const std::uint32_t made_with_;  // pages
     const bytes lane_, page_, slab_;
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // pages became free, or a growth ended

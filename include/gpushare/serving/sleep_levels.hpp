@@ -51,18 +51,25 @@ struct sleep_rule {
     /// Not so deep that waking is predicted to take longer. 0: however long.
     ns wake_within{};
     ns retry_after = std::chrono::seconds(1);  ///< a change that failed is tried again then
+    /// A wake that took longer than wake_within keeps it from sleeping so deep for that long. Then it may have been one bad day.
+    ns distrust_for = std::chrono::hours(1);
 };
 
 /// The state of one model. A value; not thread-safe.
 class sleep_levels {
 public:
     /// Awake, without requests since `now`.
-    explicit sleep_levels(const sleep_rule& rule = {}, instant now = {}) noexcept : rule_(rule), idle_since_(now) {}
+    explicit sleep_levels(const sleep_rule& rule = {}, instant now = {}) noexcept
+        : rule_(rule), idle_since_(now), seen_(now) {}
 
     /// A request is there, or waits until it can be served.
-    void request_began(instant) noexcept { ++requests_; }
+    void request_began(instant now) noexcept {
+        seen_ = std::max(seen_, now);
+        ++requests_;
+    }
     /// One of them is over.
     void request_ended(instant now) noexcept {
+        seen_ = std::max(seen_, now);
         if (requests_ != 0 && --requests_ == 0) idle_since_ = now;
     }
     /// Requests that have begun and aren't over.
@@ -82,10 +89,8 @@ public:
         if (now < not_before_) return not_before_;
         instant first = never;
         for (const auto l : deeper)
-            if (l > level_ && allowed(l)) {
-                const instant at = saturating_add(idle_since_, after(l));
-                if (at > now) first = std::min(first, at);
-            }
+            if (l > level_)
+                if (const instant at = from_when(l); at > now) first = std::min(first, at);
         return first;
     }
 
@@ -96,6 +101,7 @@ public:
     }
     /// It is over. One that failed leaves the model where it was.
     void ended(bool succeeded, instant now) noexcept {
+        seen_ = std::max(seen_, now);
         if (!changing_) return;
         const sleep_level to = *changing_;
         changing_.reset();
@@ -107,9 +113,10 @@ public:
         if (to == sleep_level::awake) measured(level_, now - changed_at_);
         level_ = to;
     }
-    /// As if waking from `from` had been measured: from an earlier run, or a first guess.
+    /// As if waking from `from` had been measured when something was told last: from an earlier run, or a first guess.
     void measured(sleep_level from, ns took) noexcept {
         auto& all = wakes_[static_cast<std::size_t>(from)];
+        all.when[all.count % all.last.size()] = seen_;
         all.last[all.count++ % all.last.size()] = took;
     }
 
@@ -139,6 +146,7 @@ private:
                                        sleep_level::weights_released};
     struct wake_times {
         std::array<ns, 8> last{};
+        std::array<instant, 8> when{};
         std::uint64_t count = 0;
     };
 
@@ -147,15 +155,22 @@ private:
                : l == sleep_level::weights_spilled ? rule_.spill_after
                                                    : rule_.release_after;
     }
-    [[nodiscard]] bool allowed(sleep_level l) const noexcept {
-        return after(l) > ns{} && (rule_.wake_within == ns{} || predicted_wake(l) <= rule_.wake_within);
+    // When it has been idle for long enough, and waking may be as fast as it must be. `never`: not by itself.
+    [[nodiscard]] instant from_when(sleep_level l) const noexcept {
+        if (after(l) <= ns{}) return never;
+        instant at = saturating_add(idle_since_, after(l));
+        const auto& all = wakes_[static_cast<std::size_t>(l)];
+        for (std::size_t i = 0; i < all.last.size(); ++i)
+            if (rule_.wake_within != ns{} && all.last[i] > rule_.wake_within)
+                at = std::max(at, saturating_add(all.when[i], rule_.distrust_for));
+        return at;
     }
     // The deepest that it has been idle for long enough. It never sleeps less deep but by waking.
     [[nodiscard]] sleep_level wanted_at(instant now) const noexcept {
         if (requests_ != 0) return sleep_level::awake;
         sleep_level wanted = level_;
         for (const auto l : deeper)
-            if (l > wanted && allowed(l) && now >= saturating_add(idle_since_, after(l))) wanted = l;
+            if (l > wanted && now >= from_when(l)) wanted = l;
         return wanted;
     }
 
@@ -163,6 +178,7 @@ private:
     sleep_level level_ = sleep_level::awake;
     std::optional<sleep_level> changing_{};
     instant idle_since_, changed_at_{}, not_before_ = instant::min();
+    instant seen_;  // the latest time that was told
     std::uint64_t requests_ = 0;
     std::array<wake_times, sleep_levels_count> wakes_{};
 };

@@ -17,6 +17,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -30,6 +31,7 @@ inline namespace GPUSHARE_ABI {
 /// What a server does to an engine. Each may be empty. Called by one thread at a time, under no lock; what they throw makes the
 /// change fail: it is tried again. When it wakes, submissions go on before `restore` and `unspill`, which may need them: work that was
 /// still queued when it fell asleep then finds no engine. So a request keeps its lease until its work is over: then none is queued.
+/// `restore` and `unspill` may call use() themselves, to warm the engine up: they have it at once. The others get errc::in_flight there.
 struct sleep_actions {
     std::function<void()> drop_caches{};  ///< free what can be made anew in no time: KV pages, scratch
     std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host
@@ -54,7 +56,7 @@ public:
         }
         /// Whether it is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't: deadline_exceeded, closed, or what an action threw (submission_failed for what is no gpushare::error).
+        /// Why it isn't: deadline_exceeded, closed, in_flight (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for it.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
@@ -85,7 +87,10 @@ public:
                 why = errc::closed;
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
-            else if (!state_.changing())
+            else if (state_.changing() && changer_ == std::this_thread::get_id()) {
+                if (state_.changing() == sleep_level::awake) break;  // it is awake as far as this thread has come
+                why = errc::in_flight;                               // it would wait for itself
+            } else if (!state_.changing())
                 why = change(sleep_level::awake, deadline, lock);
             else  // a piece at a time, as the node's time may be another than that of condition variables
                 changed_.wait_for(lock, std::chrono::milliseconds(1));
@@ -132,6 +137,7 @@ private:
     errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock) {
         state_.began(to, tenant_->now());
         const sleep_level from = state_.level();
+        changer_ = std::this_thread::get_id();
         lock.unlock();
         errc why = errc::none;
         try {
@@ -143,6 +149,7 @@ private:
         }
         if (why != errc::none && from < sleep_level::weights_spilled && std::exchange(asleep_, false)) tenant_->wake();
         lock.lock();
+        changer_ = {};
         state_.ended(why == errc::none, tenant_->now());
         changed_.notify_all();
         return why;
@@ -186,6 +193,7 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     sleep_levels state_;
+    std::thread::id changer_{};  // whose actions run
     // Of who changes it.
     bool asleep_ = false, spilled_ = false, released_ = false;
 };

@@ -8,6 +8,7 @@
 //   detail::expect_idle_since(from, before, "move, beside submissions");
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +30,25 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Throws operation_error (unknown_block) for a part that isn't there.
+/// Throws operation_error: unknown_block for a part that isn't there; invalid_specification where two overlap, or are one: it would be
+/// copied to two places, and be freed twice.
 template <class Tenant>
 void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
     const auto parts = of.spec().devices;
-    for (const auto& b : blocks)
+    std::vector<std::pair<std::uintptr_t, const moving_block*>> by_place;
+    by_place.reserve(blocks.size());
+    for (const auto& b : blocks) {
         if (b.part >= parts) raise({errc::unknown_block, b.part, 0, parts, reason::other_part}, of.name(), what);
+        by_place.emplace_back(reinterpret_cast<std::uintptr_t>(b.at), &b);
+    }
+    std::sort(by_place.begin(), by_place.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second->part, a.first) < std::pair(b.second->part, b.first);
+    });
+    for (std::size_t i = 1; i < by_place.size(); ++i) {
+        const auto& [begin, before] = by_place[i - 1], &[ next, b ] = by_place[i];
+        if (b->part == before->part && next - begin < std::max<std::size_t>(before->size, 1))
+            raise({.code = errc::invalid_specification, .because = reason::occupied}, of.name(), what);
+    }
 }
 
 /// Throws operation_error unless the ticket's work was done well by the deadline.
