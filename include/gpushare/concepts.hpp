@@ -14,10 +14,13 @@
 //   node, gang_order                    devices with all of this; an order for work on several of them
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -69,6 +72,24 @@ concept interruptible_point =
         { by.raise() } noexcept;
         { P::wait_any(points, deadline, by) } -> std::same_as<bool>;
     };
+
+/// Waits for a point until the deadline, of `time`, or a stop request. Whether it was reached. Where waits can't be interrupted it looks
+/// every millisecond.
+template <timeline_point P, clock Clock>
+[[nodiscard]] bool wait_or_stop(const P& p, const Clock& time, instant deadline, const std::stop_token& stop) {
+    if (!stop.stop_possible()) return p.wait(deadline);
+    if constexpr (interruptible_point<P>) {
+        typename P::interrupt by;
+        const std::stop_callback raise(stop, [&]() noexcept { by.raise(); });
+        return P::wait_any(std::span<const P>(&p, 1), deadline, by);
+    } else {
+        for (;;) {
+            const instant now = time.now();
+            if (stop.stop_requested() || now >= deadline) return p.reached();
+            if (p.wait(std::min(deadline, saturating_add(now, std::chrono::milliseconds(1))))) return true;
+        }
+    }
+}
 
 /// A stream seen as a timeline: `record()` marks the point after what was enqueued so far. This one idea
 /// carries stream-ordered frees, timing and the completion of permits.

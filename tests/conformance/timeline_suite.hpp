@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,24 @@ void check_timeline() {
         CHECK(p.wait(instant::min()));
         CHECK(p.status() == errc::none);
         CHECK(elapsed(p, p) == 0ns);
+    }
+    SECTION("a wait for a point ends by a stop request, at its deadline, and when the point is reached") {
+        struct {
+            Backend& of;
+            [[nodiscard]] instant now() const noexcept { return of.now(); }
+        } const time{backend};
+        std::stop_source source;
+        backend.hold(s);
+        s.enqueue(10us);
+        const point p = s.record();
+        CHECK_FALSE(wait_or_stop(p, time, backend.now(), source.get_token()));
+        CHECK_FALSE(wait_or_stop(p, time, backend.now() + 3ms, source.get_token()));
+        (void)source.request_stop();
+        CHECK_FALSE(wait_or_stop(p, time, never, source.get_token()));
+        backend.let_go(s);
+        CHECK(wait_or_stop(p, time, never, std::stop_source{}.get_token()));
+        CHECK(wait_or_stop(p, time, never, {}));
+        CHECK(wait_or_stop(p, time, never, source.get_token()));  // it is reached, whatever was asked for
     }
     SECTION("a point is reached after what was enqueued before it, and its copies with it") {
         backend.hold(s);

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -367,6 +368,35 @@ TEST_CASE("groups of groups of groups: three levels, each of another size", "[gr
     });
     for (const auto& w : wrong) CHECK(w == "");
     for (unsigned r = 0; r < 4; ++r) CHECK(faults[r].rank == 4);
+}
+
+TEST_CASE("a stop request ends the collectives of all ranks, and names who was stopped", "[gradient][transport]") {
+    const two_levels all(sizes{1, 2});
+    std::vector<gs::collective_fault> faults(3);
+    std::stop_source source;
+    support::together(3, [&](unsigned r) {
+        auto net = all.rank(r);
+        if (r == 1) {
+            const gs::abort_on_stop guard{net, source.get_token()};
+            faults[r] = net.barrier(gs::never);
+            (void)source.request_stop();
+        } else {
+            faults[r] = net.barrier(gs::never);
+        }
+        if (!faults[r]) faults[r] = r == 1 ? gs::collective_fault{} : net.barrier(gs::never);
+    });
+    CHECK(faults[0].code == gs::errc::stopped);
+    CHECK(faults[0].rank == 1);
+    CHECK(faults[2].code == gs::errc::stopped);
+    CHECK(faults[2].rank == 1);
+
+    // A member, and a stop that came before.
+    const gs::communicator group(2);
+    gs::member me = group.rank(0);
+    const gs::abort_on_stop guard{me, source.get_token()};
+    const auto f = gs::try_barrier(me);
+    CHECK(f.code == gs::errc::stopped);
+    CHECK(f.rank == 0);
 }
 
 TEST_CASE("splitting waits for other processes until its deadline", "[gradient][transport]") {

@@ -288,6 +288,27 @@ TEST_CASE("an action that asks for the model doesn't wait for itself", "[serving
     CHECK(model.state().level() == awake);
 }
 
+TEST_CASE("a request that waits for a tenant to wake can be stopped", "[serving]") {
+    gpushare::host::node node{{.memory = 64_MiB}};
+    gpushare::tenancy shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 32_MiB, .compute = 50_pct});
+    std::stop_source source;
+    gpushare::sleeping_tenant<decltype(chat)>* self = nullptr;
+    errc stopped = errc::none;
+    const auto restore = [&] {  // while it wakes, another request waits for that
+        (void)source.request_stop();
+        std::jthread([&] { stopped = self->use(never, source.get_token()).code(); }).join();
+    };
+    gpushare::sleeping_tenant model{chat, {.release_after = 1ns}, {.restore = restore}};
+    self = &model;
+    while (model.state().level() == awake) (void)model.tick();
+    CHECK(model.use(never, std::stop_token{}));
+    CHECK(stopped == errc::stopped);
+    while (model.state().level() == awake) (void)model.tick();
+    CHECK(model.use(never, source.get_token()).code() == errc::stopped);
+    CHECK(model.state().requests() == 0);
+}
+
 TEST_CASE("requests of several threads wake a tenant once each time it sleeps", "[serving]") {
     model_rig rig;
     std::atomic<int> loaded{1}, loads{0}, wrong{0};

@@ -412,7 +412,7 @@ TEST_CASE("a successor takes over from one that is there, and what that one was 
 }
 
 TEST_CASE("a block that is listed twice, or overlaps another, is refused and stays", "[tenant][placement][move]") {
-    gpushare::host::node n{{.memory = 64_MiB, .devices = 2}};
+    gpushare::host::node n{{.devices = 2, .memory = 64_MiB}};
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}});
     auto* const p = static_cast<std::byte*>(a.memory().allocate(4096));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of ranks in one process that do collectives together: its memory, its ranks, and how it is aborted.
 //
+//   #include <gpushare/collective/all_reduce.hpp>
 //   gpushare::communicator group(4);
 //   // thread r of four; in and out are spans:
 //   gpushare::member me = group.rank(r);
@@ -17,6 +18,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -122,6 +124,32 @@ private:
     const detail::workspace_view* view_;
     const tuning_table* tuning_;
     std::uint32_t rank_;
+};
+
+/// While it lives, a stop request ends the collectives of a rank and of its whole group: each call returns errc::stopped, now and later,
+/// and names this rank. `End` is a member, or a transport (gradient/transport.hpp), which must outlive it.
+///
+///   const abort_on_stop guard{net, token};
+///   auto fault = net.all_reduce(in, out, sum{}, deadline);
+template <class End>
+class abort_on_stop {
+public:
+    /// A stop that was requested before takes effect at once.
+    abort_on_stop(End& end, const std::stop_token& stop) : callback_(stop, ender{&end}) {}
+
+private:
+    struct ender {
+        End* end;
+        void operator()() const noexcept {
+            if constexpr (requires { end->close(collective_fault{}); }) {
+                const rank_progress at = end->progress();
+                end->close({errc::stopped, at.what, end->rank(), at.epoch});
+            } else {
+                end->abort(end->rank(), errc::stopped);
+            }
+        }
+    };
+    std::stop_callback<ender> callback_;
 };
 
 /// A group of ranks that are threads of this process. Made and destroyed by one thread while no collective runs; const

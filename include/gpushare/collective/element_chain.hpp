@@ -15,6 +15,7 @@
 
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_apply.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>

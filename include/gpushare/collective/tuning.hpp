@@ -2,6 +2,7 @@
 // A tuning table: which algorithm an all-reduce of each size goes by, and how a fused one stores its results. It is
 // measured, can be read and changed by a person, and is saved as text.
 //
+//   #include <gpushare/collective/communicator.hpp>
 //   auto table = gpushare::tuning_table::load("4 4096 one_shot cached\n"                    // up to 4 ranks, up to 4096 bytes
 //                                             "4 any two_shot streaming places=2\n");       // up to 4 ranks, above that
 //   gpushare::communicator group(4, {.tuning = table});

@@ -17,6 +17,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -56,7 +57,7 @@ public:
         }
         /// Whether it is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't: deadline_exceeded, closed, in_flight (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
+        /// Why it isn't: deadline_exceeded, stopped, closed, in_flight (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for it.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
@@ -76,8 +77,8 @@ public:
     sleeping_tenant(const sleeping_tenant&) = delete;
     sleeping_tenant& operator=(const sleeping_tenant&) = delete;
 
-    /// For a request: wakes the tenant, or waits until another thread has. Times are of its node's clock.
-    [[nodiscard]] lease use(instant deadline = never) {
+    /// For a request: wakes the tenant, or waits until another thread has, which a stop request ends. Times are of its node's clock.
+    [[nodiscard]] lease use(instant deadline = never, const std::stop_token& stop = {}) {
         std::unique_lock lock(mutex_);
         const instant came = tenant_->now();
         state_.request_began(came);
@@ -85,6 +86,8 @@ public:
         while (why == errc::none && (state_.changing() || state_.level() != sleep_level::awake)) {
             if (tenant_->closed())
                 why = errc::closed;
+            else if (stop.stop_requested())
+                why = errc::stopped;
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {

@@ -45,8 +45,9 @@ void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::s
         return std::pair(a.second->part, a.first) < std::pair(b.second->part, b.first);
     });
     for (std::size_t i = 1; i < by_place.size(); ++i) {
-        const auto& [begin, before] = by_place[i - 1], &[ next, b ] = by_place[i];
-        if (b->part == before->part && next - begin < std::max<std::size_t>(before->size, 1))
+        const moving_block &before = *by_place[i - 1].second, &b = *by_place[i].second;
+        const auto distance = by_place[i].first - by_place[i - 1].first;
+        if (b.part == before.part && distance < std::max<std::size_t>(before.size, 1))
             raise({.code = errc::invalid_specification, .because = reason::occupied}, of.name(), what);
     }
 }
