@@ -65,6 +65,10 @@ const char* cudaGetErrorName(cudaError_t e) {
         case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
         case cudaErrorLaunchTimeout: return "cudaErrorLaunchTimeout";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorInitializationError: return "cudaErrorInitializationError";
+        case cudaErrorCudartUnloading: return "cudaErrorCudartUnloading";
+        case cudaErrorDeviceUninitialized: return "cudaErrorDeviceUninitialized";
+        case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
         case cudaErrorContextIsDestroyed: return "cudaErrorContextIsDestroyed";
         case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
@@ -153,6 +157,15 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     });
 }
 
+cudaError_t cudaDeviceReset() {
+    // Runtime API, cudaDeviceReset: all resources of the current device in the process are gone, whoever has them.
+    return enter({.name = "cudaDeviceReset", .returns = true, .bare = true}, nullptr, [](machine& m) {
+        const auto& contexts = m.thread().contexts;
+        m.reset_device(contexts.empty() ? 0 : contexts.back()->device);
+        return cudaSuccess;
+    });
+}
+
 // ---- peers
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
@@ -167,7 +180,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
     return on_device({"cudaDeviceEnablePeerAccess"}, [&](machine& m, int device) {
         if (!m.has_device(peer) || peer == device) return cudaErrorInvalidDevice;
         if (!m.chosen.peers) return cudaErrorPeerAccessUnsupported;
-        return m.device(device).peers.insert(peer).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+        return m.current()->peers.insert(peer).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
     });
 }
 

@@ -14,7 +14,60 @@ namespace {
 std::shared_ptr<context> context_of(machine& m, const void* handle) {
     for (const auto& d : m.devices)
         if (d.primary.get() == handle && d.active) return d.primary;
+    if (auto users = m.user_contexts.find(handle)) return users;
     return m.green_contexts.find(handle);
+}
+
+CUresult device_attribute(int* out, CUdevice_attribute what, CUdevice device) {
+    return driver(enter({"cuDeviceGetAttribute"}, nullptr, [&](machine& m) {
+        if (!m.has_device(device)) return cudaErrorInvalidDevice;
+        if (what != CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) return invalid_value;
+        *out = m.chosen.rdma ? 1 : 0;
+        return cudaSuccess;
+    }));
+}
+
+CUresult context_id(CUcontext handle, unsigned long long* out) {
+    return driver(enter({"cuCtxGetId"}, nullptr, [&](machine& m) {
+        const auto c = context_of(m, handle);
+        if (c == nullptr) return static_cast<cudaError_t>(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        *out = c->id;
+        return cudaSuccess;
+    }));
+}
+
+// Contexts beside the primary one. It becomes current.
+CUresult create_context(CUcontext* out, CUctxCreateParams*, unsigned, CUdevice device) {
+    return driver(enter({"cuCtxCreate"}, nullptr, [&](machine& m) {
+        if (!m.has_device(device)) return cudaErrorInvalidDevice;
+        auto made = m.new_context(device);
+        made->users = true;
+        *out = handle_of(made);
+        m.user_contexts.add(*out, made);
+        m.thread().contexts.push_back(std::move(made));
+        ++m.pushed;
+        return cudaSuccess;
+    }));
+}
+
+// Driver API, cuCtxDestroy: "the resources associated with the context are destroyed"; it is popped where it is current.
+CUresult destroy_context(CUcontext handle) {
+    return driver(enter({.name = "cuCtxDestroy", .returns = true}, nullptr, [&](machine& m) {
+        const auto c = m.user_contexts.find(handle);
+        if (c == nullptr) return invalid_context;
+        std::vector<std::uintptr_t> theirs;
+        for (const auto& [at, b] : m.blocks)
+            if (b.in == c.get()) theirs.push_back(at);
+        for (const std::uintptr_t at : theirs) m.give_back(at);
+        auto& contexts = m.thread().contexts;
+        if (!contexts.empty() && contexts.back() == c) {
+            contexts.pop_back();
+            m.pushed -= m.pushed > 0 ? 1 : 0;
+        }
+        c->destroyed = true;
+        m.user_contexts.remove(handle);
+        return cudaSuccess;
+    }));
 }
 
 CUresult get_device(CUdevice* out, int ordinal) {
@@ -82,6 +135,7 @@ CUresult release_primary(CUdevice device) {
 
 // Of these the driver's manual names no error for a thread without a context: they don't need one.
 CUresult event_query(CUevent e) { return driver(query("cuEventQuery", e)); }
+CUresult stream_query(CUstream s) { return driver(query("cuStreamQuery", s)); }
 // This one's does.
 CUresult event_elapsed_time(float* ms, CUevent from, CUevent to) {
     return driver(elapsed_time("cuEventElapsedTime", ms, from, to));
@@ -116,6 +170,10 @@ std::span<const entry_point> detail::context_functions() {
     static const std::array all{
         point<decltype(cuDeviceGet)>("cuDeviceGet", 2000, get_device),
         point<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent", 4000, get_current),
+        point<decltype(cuDeviceGetAttribute)>("cuDeviceGetAttribute", 2000, device_attribute),
+        point<decltype(cuCtxGetId)>("cuCtxGetId", 12000, context_id),
+        point<decltype(cuCtxCreate)>("cuCtxCreate", 13000, create_context),
+        point<decltype(cuCtxDestroy)>("cuCtxDestroy", 4000, destroy_context),
         point<decltype(cuCtxGetDevice)>("cuCtxGetDevice", 2000, current_device),
         point<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent", 4000, set_current),
         point<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent", 4000, push_current),
@@ -124,6 +182,7 @@ std::span<const entry_point> detail::context_functions() {
         point<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease", 11000, release_primary),
         point<decltype(cuEventElapsedTime)>("cuEventElapsedTime", 2000, event_elapsed_time),
         point<decltype(cuEventQuery)>("cuEventQuery", 2000, event_query),
+        point<decltype(cuStreamQuery)>("cuStreamQuery", 2000, stream_query),
         point<decltype(cuStreamIsCapturing)>("cuStreamIsCapturing", 10000, stream_is_capturing),
         point<decltype(cuThreadExchangeStreamCaptureMode)>("cuThreadExchangeStreamCaptureMode", 10010,
                                                            exchange_capture_mode),

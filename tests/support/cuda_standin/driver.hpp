@@ -35,6 +35,17 @@ inline CUresult driver(cudaError_t e) { return static_cast<CUresult>(e); }
 inline constexpr auto invalid_value = cudaErrorInvalidValue;
 inline constexpr auto invalid_context = static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
 
+/// body(machine&) for a function of the driver's that names its object, and needs no context: it makes none (Driver API, Virtual
+/// Memory Management: CUDA_ERROR_INVALID_CONTEXT isn't among their answers). Where the thread has one, errors of earlier work
+/// there may be answered (Driver API, every function: "may also return error codes from previous, asynchronous launches").
+template <class Body>
+cudaError_t beside_context(const call_info& info, Body body) {
+    return enter(info, nullptr, [&](machine& m) {
+        const auto& contexts = m.thread().contexts;
+        return contexts.empty() ? body(m) : concerning(m, contexts.back()->device, info, [&] { return body(m); });
+    });
+}
+
 /// A context's handle is its address; green contexts have the same in both forms.
 inline CUcontext handle_of(const std::shared_ptr<context>& c) { return reinterpret_cast<CUcontext>(c.get()); }
 

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -72,6 +74,18 @@ template <class K>
 
 enum class launch_kind { plain, cooperative, opaque };
 
+/// The numbers in a kernel's arguments that may be addresses.
+template <class K>
+[[nodiscard]] std::vector<std::uintptr_t> addresses_in(const K& kernel) {
+    std::vector<std::uintptr_t> found;
+    for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= sizeof(K); at += alignof(std::uintptr_t)) {
+        std::uintptr_t word = 0;
+        std::memcpy(&word, reinterpret_cast<const std::byte*>(&kernel) + at, sizeof word);
+        found.push_back(word);
+    }
+    return found;
+}
+
 template <class K>
 void launch_on_standin(stream& on, grid g, const K& kernel, launch_kind kind) {
     static_assert(kernel_for<K, device_context>, "a kernel is called with a context: operator()(C& ctx) const");
@@ -83,8 +97,9 @@ void launch_on_standin(stream& on, grid g, const K& kernel, launch_kind kind) {
     const auto launch = [&] {
         if (at_once == 0) return cudaErrorInvalidConfiguration;
         const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
-        return standin::detail::launch(on.state().native, entry_of<K>(), cooperative, length,
-                                       [=, sms = on.sms()] { run(kernel, g.blocks, sms); });
+        return standin::detail::launch(
+            on.state().native, entry_of<K>(), cooperative, length, [=, sms = on.sms()] { run(kernel, g.blocks, sms); },
+            addresses_in(kernel));
     };
     if (kind == launch_kind::plain)
         on.launched(entry_of<K>(), g, launch);

@@ -37,14 +37,19 @@ void restart(const options& o) {
     if (the_engine() != nullptr) the_engine()->reset();
 }
 
-machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices) {
+machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices), process(::getpid()) {
     for (int d = 0; has_device(d); ++d) {
-        device(d).primary = std::make_shared<context>(context{.device = d});
-        for (std::uint32_t sm = 0; sm < o.sms; ++sm) device(d).primary->sms.insert(sm);
+        device(d).primary = new_context(d);
         device(d).default_pool = new_handle<cudaMemPool_t>();
         pools.add(device(d).default_pool, std::make_shared<pool>(pool{.device = d}));
     }
     ring.reserve(o.log_capacity);
+}
+
+std::shared_ptr<context> machine::new_context(int d) {
+    auto c = std::make_shared<context>(context{.device = d, .id = ++last_id});
+    for (std::uint32_t sm = 0; sm < chosen.sms; ++sm) c->sms.insert(sm);
+    return c;
 }
 
 machine::~machine() {
@@ -259,7 +264,56 @@ std::shared_ptr<context> machine::primary(int d) {
 std::shared_ptr<context> machine::current() {
     auto& contexts = thread().contexts;
     if (contexts.empty()) contexts.push_back(primary(0));
+    // Runtime API, cudaDeviceReset: a later call to the device initialises it anew.
+    if (contexts.back()->destroyed && !contexts.back()->green && !contexts.back()->users)
+        contexts.back() = primary(contexts.back()->device);
     return contexts.back();
+}
+
+void machine::reset_device(int d) {
+    const auto went = [&](std::uintptr_t handle) { reset_away.insert(handle); };
+    const auto take = [&](auto& objects, auto belongs) {
+        std::vector<std::uintptr_t> gone;
+        for (const auto& [handle, object] : objects.all())
+            if (belongs(*object)) gone.push_back(handle);
+        for (const std::uintptr_t handle : gone) {
+            objects.remove(handle);
+            went(handle);
+        }
+    };
+    const auto of_context = [d](const auto& o) { return o.in->device == d; };
+    for (const auto& s : busy)
+        if (s->in->device == d)
+            for (operation& op : s->queue)
+                if (op.reaches != nullptr) op.reaches->reached = true;
+    std::erase_if(busy, [d](const auto& s) { return s->in->device == d; });
+    take(streams, of_context);
+    take(events, of_context);
+    take(executables, [d](const executable& e) {
+        return e.nodes.empty() || e.nodes.front().in == nullptr || e.nodes.front().in->device == d;
+    });
+    take(green_contexts, [d](const context& c) { return c.device == d; });
+    std::vector<std::uintptr_t> theirs;
+    for (const auto& [at, b] : blocks)
+        if (b.device == d) theirs.push_back(at);
+    for (const std::uintptr_t at : theirs) give_back(at);
+    const auto kept = reinterpret_cast<std::uintptr_t>(device(d).default_pool);
+    for (const auto& [handle, p] : pools.all())
+        if (p->device == d) trim(*p, 0);
+    std::vector<std::uintptr_t> emptied;
+    for (const auto& [handle, p] : pools.all())
+        if (p->device == d && handle != kept) emptied.push_back(handle);
+    for (const std::uintptr_t handle : emptied) {
+        pools.remove(handle);
+        went(handle);
+    }
+    device(d).primary->destroyed = true;
+    device(d).primary = new_context(d);
+    device(d).default_stream = nullptr;
+    device(d).active = false;
+    device(d).sticky = cudaSuccess;
+    device(d).told = false;
+    changed.notify_all();
 }
 
 }  // namespace standin::detail

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -86,6 +87,7 @@ struct machine {
     thread_state& thread();
     std::shared_ptr<context> current();  // the primary context of device 0 if there is none yet
     std::shared_ptr<context> primary(int device);
+    std::shared_ptr<context> new_context(int device);
     [[nodiscard]] device_state& device(int d) { return devices[static_cast<std::size_t>(d)]; }
     [[nodiscard]] bool has_device(int d) const { return d >= 0 && static_cast<std::size_t>(d) < devices.size(); }
     template <class Handle>
@@ -102,6 +104,21 @@ struct machine {
     cudaStream_t open_stream(const std::shared_ptr<context>& in, int priority);
     /// Null for a handle of none; for the default stream's one that stands for it, and a finding.
     std::shared_ptr<stream> find_stream(const char* who, cudaStream_t handle);
+    /// What the handle stands for; null, and a finding, for one that was destroyed: what a driver makes of such a handle is undefined.
+    /// (Runtime API, cudaStreamDestroy, cudaEventDestroy, cudaGraphExecDestroy and others.)
+    template <class T, class Handle>
+    [[nodiscard]] std::shared_ptr<T> look_up(const table<T>& in, Handle h, const char* who) {
+        auto found = in.find(h);
+        const auto number = reinterpret_cast<std::uintptr_t>(h);
+        if (found == nullptr && number > first_handle && number <= last_handle && !reset_away.contains(number))
+            find(std::string(who) + " of something that was destroyed");
+        return found;
+    }
+    /// The legacy stream waits for the streams that capture and synchronise with it, which it can't: those captures are over. (Runtime
+    /// API, cudaStreamLegacy and cudaErrorStreamCaptureImplicit.)
+    [[nodiscard]] bool capture_in_the_way(const stream& legacy, const char* who);
+    /// What cudaDeviceReset does.
+    void reset_device(int d);
     /// Work on it isn't done. Of streams that were destroyed too.
     [[nodiscard]] bool has_work(const stream& s) const { return !s.queue.empty(); }
 
@@ -121,6 +138,16 @@ struct machine {
         std::uint64_t amount = 0;
     };
     [[nodiscard]] bill price(std::size_t size) const;
+    /// Whose memory an address is, and who may use it.
+    struct place {
+        int device = -1;           // -1: the host's
+        bool peers_alone = false;  // of cudaMalloc: for devices with peer access
+        std::set<int> open_to{};   // else for these
+        bool pooled = false;
+    };
+    [[nodiscard]] place place_of(const void* p) const;
+    /// Whether kernels and copies of the device may use it.
+    [[nodiscard]] bool reaches(int from, const place& p) const;
     /// Null if the host has no memory. The block isn't charged.
     void* take(block b);
     void give_back(std::uintptr_t at);
@@ -139,6 +166,7 @@ struct machine {
     table<graph> graphs;
     table<executable> executables;
     table<pool> pools;
+    table<user_object> user_objects_of_callers;
     table<context> green_contexts;
     table<physical> physicals;
     std::vector<std::shared_ptr<stream>> busy;  // those with work, destroyed ones too
@@ -159,7 +187,12 @@ struct machine {
 
     ns manual_now{};
     const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
-    std::uintptr_t last_handle = 0x10000;
+    static constexpr std::uintptr_t first_handle = 0x10000;
+    std::uintptr_t last_handle = first_handle;
+    std::set<std::uintptr_t> reset_away;  // handles that went with their context
+    table<context> user_contexts;
+    bool unloaded = false;
+    const int process;  // that it was made in: a child has none of it
     std::uint64_t last_id = 0;
 
     /// What is to come before this call, once; without the lock meanwhile.
@@ -236,7 +269,11 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     if (!m.interruptions.empty()) [[unlikely]]
         m.interrupt(info.name, lock);
     cudaError_t result = cudaSuccess;
-    if (!info.always) {
+    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has initialised. At the end of the process the
+    // driver may be gone before static objects are. (Runtime API, cudaErrorInitializationError, cudaErrorCudartUnloading.)
+    if (m.process != ::getpid()) result = cudaErrorInitializationError;
+    if (m.unloaded) result = cudaErrorCudartUnloading;
+    if (!info.always && result == cudaSuccess) {
         if (m.chosen.driver_version == 0)
             result = cudaErrorInsufficientDriver;
         else if (m.devices.empty())
@@ -286,6 +323,7 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
     return enter(info, handle, [&](machine& m) {
         const auto on = m.find_stream(info.name, handle);
         if (on == nullptr) return cudaErrorInvalidResourceHandle;
+        if (on->handle == nullptr && m.capture_in_the_way(*on, info.name)) return cudaErrorStreamCaptureImplicit;
         if (on->in->destroyed && !info.returns) return cudaErrorContextIsDestroyed;
         return concerning(m, on->in->device, info, [&] { return body(m, *on); });
     });
@@ -295,6 +333,7 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
 cudaError_t enqueue_kernel(cudaStream_t s, const void* kernel, operation op);  // stream.cpp
 /// What the runtime's and the driver's function of that purpose do, under the name of either.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
+cudaError_t query(const char* name, cudaStream_t handle);                                     // stream.cpp
 cudaError_t elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to);      // stream.cpp
 cudaError_t is_capturing(const char* name, cudaStream_t s, cudaStreamCaptureStatus* status);  // graph.cpp
 cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);                     // graph.cpp
@@ -303,7 +342,7 @@ cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);       
 template <class Body>
 cudaError_t on_event(const call_info& info, cudaEvent_t handle, Body body) {
     return enter(info, nullptr, [&](machine& m) {
-        const auto on = m.events.find(handle);
+        const auto on = m.look_up(m.events, handle, info.name);
         if (on == nullptr) return cudaErrorInvalidResourceHandle;
         return concerning(m, on->in->device, info, [&] { return body(m, *on); });
     });

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <new>
+#include <set>
+#include <span>
 
 #include "support/cuda_standin/machine.hpp"
 
@@ -22,6 +24,10 @@ block* begins(machine& m, const void* p) {
     const auto at = m.blocks.find(reinterpret_cast<std::uintptr_t>(p));
     return at == m.blocks.end() || at->second.freed_on != 0 ? nullptr : &at->second;
 }
+
+/// Where what is allocated now belongs to, unless that is the device. (Driver API, cuCtxDestroy: what was allocated in a context goes
+/// with it.)
+const context* users_context(machine& m) { return m.current()->users ? m.current().get() : nullptr; }
 
 /// The block that `p` points into, and where it begins.
 const std::pair<const std::uintptr_t, block>* around(const machine& m, const void* p) {
@@ -71,9 +77,22 @@ bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
 
 cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::shared_ptr<pool>& from, stream& on) {
     *out = nullptr;
-    if (on.recording != nullptr) return cudaErrorNotSupported;  // memory nodes aren't modelled
     if (size == 0) return cudaSuccess;
     if (size > m.chosen.memory.count()) return cudaErrorMemoryAllocation;
+    if (on.recording != nullptr) {
+        // Programming Guide, "Graph Memory Nodes": the allocation is the graph's, with an address of its own from now on, and memory
+        // only while the graph runs. What the library has of it nobody may use outside of the graph.
+        *out = m.take({.size = size, .device = from->device, .of_graph = true});
+        if (*out == nullptr) return cudaErrorMemoryAllocation;
+        const auto with_graph = [](void* p) {
+            auto& now = the_machine();
+            const auto at = reinterpret_cast<std::uintptr_t>(p);
+            if (now.blocks.contains(at) && now.blocks.at(at).of_graph) now.give_back(at);
+        };
+        on.recording->owns.push_back(std::make_shared<user_object>(with_graph, *out));
+        m.enqueue(on, {});
+        return cudaSuccess;
+    }
     const std::uint64_t charge = round_up(size, alignment);
     if (!make_room(m, *from, charge, on)) return cudaErrorMemoryAllocation;
     *out = m.take({.size = size, .charge = charge, .device = from->device, .from = from});
@@ -83,6 +102,27 @@ cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::s
 }  // namespace
 
 namespace detail {
+
+machine::place machine::place_of(const void* p) const {
+    if (const auto* const b = around(*this, p)) {
+        const block& found = b->second;
+        if (found.device < 0) return {};
+        if (found.from == nullptr) return {.device = found.device, .peers_alone = true};
+        place here{.device = found.device, .open_to = found.from->open_to, .pooled = true};
+        here.open_to.insert(found.device);
+        return here;
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(p);
+    auto at = mapped.upper_bound(address);
+    if (at == mapped.begin() || address - (--at)->first >= at->second.size) return {};
+    return {.device = at->second.of->device, .open_to = at->second.open_to};
+}
+
+bool machine::reaches(int from, const place& p) const {
+    if (p.device < 0) return true;
+    if (!p.peers_alone) return p.open_to.contains(from);
+    return from == p.device || devices[static_cast<std::size_t>(from)].primary->peers.contains(p.device);
+}
 
 std::uint64_t machine::used_memory(int d) { return device(d).used + round_up(device(d).small, chosen.page.count()); }
 
@@ -123,7 +163,7 @@ void machine::give_back(std::uintptr_t at) {
     if (b.from != nullptr) {
         if (!b.settled) b.from->used -= b.charge;
         if (b.from->closing) trim(*b.from, 0);
-    } else if (b.device >= 0) {
+    } else if (b.device >= 0 && !b.of_graph) {
         device(b.device).*price(b.size).account -= b.charge;
     }
     auto* const p = reinterpret_cast<void*>(at);
@@ -166,7 +206,8 @@ cudaError_t cudaMalloc(void** out, std::size_t size) {
         const auto [account, charge] = m.price(size);
         const std::uint64_t before = m.used_memory(device), free = m.free_memory(device);
         m.device(device).*account += charge;
-        if (m.used_memory(device) - before <= free) *out = m.take({.size = size, .charge = charge, .device = device});
+        if (m.used_memory(device) - before <= free)
+            *out = m.take({.size = size, .charge = charge, .device = device, .in = users_context(m)});
         if (*out != nullptr) return cudaSuccess;
         m.device(device).*account -= charge;
         return cudaErrorMemoryAllocation;
@@ -198,9 +239,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) 
         out->type = cudaMemoryTypeUnregistered;
         out->device = -1;
         out->hostPointer = const_cast<void*>(p);
-        const auto* const found = around(m, p);
-        if (found == nullptr) return cudaSuccess;
-        const int device = found->second.device;
+        const auto where = m.place_of(p);
+        if (around(m, p) == nullptr && where.device < 0) return cudaSuccess;
+        const int device = where.device;
         out->type = device < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
         out->device = std::max(device, 0);
         out->devicePointer = const_cast<void*>(p);
@@ -213,7 +254,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) 
 
 cudaError_t cudaHostAlloc(void** out, std::size_t size, unsigned) {
     return on_device({.name = "cudaHostAlloc", .unsafe = true, .looks = true, .makes = true}, [&](machine& m, int) {
-        *out = size == 0 ? nullptr : m.take({.size = size});
+        *out = size == 0 ? nullptr : m.take({.size = size, .in = users_context(m)});
         return *out == nullptr && size != 0 ? cudaErrorMemoryAllocation : cudaSuccess;
     });
 }
@@ -243,7 +284,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* out, const cudaMemPoolProps* props)
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t handle) {
     return on_device({.name = "cudaMemPoolDestroy", .returns = true}, [&](machine& m, int) {
-        const auto p = m.pools.find(handle);
+        const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr || m.device(p->device).default_pool == handle) return cudaErrorInvalidValue;
         m.trim(*p, 0);
         p->closing = true;
@@ -254,7 +295,7 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t handle) {
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t handle, cudaMemPoolAttr what, void* value) {
     return on_device({"cudaMemPoolSetAttribute"}, [&](machine& m, int) {
-        const auto p = m.pools.find(handle);
+        const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr) return cudaErrorInvalidValue;
         switch (what) {
             case cudaMemPoolAttrReleaseThreshold: p->threshold = *static_cast<std::uint64_t*>(value); break;
@@ -271,7 +312,7 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t handle, cudaMemPoolAttr what, 
 
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t handle, cudaMemPoolAttr what, void* value) {
     return on_device({"cudaMemPoolGetAttribute"}, [&](machine& m, int) {
-        const auto p = m.pools.find(handle);
+        const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr) return cudaErrorInvalidValue;
         auto& number = *static_cast<std::uint64_t*>(value);
         switch (what) {
@@ -291,15 +332,26 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t handle, cudaMemPoolAttr what, 
 
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* list, std::size_t count) {
     return on_device({"cudaMemPoolSetAccess"}, [&](machine& m, int) {
-        if (m.pools.find(handle) == nullptr) return cudaErrorInvalidValue;
-        const bool known = std::all_of(list, list + count, [&](const auto& d) { return m.has_device(d.location.id); });
-        return known && m.chosen.peers ? cudaSuccess : cudaErrorInvalidDevice;
+        const auto p = m.look_up(m.pools, handle, "a pool call");
+        if (p == nullptr) return cudaErrorInvalidValue;
+        // Runtime API, cudaMemPoolSetAccess: devices and read-write access, or none; the location's own can't be revoked (RMM 1753:
+        // cudaErrorInvalidDevice).
+        std::set<int> seen;
+        for (const auto& d : std::span(list, count)) {
+            if (d.location.type != cudaMemLocationTypeDevice || !seen.insert(d.location.id).second)
+                return cudaErrorInvalidValue;
+            if (!m.has_device(d.location.id)) return cudaErrorInvalidDevice;
+            if (d.location.id == p->device && d.flags != cudaMemAccessFlagsProtReadWrite) return cudaErrorInvalidDevice;
+            if (d.location.id != p->device && !m.chosen.peers) return cudaErrorInvalidDevice;
+        }
+        for (const int d : seen) p->open_to.insert(d);
+        return cudaSuccess;
     });
 }
 
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t handle, std::size_t keep) {
     return on_device({"cudaMemPoolTrimTo"}, [&](machine& m, int) {
-        const auto p = m.pools.find(handle);
+        const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr) return cudaErrorInvalidValue;
         m.trim(*p, keep);
         return cudaSuccess;
@@ -308,7 +360,7 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t handle, std::size_t keep) {
 
 cudaError_t cudaMallocFromPoolAsync(void** out, std::size_t size, cudaMemPool_t handle, cudaStream_t stream_handle) {
     return on_stream({"cudaMallocFromPoolAsync"}, stream_handle, [&](machine& m, stream& on) {
-        const auto from = m.pools.find(handle);
+        const auto from = m.look_up(m.pools, handle, "a pool call");
         return from == nullptr ? cudaErrorInvalidValue : allocate_from(m, out, size, from, on);
     });
 }
@@ -324,7 +376,19 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream_handle) {
         if (p == nullptr) return cudaSuccess;
         block* const b = begins(m, p);
         if (b == nullptr || b->device < 0) return cudaErrorInvalidValue;
-        if (on.recording != nullptr) return cudaErrorNotSupported;
+        if (on.recording != nullptr) {
+            // "During stream capture, this function results in the creation of a free node and must therefore be passed the address of
+            // a graph allocation." (Runtime API, cudaFreeAsync.)
+            if (!b->of_graph) {
+                m.invalidate(*on.recording, "cudaFreeAsync of a block that isn't the graph's");
+                return cudaErrorInvalidValue;
+            }
+            m.enqueue(on, {});
+            return cudaSuccess;
+        }
+        // Runtime API, cudaFreeAsync: "the memory pointed to by devPtr must have been allocated by stream-ordered allocation" is what it
+        // is for; that it takes another block isn't granted.
+        if (b->from == nullptr && !b->of_graph) return cudaErrorInvalidValue;
         b->freed_on = on.id;
         b->freed = std::make_shared<mark>(mark{.device = b->device});
         m.enqueue(on,

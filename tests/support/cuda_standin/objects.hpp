@@ -26,6 +26,19 @@ namespace standin::detail {
 struct stream;
 struct context;
 
+/// What a graph owns besides nodes: its callback comes when nobody has it any more. It comes in the thread of the call that let it go,
+/// within that, so one that calls CUDA, which it mustn't, doesn't get anywhere. (Runtime API, cudaUserObjectCreate.)
+struct user_object {
+    user_object(cudaHostFn_t at_end, void* of) : destroy(at_end), argument(of) {}
+    user_object(const user_object&) = delete;
+    user_object& operator=(const user_object&) = delete;
+    ~user_object() { destroy(argument); }
+
+    cudaHostFn_t destroy;
+    void* argument;
+};
+using user_objects = std::vector<std::shared_ptr<user_object>>;
+
 /// Work that is recorded instead of done.
 struct capture {
     std::uint64_t id = 0;
@@ -34,6 +47,8 @@ struct capture {
     stream* origin = nullptr;
     std::set<stream*> streams{};
     bool invalid = false;
+    cudaGraph_t graph = nullptr;  // that it becomes
+    user_objects owns{};
 };
 
 /// How far a captured stream has come, by its id. What a stream has seen of the others, it has joined.
@@ -63,11 +78,12 @@ struct operation {
     std::function<void()> effect{};  // at its end
     kernel_start starts{};           // takes as long as it computes
     std::shared_ptr<mark> awaited{}, reaches{};
-    range writes{}, reads{};        // of copies: so that unmapping under them is found out
-    std::shared_ptr<context> in{};  // of nodes of graphs: where they were captured, whose SMs they keep
-    bool spins = false;             // a kernel that may wait for others
-    std::uint64_t order = 0;        // among all that was enqueued
-    std::uint64_t known = 0;        // see engine
+    range writes{}, reads{};                // of copies: so that unmapping under them is found out
+    std::shared_ptr<context> in{};          // of nodes of graphs: where they were captured, whose SMs they keep
+    bool spins = false;                     // a kernel that may wait for others
+    std::vector<std::uintptr_t> touches{};  // what a kernel's arguments point to
+    std::uint64_t order = 0;                // among all that was enqueued
+    std::uint64_t known = 0;                // see engine
     std::optional<ns> begun{};
 };
 
@@ -75,6 +91,10 @@ struct context {
     int device = 0;
     std::set<std::uint32_t> sms{};  // the numbers of those that its work runs on
     bool green = false;
+    bool users = false;  // of cuCtxCreate
+    unsigned long long id = 0;
+    std::set<int>
+        peers{};  // devices whose memory it reaches: of a context, not of a device (Driver API, cuCtxEnablePeerAccess)
     bool destroyed = false;   // while streams of it were left
     std::size_t streams = 0;  // that exist in it
 };
@@ -89,6 +109,7 @@ struct stream {
     ns idle_since{};
     std::uint32_t connection = 0;  // which of its device's
     bool held = false;
+    bool blocking = false;  // synchronises with the legacy stream
 
     std::shared_ptr<capture> recording{};
     std::vector<operation> recorded{};  // by the origin, for all streams of the capture
@@ -103,9 +124,11 @@ struct event {
 
 struct graph {
     std::vector<operation> nodes{};
+    user_objects owns{};
 };
 struct executable {
     std::vector<operation> nodes{};
+    user_objects owns{};
     std::shared_ptr<mark> running{};  // its last launch: it doesn't overlap itself
 };
 
@@ -115,7 +138,8 @@ struct pool {
     std::uint64_t threshold = 0;
     std::uint64_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
     std::map<cudaMemPoolAttr, int> switches{};
-    bool closing = false;  // destroyed while blocks of it are out
+    std::set<int> open_to{};  // devices besides its own
+    bool closing = false;     // destroyed while blocks of it are out
 };
 
 /// Of cudaMalloc, a pool or cudaHostAlloc.
@@ -127,6 +151,8 @@ struct block {
     std::uint64_t freed_on = 0;     // the id of the stream that the free is queued in
     std::shared_ptr<mark> freed{};  // once that has got there
     bool settled = false;           // and the room already went to an allocation behind that
+    bool of_graph = false;          // of a memory node: it goes with the graph
+    const context* in = nullptr;    // of a context of cuCtxCreate, with which it goes
 };
 
 /// Memory that can be mapped into reserved addresses. Lives on while it is mapped.
@@ -134,11 +160,13 @@ struct physical {
     int device = 0, file = -1;
     std::size_t size = 0, mappings = 0;
     bool released = false;
+    bool rdma = false;
 };
 struct mapping {
     std::size_t size = 0;
     std::shared_ptr<physical> of{};
     std::uintptr_t handle = 0;  // of `of`
+    std::set<int> open_to{};    // devices, its own too: none so far
 };
 
 struct device_state {
@@ -150,7 +178,6 @@ struct device_state {
     std::shared_ptr<context> primary{};
     std::shared_ptr<stream> default_stream{};  // once somebody makes the mistake to use it
     cudaMemPool_t default_pool = nullptr;
-    std::set<int> peers{};
     std::set<const void*> loaded{};  // kernels
     std::uint32_t streams_made = 0;
     std::size_t retained = 0;  // how often its primary context was, by the driver

@@ -61,6 +61,8 @@ struct driver {
     decltype(&cuCtxPushCurrent) push = nullptr;
     decltype(&cuCtxSetCurrent) set_current = nullptr;
     decltype(&cuCtxGetCurrent) get_current = nullptr;
+    decltype(&cuCtxCreate) create_context = nullptr;
+    decltype(&cuCtxDestroy) destroy_context = nullptr;
     decltype(&cuMemAddressReserve) reserve = nullptr;
     decltype(&cuMemAddressFree) free_range = nullptr;
     decltype(&cuMemCreate) create = nullptr;
@@ -89,6 +91,8 @@ inline driver load_driver() {
     load("cuCtxPushCurrent", d.push);
     load("cuCtxSetCurrent", d.set_current);
     load("cuCtxGetCurrent", d.get_current);
+    load("cuCtxCreate", d.create_context);
+    load("cuCtxDestroy", d.destroy_context);
     load("cuMemAddressReserve", d.reserve);
     load("cuMemAddressFree", d.free_range);
     load("cuMemCreate", d.create);

@@ -93,6 +93,18 @@ void poison(int device, cudaError_t code) {
     });
 }
 
+void unload() {
+    detail::restart(detail::current_options());
+    locked([](auto& m) { m.unloaded = true; });
+}
+
+bool rdma_capable(const void* p) {
+    return locked([&](auto& m) {
+        auto at = m.mapped.upper_bound(reinterpret_cast<std::uintptr_t>(p));
+        return at != m.mapped.begin() && (--at)->second.of->rdma;
+    });
+}
+
 std::size_t faults_left() {
     return locked([](auto& m) { return m.faults.size(); });
 }
@@ -141,13 +153,14 @@ inventory existing() {
                       .pools = m.pools.size() - m.devices.size(),  // one each is the device's own
                       .graphs = m.graphs.size(),
                       .executables = m.executables.size(),
+                      .user_objects = m.user_objects_of_callers.size(),
                       .green_contexts = m.green_contexts.size(),
                       .address_ranges = m.reserved.size(),
                       .mappings = m.mapped.size(),
                       .pushed_contexts = m.pushed,
                       .captures = m.captures.size()};
         for (const auto& [at, b] : m.blocks)
-            if (b.freed_on == 0) ++(b.device < 0 ? all.host_allocations : all.allocations);
+            if (b.freed_on == 0 && !b.of_graph) ++(b.device < 0 ? all.host_allocations : all.allocations);
         for (const auto& [handle, p] : m.physicals.all()) all.physical_blocks += !p->released;
         return all;
     });
@@ -185,7 +198,7 @@ std::string findings() {
     return locked([&](auto& m) {
         std::string text;
         for (const auto& line : m.findings) text += line + "\n";
-        const std::array<std::pair<std::size_t, const char*>, 13> kinds{{
+        const std::array<std::pair<std::size_t, const char*>, 14> kinds{{
             {left.streams, "streams"},
             {left.events, "events"},
             {left.pools, "memory pools"},
@@ -193,6 +206,7 @@ std::string findings() {
             {left.host_allocations, "host allocations"},
             {left.graphs, "graphs"},
             {left.executables, "executable graphs"},
+            {left.user_objects, "user objects"},
             {left.green_contexts, "green contexts"},
             {left.address_ranges, "address ranges"},
             {left.physical_blocks, "physical blocks"},

@@ -8,8 +8,9 @@
 //   standin::hold(stream);     ...     standin::let_go(stream);
 //
 // What it models: order within a stream and across events, capture with its three modes, pools with a maximum size,
-// virtual memory, green contexts, errors that stick to a context. What it doesn't: how fast a device is, contention for
-// SMs (streams never slow each other down), the synchronising default stream, and memory nodes in graphs.
+// virtual memory, green contexts, contexts of cuCtxCreate, errors that stick to a context, a device that is reset, fork, and a driver
+// that is gone. What it doesn't: how fast a device is, contention for SMs (streams never slow each other down), and the waiting of
+// the synchronising default stream.
 //
 // Where CUDA doesn't guarantee something, the stand-in doesn't grant it unless an option says so: see `options`.
 #pragma once
@@ -55,6 +56,7 @@ struct options {
     int least_priority = 0, greatest_priority = -5;
     int driver_version = 13000;  // 0: cudaErrorInsufficientDriver
     int capability = 90;         // 80 for 8.0
+    bool rdma = true;            // network cards reach virtual memory that is made for it
     bool peers = true;           // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
                                 // nor on the host's memory. Without, a compiled kernel that needs them is a finding
@@ -110,6 +112,8 @@ void before_next(std::string call, std::function<void()> what);
 [[nodiscard]] std::size_t faults_left();
 /// From now on every call that concerns the device fails with `code`, and its work stands still.
 void poison(int device, cudaError_t code);
+/// The driver is gone, with everything, as at the end of a process: every call answers cudaErrorCudartUnloading from then on.
+void unload();
 /// The driver doesn't know the entry point: as an older one wouldn't.
 void hide_entry_point(std::string name);
 
@@ -131,8 +135,8 @@ void forget_calls();
 /// What exists now and hasn't been returned.
 struct inventory {
     std::size_t streams = 0, events = 0, pools = 0, allocations = 0, host_allocations = 0, graphs = 0, executables = 0,
-                green_contexts = 0, address_ranges = 0, physical_blocks = 0, mappings = 0, pushed_contexts = 0,
-                captures = 0;
+                user_objects = 0, green_contexts = 0, address_ranges = 0, physical_blocks = 0, mappings = 0,
+                pushed_contexts = 0, captures = 0;
 
     friend bool operator==(const inventory&, const inventory&) = default;
 };
@@ -144,6 +148,8 @@ struct inventory {
 void destroy_context_of(cudaStream_t stream);
 /// The numbers of the SMs that the stream's work runs on; none for a stream that doesn't exist.
 [[nodiscard]] std::set<std::uint32_t> sms_of(cudaStream_t stream);
+/// Whether network cards can reach what is mapped there.
+[[nodiscard]] bool rdma_capable(const void* p);
 /// Of the device's memory, what cudaMalloc, pools and physical blocks took: whole pages.
 [[nodiscard]] bytes used(int device);
 
@@ -159,7 +165,9 @@ namespace detail {
 /// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A body that throws
 /// is an illegal access.
 /// `kernel` names it, and is loaded the first time; `together` for a cooperative launch, whose blocks may wait for others.
-cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body);
+/// `touches`: what its arguments point to, so that unmapping that under it is found out.
+cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body,
+                   std::vector<std::uintptr_t> touches = {});
 /// Of a kernel that is loaded, and waits for nobody.
 inline cudaError_t launch(cudaStream_t stream, ns length, std::function<void()> body) {
     return launch(stream, nullptr, false, length, std::move(body));

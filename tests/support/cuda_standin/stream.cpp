@@ -25,7 +25,8 @@ cudaStream_t machine::open_stream(const std::shared_ptr<context>& in, int priori
 }
 
 std::shared_ptr<stream> machine::find_stream(const char* who, cudaStream_t handle) {
-    if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread) return streams.find(handle);
+    if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
+        return look_up(streams, handle, who);
     find(std::string(who) + " on the default stream");
     auto& stand_in = device(current()->device).default_stream;
     if (stand_in == nullptr) {
@@ -34,6 +35,18 @@ std::shared_ptr<stream> machine::find_stream(const char* who, cudaStream_t handl
         stand_in->in = current();
     }
     return stand_in;
+}
+
+bool machine::capture_in_the_way(const stream& legacy, const char* who) {
+    bool any = false;
+    for (const auto& c : captures)
+        for (const auto* const s : c->streams) {
+            if (!s->blocking || s->in->device != legacy.in->device) continue;
+            any = true;
+            // cudaStreamIsCapturing says so, "and the blocking stream capture is not invalidated".
+            if (!std::string_view(who).ends_with("StreamIsCapturing")) invalidate(*c, who);
+        }
+    return any;
 }
 
 }  // namespace detail
@@ -54,6 +67,15 @@ operation copying(void* to, const void* from, std::size_t size) {
     return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
+/// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices, through the host if it must. (Runtime
+/// API, cudaMemcpyDefault: unified virtual addressing tells where a pointer points.) That of pools and virtual memory goes only
+/// where it is open to the device of the stream, and to the one that is current as well. (Programming Guide, "Stream-Ordered Memory
+/// Allocator", "Device Accessibility for Multi-GPU Support"; seen so: NVIDIA's bug 3446335, llama.cpp, pull request 4620.)
+bool copies(const machine& m, const void* p, const stream& on, int current) {
+    const auto where = m.place_of(p);
+    return where.peers_alone || (m.reaches(on.in->device, where) && m.reaches(current, where));
+}
+
 /// Whether the event's last recording lies in a capture, which such a call invalidates.
 bool captured(machine& m, const event& e, const char* who) {
     if (e.last == nullptr || e.last->captured == nullptr) return false;
@@ -67,6 +89,15 @@ cudaError_t detail::query(const char* name, cudaEvent_t handle) {
     return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
         if (captured(m, e, name)) return cudaErrorCapturedEvent;
         if (e.last != nullptr && !e.last->reached) return cudaErrorNotReady;
+        host_saw();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t detail::query(const char* name, cudaStream_t handle) {
+    return on_stream({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, stream& on) {
+        if (captures(m, on, name)) return cudaErrorStreamCaptureUnsupported;
+        if (m.has_work(on)) return cudaErrorNotReady;
         host_saw();
         return cudaSuccess;
     });
@@ -96,7 +127,10 @@ cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, 
 cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, operation op) {
     constexpr call_info info{"cudaLaunchKernelExC"};
     return on_stream(info, handle, [&](machine& m, stream& on) {
-        if (m.current()->device != on.in->device) return cudaErrorInvalidResourceHandle;
+        // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a green one is its device's primary.
+        const auto now = m.current();
+        if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
+            return cudaErrorInvalidResourceHandle;
         m.load(on.in->device, kernel, info.name);
         m.enqueue(on, std::move(op));
         return cudaSuccess;
@@ -104,8 +138,10 @@ cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, oper
 }
 
 cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
-                           std::function<void()> body) {
-    return enqueue_kernel(handle, kernel, {.length = length, .effect = std::move(body), .spins = together});
+                           std::function<void()> body, std::vector<std::uintptr_t> touches) {
+    return enqueue_kernel(
+        handle, kernel,
+        {.length = length, .effect = std::move(body), .spins = together, .touches = std::move(touches)});
 }
 
 extern "C" {
@@ -116,6 +152,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int 
     return on_device({.name = "cudaStreamCreateWithPriority", .makes = true}, [&](machine& m, int) {
         if (flags != cudaStreamNonBlocking) m.find("a stream that synchronises with the default stream was created");
         *out = m.open_stream(m.current(), priority);
+        m.streams.find(*out)->blocking = flags != cudaStreamNonBlocking;
         return cudaSuccess;
     });
 }
@@ -143,15 +180,7 @@ cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
     });
 }
 
-cudaError_t cudaStreamQuery(cudaStream_t handle) {
-    constexpr call_info info{.name = "cudaStreamQuery", .unsafe = true, .looks = true};
-    return on_stream(info, handle, [&](machine& m, stream& on) {
-        if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
-        if (m.has_work(on)) return cudaErrorNotReady;
-        host_saw();
-        return cudaSuccess;
-    });
-}
+cudaError_t cudaStreamQuery(cudaStream_t handle) { return query("cudaStreamQuery", handle); }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     constexpr call_info info{.name = "cudaStreamSynchronize", .unsafe = true, .looks = true};
@@ -166,7 +195,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned) {
     constexpr call_info info{.name = "cudaStreamWaitEvent"};
     return on_stream(info, handle, [&](machine& m, stream& on) {
-        const auto e = m.events.find(event_handle);
+        const auto e = m.look_up(m.events, event_handle, info.name);
         if (e == nullptr) return cudaErrorInvalidResourceHandle;
         if (e->last == nullptr) return cudaSuccess;
         if (const auto& c = e->last->captured) {
@@ -213,7 +242,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
     return on_stream({"cudaEventRecord"}, stream_handle, [&](machine& m, stream& on) {
-        const auto e = m.events.find(handle);
+        const auto e = m.look_up(m.events, handle, "cudaEventRecord");
         if (e == nullptr) return cudaErrorInvalidResourceHandle;
         // An event belongs to the stream's context, or to the primary one under a green context.
         const auto& primary = m.device(on.in->device).primary;
@@ -253,7 +282,25 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind, cudaStream_t handle) {
     return on_stream({"cudaMemcpyAsync"}, handle, [&](machine& m, stream& on) {
-        if (size != 0 && (to == nullptr || from == nullptr)) return cudaErrorInvalidValue;
+        if (size == 0) return cudaSuccess;
+        if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+        const int current = m.current()->device;
+        if (!copies(m, to, on, current) || !copies(m, from, on, current)) return cudaErrorInvalidValue;
+        m.enqueue(on, copying(to, from, size));
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t size,
+                                cudaStream_t handle) {
+    return on_stream({"cudaMemcpyPeerAsync"}, handle, [&](machine& m, stream& on) {
+        if (!m.has_device(to_device) || !m.has_device(from_device)) return cudaErrorInvalidDevice;
+        const auto target = m.place_of(to), source = m.place_of(from);
+        if (target.device != to_device || source.device != from_device) return cudaErrorInvalidValue;
+        // CUDA.jl, pull request 3112: into a pool that is open to another device, it was seen to write nothing.
+        for (const auto* const p : {&target, &source})
+            if (p->pooled && p->open_to.size() > 1)
+                m.find("cudaMemcpyPeerAsync of a pool's memory that is open to another device");
         m.enqueue(on, copying(to, from, size));
         return cudaSuccess;
     });
@@ -261,7 +308,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t handle) {
     return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
-        if (size != 0 && to == nullptr) return cudaErrorInvalidValue;
+        if (size == 0) return cudaSuccess;
+        // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools, cuMemSetAccess: who fills it, reaches it.
+        if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
         const auto set = [=] { std::memset(to, value, size); };
         m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
         return cudaSuccess;

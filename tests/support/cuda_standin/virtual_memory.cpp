@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "support/cuda_standin/driver.hpp"
@@ -41,7 +43,7 @@ CUresult granularity(std::size_t* out, const CUmemAllocationProp* wanted, CUmemA
 }
 
 CUresult reserve_addresses(CUdeviceptr* out, std::size_t size, std::size_t alignment, CUdeviceptr, unsigned long long) {
-    return driver(on_device({"cuMemAddressReserve"}, [&](machine& m, int) {
+    return driver(beside_context({"cuMemAddressReserve"}, [&](machine& m) {
         if (size == 0 || !on_page(m, size) || (alignment & (alignment - 1)) != 0) return invalid_value;
         const std::size_t unit = std::max(alignment, static_cast<std::size_t>(m.chosen.page.count()));
         if (size > (std::size_t{1} << 46)) return cudaErrorMemoryAllocation;
@@ -58,7 +60,7 @@ CUresult reserve_addresses(CUdeviceptr* out, std::size_t size, std::size_t align
 }
 
 CUresult free_addresses(CUdeviceptr at, std::size_t size) {
-    return driver(on_device({.name = "cuMemAddressFree", .returns = true}, [&](machine& m, int) {
+    return driver(beside_context({.name = "cuMemAddressFree", .returns = true}, [&](machine& m) {
         const auto found = m.reserved.find(at);
         if (found == m.reserved.end() || found->second != size) return invalid_value;
         const auto inside = m.mapped.lower_bound(at);
@@ -71,23 +73,26 @@ CUresult free_addresses(CUdeviceptr at, std::size_t size) {
 
 CUresult create_physical(CUmemGenericAllocationHandle* out, std::size_t size, const CUmemAllocationProp* wanted,
                          unsigned long long) {
-    return driver(on_device({"cuMemCreate"}, [&](machine& m, int) {
+    return driver(beside_context({"cuMemCreate"}, [&](machine& m) {
         if (size == 0 || !on_page(m, size) || wanted->type != CU_MEM_ALLOCATION_TYPE_PINNED) return invalid_value;
         const int device = wanted->location.id;
         if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !m.has_device(device))
             return cudaErrorInvalidDevice;
+        const bool rdma = wanted->allocFlags.gpuDirectRDMACapable != 0;
+        if (rdma && !m.chosen.rdma) return cudaErrorNotSupported;  // see CUmemAllocationProp
         if (size > m.free_memory(device)) return cudaErrorMemoryAllocation;
         const int file = ::memfd_create("standin", MFD_CLOEXEC);
         if (file < 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0) return cudaErrorMemoryAllocation;
         m.device(device).used += size;
         *out = m.new_handle<std::uintptr_t>();
-        m.physicals.add(*out, std::make_shared<physical>(physical{.device = device, .file = file, .size = size}));
+        m.physicals.add(
+            *out, std::make_shared<physical>(physical{.device = device, .file = file, .size = size, .rdma = rdma}));
         return cudaSuccess;
     }));
 }
 
 CUresult release_physical(CUmemGenericAllocationHandle handle) {
-    return driver(on_device({.name = "cuMemRelease", .returns = true}, [&](machine& m, int) {
+    return driver(beside_context({.name = "cuMemRelease", .returns = true}, [&](machine& m) {
         const auto p = m.physicals.find(handle);
         if (p == nullptr || p->released) return invalid_value;
         p->released = true;
@@ -98,7 +103,7 @@ CUresult release_physical(CUmemGenericAllocationHandle handle) {
 
 CUresult map(CUdeviceptr at, std::size_t size, std::size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long) {
-    return driver(on_device({"cuMemMap"}, [&](machine& m, int) {
+    return driver(beside_context({"cuMemMap"}, [&](machine& m) {
         const auto p = m.physicals.find(handle);
         if (p == nullptr || p->released || offset != 0 || size != p->size) return invalid_value;
         auto home = m.reserved.upper_bound(at);
@@ -128,11 +133,26 @@ cudaError_t for_mappings(machine& m, CUdeviceptr at, std::size_t size, F f) {
 }
 
 CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* list, std::size_t count) {
-    return driver(on_device({"cuMemSetAccess"}, [&](machine& m, int) {
+    return driver(beside_context({"cuMemSetAccess"}, [&](machine& m) {
+        // Driver API, CUmemAccessDesc and cuMemSetAccess: locations and flags of the list, CUDA_ERROR_INVALID_VALUE and
+        // INVALID_DEVICE. That a device is named twice isn't granted.
         if (count == 0) return invalid_value;
-        for (const auto& d : std::span(list, count))
+        std::set<int> seen;
+        for (const auto& d : std::span(list, count)) {
+            if (d.location.type != CU_MEM_LOCATION_TYPE_DEVICE || !seen.insert(d.location.id).second)
+                return invalid_value;
+            if (d.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return invalid_value;
             if (!m.has_device(d.location.id)) return cudaErrorInvalidDevice;
-        return for_mappings(m, at, size, [&](std::uintptr_t part, const mapping& what) {
+        }
+        cudaError_t unreached = cudaSuccess;
+        const auto open = [&](std::uintptr_t, const mapping& what) {
+            for (const int d : seen)
+                if (d != what.of->device && !m.chosen.peers) unreached = cudaErrorInvalidDevice;
+        };
+        if (const auto code = for_mappings(m, at, size, open); code != cudaSuccess) return code;
+        if (unreached != cudaSuccess) return unreached;
+        return for_mappings(m, at, size, [&](std::uintptr_t part, mapping& what) {
+            what.open_to.insert(seen.begin(), seen.end());
             ::mmap(pointer(part), what.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, what.of->file, 0);
             if (the_engine() != nullptr) the_engine()->added(part, what.size, what.of->device);
         });
@@ -140,12 +160,19 @@ CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* lis
 }
 
 CUresult unmap(CUdeviceptr at, std::size_t size) {
-    return driver(on_device({.name = "cuMemUnmap", .returns = true}, [&](machine& m, int) {
-        // Isn't stream-ordered: whoever unmaps has to have waited.
+    return driver(beside_context({.name = "cuMemUnmap", .returns = true}, [&](machine& m) {
+        // Isn't stream-ordered: whoever unmaps has to have waited. (Driver API, cuMemUnmap: "the virtual address range should not be
+        // in use".) Copies say what they use, and so do kernels by their arguments. A lost device uses nothing any more.
+        const range gone{at, size};
+        const auto uses = [&](const operation& op) {
+            return op.writes.meets(gone) || op.reads.meets(gone) ||
+                   std::ranges::any_of(op.touches, [&](std::uintptr_t p) {
+                       return gone.meets({p, 1});
+                   });
+        };
         for (const auto& s : m.busy)
-            for (const operation& op : s->queue)
-                if (op.writes.meets({at, size}) || op.reads.meets({at, size}))
-                    m.find("cuMemUnmap of addresses that queued work uses");
+            if (m.device(s->in->device).sticky == cudaSuccess && std::ranges::any_of(s->queue, uses))
+                m.find("cuMemUnmap of addresses that queued work uses");
         return for_mappings(m, at, size, [&](std::uintptr_t part, const mapping& what) {
             const mapping gone = what;
             close_off(part, gone.size);
