@@ -6,6 +6,7 @@
 
 #include <gpushare/interop/cuda_mr.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <new>
 #include <string>
@@ -92,10 +93,35 @@ TEST_CASE("A free through libcu++ is credited once its stream has got there", "[
     CHECK(f.chat.memory().free() == 8_MiB);
 }
 
-TEST_CASE("Memory for the default stream is refused, since nothing could be freed on it", "[cuda]") {
+TEST_CASE("The default stream is a stream: memory for it is had, and freed in its order", "[cuda]") {
+    standin::reset({.devices = 1, .memory = 64_MiB, .time = standin::timing::manual});
+    {
+        gpushare::cuda::node node;
+        tenancy shared{node};
+        auto chat =
+            shared.admit({.name = "chat", .memory = 8_MiB, .compute = 50_pct, .scrub = gpushare::scrub_policy::off});
+        resource adapted = gpushare::as_cuda_mr<mr::device_accessible>(chat.memory(), node);
+        reference ref{adapted};
+        for (const cudaStream_t by_default : {cudaStream_t{}, cudaStreamLegacy}) {
+            void* const p = allocate(ref, ::cuda::stream_ref{by_default}, 1 << 20);
+            (void)standin::detail::launch(by_default, std::chrono::milliseconds(1), [] {});
+            deallocate(ref, ::cuda::stream_ref{by_default}, p, 1 << 20);
+            chat.memory().collect();
+            CHECK(chat.memory().free() == 7_MiB);
+            standin::advance(std::chrono::milliseconds(2));
+            chat.memory().collect();
+            CHECK(chat.memory().free() == 8_MiB);
+        }
+    }
+    const std::string found = standin::take_findings();  // it notes all that is done to a default stream
+    CAPTURE(found);
+    CHECK(found.find("left behind") == std::string::npos);
+}
+
+TEST_CASE("Memory for a per-thread default stream is refused, since nothing could be freed on it", "[cuda]") {
     fixture f;
     try {
-        (void)allocate(f.ref, ::cuda::stream_ref{cudaStream_t{}}, 1 << 20);
+        (void)allocate(f.ref, ::cuda::stream_ref{cudaStreamPerThread}, 1 << 20);
         FAIL("allocated");
     } catch (const gpushare::operation_error& e) {
         CHECK(e.code() == errc::invalid_specification);
@@ -103,10 +129,26 @@ TEST_CASE("Memory for the default stream is refused, since nothing could be free
     CHECK(f.chat.memory().free() == 8_MiB);
 }
 
+TEST_CASE("Blocks that are freed through libcu++ under a capture come back with its graph", "[cuda]") {
+    fixture f;
+    for (int turn = 0; turn < 3; ++turn) {
+        REQUIRE(cudaStreamBeginCapture(f.handle.get(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        void* const p = allocate(f.ref, f.handle, 4 << 20);
+        deallocate(f.ref, f.handle, p, 4 << 20);
+        cudaGraph_t graph = nullptr;
+        REQUIRE(cudaStreamEndCapture(f.handle.get(), &graph) == cudaSuccess);
+        f.chat.memory().collect();
+        CHECK(f.chat.memory().free() == 4_MiB);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+        f.chat.memory().collect();
+        CHECK(f.chat.memory().free() == 8_MiB);
+    }
+}
+
 TEST_CASE("A block whose free names an impossible stream stays charged and is reported", "[cuda]") {
     fixture f;
     void* const p = allocate(f.ref, f.handle, 2 << 20);
-    deallocate(f.ref, ::cuda::stream_ref{cudaStreamLegacy}, p, 2 << 20);
+    deallocate(f.ref, ::cuda::stream_ref{cudaStreamPerThread}, p, 2 << 20);
     CHECK(f.chat.memory().free() == 6_MiB);
     deallocate(f.ref, f.handle, nullptr, 2 << 20);
     CHECK(f.chat.close().leaked_blocks == 1);

@@ -13,7 +13,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -36,12 +38,15 @@ struct ncclComm {
     int device = 0;
     ncclResult_t state = ncclSuccess;
     const gs::communicator* group = nullptr;  // of ranks that are threads: its collectives really happen
+    int polls_left = 0;                       // of one that doesn't block, until it has enqueued
+    std::function<void()> later{};            // what it enqueues then
 };
 
 namespace {
 
 struct fake_nccl {
     ncclResult_t init = ncclSuccess, all_reduce = ncclSuccess, end = ncclSuccess;
+    bool blocks = true;  // else calls return before anything is enqueued: ncclConfig_t::blocking
     int open_groups = 0, groups = 0, made = 0, destroyed = 0, aborted = 0;
     struct call {
         int device;
@@ -114,6 +119,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+    if (comm->later && --comm->polls_left <= 0) {
+        std::exchange(comm->later, nullptr)();
+        if (comm->state == ncclInProgress) comm->state = ncclSuccess;
+    }
     *state = comm->state;
     return ncclSuccess;
 }
@@ -135,7 +144,18 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType
             });
         });
     fake().calls.push_back({comm->device, count, type, op, stream, fake().open_groups == 1});
-    return fake().all_reduce;
+    if (fake().blocks) return fake().all_reduce;
+    comm->state = ncclInProgress;
+    comm->polls_left = 3;
+    comm->later = [=] {
+        REQUIRE(cudaSetDevice(comm->device) == cudaSuccess);
+        const auto twice = [=] {
+            for (size_t i = 0; i < count && type == ncclFloat32; ++i)
+                static_cast<float*>(out)[i] = 2 * static_cast<const float*>(in)[i];
+        };
+        CHECK(standin::detail::launch(stream, std::chrono::milliseconds(1), twice) == cudaSuccess);
+    };
+    return fake().all_reduce == ncclSuccess ? ncclInProgress : fake().all_reduce;
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
@@ -382,6 +402,98 @@ TEST_CASE("ranks of NCCL that call different things all learn it, and NCCL isn't
         CHECK(fake().data_calls == 0);
         if (ranks == 3 && !conformance::mismatches<net_type>()[k].nobody_agrees) CHECK(faults[0].rank == 2);
     }
+}
+
+TEST_CASE_METHOD(fixture, "a communicator that doesn't block is waited for until it has enqueued", "[cuda][nccl]") {
+    fake().blocks = false;
+    std::vector<float> ins{1, 2, 3}, outs(3);
+    SECTION("a transport has the result") {
+        const std::unique_ptr<ncclComm> comm(new ncclComm{2});
+        gs::nccl_transport net(comm.get(), streams[0].native_handle(), gs::nccl_calls::trusted);
+        CHECK_FALSE(net.all_reduce(std::span<const float>(ins), std::span(outs), gs::sum{}, gs::never));
+        CHECK(outs == std::vector<float>{2, 4, 6});
+        CHECK_FALSE(net.barrier(gs::never));
+    }
+    SECTION("a transport's deadline and abort end that, too") {
+        auto* const comm = new ncclComm{2};
+        gs::nccl_transport net(comm, streams[0].native_handle(), gs::nccl_calls::trusted);
+        net.abort(0, errc::stopped);
+        CHECK(net.all_reduce(std::span<const float>(ins), std::span(outs), gs::sum{}, gs::never).code == errc::stopped);
+        CHECK(outs == std::vector<float>(3));
+    }
+    SECTION("points of the ranks' streams are behind it") {
+        gs::nccl_communicator group{node, devices};
+        const std::vector<const float*> from{ins.data(), ins.data()};
+        std::vector<float> second(3);
+        const std::vector<float*> to{outs.data(), second.data()};
+        CHECK(gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, from, to, 3) ==
+              errc::none);
+        for (auto& s : streams) CHECK(s.record().wait(gs::never));
+        CHECK(outs == std::vector<float>{2, 4, 6});
+        CHECK(second == outs);
+    }
+    SECTION("what fails on the way is told") {
+        gs::nccl_communicator group{node, devices};
+        fake().end = ncclSystemError;
+        CHECK(all_reduce(group) == errc::backend_failed);
+        fake().end = ncclInProgress;
+        CHECK(all_reduce(group) == errc::none);
+        CHECK_FALSE(gs::fault_of(group));
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "a transport disturbs no capture, leaves no error, and has its word on its own device",
+                 "[cuda][nccl]") {
+    const std::unique_ptr<ncclComm> comm(new ncclComm{2});
+    const auto used = standin::used(2);
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    std::optional<gs::nccl_transport> net;
+    net.emplace(comm.get(), streams[0].native_handle(), gs::nccl_calls::trusted);
+    CHECK(standin::used(2) > used);
+    CHECK(standin::used(1) == gs::bytes{});
+    int current = -1;
+    CHECK(cudaGetDevice(&current) == cudaSuccess);
+    CHECK(current == 1);
+
+    auto theirs = node.make_stream(gs::device_id{0});
+    REQUIRE(cudaStreamBeginCapture(theirs.native_handle(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    std::thread([&] {
+        streams[0].enqueue(std::chrono::milliseconds(1));
+        CHECK_FALSE(net->barrier(gs::never));
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        net.reset();
+        net.emplace(comm.get(), streams[0].native_handle(), gs::nccl_calls::trusted);
+    }).join();
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(theirs.native_handle(), &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+
+    const auto why = [&](cudaError_t code) {
+        standin::inject({.call = "cudaMalloc", .code = code});
+        return support::code_of([&] { gs::nccl_transport{comm.get(), streams[0].native_handle()}; });
+    };
+    CHECK(why(cudaErrorMemoryAllocation) == errc::out_of_memory);
+    CHECK(why(cudaErrorIllegalAddress) == errc::device_lost);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "an NCCL communicator may be aborted while others ask for its faults",
+                 "[cuda][nccl][threads]") {
+    gs::nccl_communicator group{node, devices};
+    std::atomic<bool> aborted{false};
+    std::thread asks([&] {
+        while (!aborted) (void)group.fault();
+    });
+    std::thread submits([&] {
+        while (all_reduce(group) != errc::aborted) std::this_thread::yield();
+    });
+    group.abort();
+    aborted = true;
+    asks.join();
+    submits.join();
+    CHECK(group.fault().code == errc::aborted);
+    CHECK(fake().aborted == 2);
 }
 
 TEST_CASE("making an NCCL communicator leaves the thread as it was", "[cuda][nccl]") {

@@ -39,7 +39,7 @@ auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
 }
 
 /// The same with any memory that can free in stream order. `on` is the stream that `algorithm` enqueues on. While it is
-/// captured, the storage is the graph's, and stays charged until the tenant closes.
+/// captured, the storage is the graph's, and stays charged until that is gone.
 template <class Memory, timeline Stream, two_phase_algorithm Algorithm>
 requires stream_ordered_memory<Memory, typename Stream::point>
 auto with_temporary_storage(Memory& memory_of, Stream& on, Algorithm&& algorithm) {

@@ -22,10 +22,11 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A reference to a stream, such as ::cuda::stream_ref, that a node can take for a while.
+/// A reference to a stream, such as ::cuda::stream_ref, of a device that a node has.
 template <class S, class Node>
 concept borrowable_stream = requires(const S& s, Node& n) {
-    n.borrow(s.get()).record();
+    n.device_of(s.get());
+    n.point_after(s.get());
 };
 
 /// Refers to memory and to the node it is on, such as cuda::node; both must outlive it and its copies, which are equal.
@@ -55,21 +56,21 @@ public:
         deallocate(p, size, alignment);
     }
 
-    /// For any stream, at once. Throws memory_error, and operation_error if `stream` is one that nothing can be freed
-    /// on later: the default stream, or one of a device that the node doesn't have.
+    /// For any stream, at once. A null handle is the default stream of the device that is current. Throws memory_error, and
+    /// operation_error if `stream` is one that nothing can be freed on later: a per-thread default stream, or one of a device
+    /// that the node doesn't have.
     template <borrowable_stream<Node> Stream>
     [[nodiscard]] void* allocate(Stream stream, std::size_t size, std::size_t alignment = default_alignment) {
-        (void)node_->borrow(stream.get());  // throws here, since a free can't
+        (void)node_->device_of(stream.get());  // throws here, since a free can't
         return memory_->allocate(size, alignment);
     }
-    /// Once `stream` has done what was enqueued so far. If there can be no point on it any more, because the device is
-    /// lost or the host has no memory, the block stays charged, and is reported when its tenant closes.
+    /// Once `stream` has done what was enqueued so far; where it is captured, once the graph is gone. If there can be no point
+    /// on it any more, because the host has no memory, the block stays charged, and is reported when its tenant closes.
     template <borrowable_stream<Node> Stream>
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return;
         try {
-            const auto used = node_->borrow(stream.get()).record();
-            memory_->deallocate_after(used, p, size, alignment);
+            memory_->deallocate_after(node_->point_after(stream.get()), p, size, alignment);
         } catch (...) {  // to free it now could be too early
         }
     }

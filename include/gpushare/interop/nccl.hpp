@@ -23,6 +23,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -38,6 +40,7 @@
 #include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/detail/native_queue.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
@@ -91,8 +94,8 @@ template <class Op>
 concept nccl_operator = detail::nccl_op<Op>()
 != ncclNumOps;
 
-/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and fault() may be called beside
-/// another thread that waits for a stream.
+/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and fault() may be called from any thread
+/// beside another one that submits, or waits for a stream.
 class nccl_communicator {
 public:
     /// Throws operation_error: what NCCL or CUDA below it says, or errc::duplicate_device, which NCCL doesn't do.
@@ -118,25 +121,29 @@ public:
         const auto current = on.make_current(devices.front());
         const ncclResult_t code = ncclCommInitAll(ranks_.data(), static_cast<int>(ordinals.size()), ordinals.data());
         (void)cudaSetDevice(ordinals.front());
-        if (code != ncclSuccess) {
+        if (code != ncclSuccess && code != ncclInProgress) {
             ranks_.clear();
             fail(code, "ncclCommInitAll");
         }
+        if (const ncclResult_t made = settle(code); made != ncclSuccess) {  // not to be destroyed: it isn't made
+            abort();
+            ranks_.clear();
+            fail(made, "ncclCommInitAll");
+        }
     }
     nccl_communicator(nccl_communicator&& other) noexcept
-        : ranks_(std::move(other.ranks_)), calls_(other.calls_), last_(other.last_) {
+        : ranks_(std::move(other.ranks_)), shared_(std::move(other.shared_)) {
         other.ranks_.clear();
     }
     nccl_communicator& operator=(nccl_communicator other) noexcept {
         std::swap(ranks_, other.ranks_);
-        std::swap(calls_, other.calls_);
-        std::swap(last_, other.last_);
+        std::swap(shared_, other.shared_);
         return *this;
     }
     /// Waits for what was submitted, as ncclCommDestroy does.
     ~nccl_communicator() {
-        for (const ncclComm_t rank : ranks_)
-            if (rank != nullptr) (void)ncclCommDestroy(rank);
+        if (shared_ == nullptr || shared_->aborted) return;
+        for (const ncclComm_t rank : ranks_) (void)ncclCommDestroy(rank);
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
@@ -144,70 +151,103 @@ public:
     /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for any of NCCL's collectives.
     /// Alone on the devices: what was submitted there before comes first. errc::aborted after an abort; invalid_specification
     /// where the sizes of the spans differ; capturing where some of the streams are captured and others aren't; else what NCCL
-    /// says. Where all of them are captured, by whomever, the graph gets the collective.
+    /// says. Where all of them are captured, by whomever, the graph gets the collective. A communicator that doesn't block (NCCL's
+    /// user guide, "Communicators and asynchronous errors": ncclInProgress) is waited for until it has enqueued everything.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                               collective_kind what, const Each& each) {
         if (devices.size() != size() || streams.size() != size() || size() == 0) return errc::invalid_specification;
-        for (const ncclComm_t rank : ranks_)
-            if (rank == nullptr) return errc::aborted;
+        if (!begin(what)) return errc::aborted;
         constexpr std::uint64_t all = detail::device_parts::whole_device;
         detail::gang_launch<Gangs, Stream> gang(gangs, devices, this);
         if (const errc why = gang.prepare(streams); why != errc::none) return why;
         for (std::uint32_t r = 0; r < size(); ++r) gang.make_room(devices[r], all, streams[r]);
-        ++calls_;
-        last_ = what;
         ncclResult_t code = ncclGroupStart();
         if (code != ncclSuccess) return to_errc(code);
-        for (std::uint32_t r = 0; r < size() && code == ncclSuccess; ++r)
+        for (std::uint32_t r = 0; r < size() && goes_on(code); ++r)
             code = each(r, ranks_[r], streams[r].native_handle());
         const ncclResult_t end = ncclGroupEnd();  // also after an error: it ends the group
+        if (goes_on(code)) code = settle(goes_on(end) && code == ncclInProgress ? code : end);
         for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, r, streams[r]);
-        return to_errc(code != ncclSuccess ? code : end);
+        return is_aborted() ? errc::aborted : to_errc(code);
     }
 
     /// What a rank reports, if any does: its name, and the last collective.
     [[nodiscard]] collective_fault fault() const noexcept {
+        if (ranks_.empty()) return {};
+        const std::lock_guard lock(shared_->mutex);
         for (std::uint32_t r = 0; r < size(); ++r) {
-            if (ranks_[r] == nullptr) return {errc::aborted, last_, r, calls_};
-            ncclResult_t state = ncclSuccess;
-            const ncclResult_t asked = ncclCommGetAsyncError(ranks_[r], &state);
-            if (asked != ncclSuccess) state = asked;
-            if (state != ncclSuccess && state != ncclInProgress) return {to_errc(state), last_, r, calls_};
+            const ncclResult_t state = shared_->aborted ? ncclSuccess : state_of(ranks_[r]);
+            if (shared_->aborted || !goes_on(state))
+                return {shared_->aborted ? errc::aborted : to_errc(state), shared_->last, r, shared_->calls};
         }
         return {};
     }
 
     /// Ends every collective, now and later, on all ranks.
     void abort() noexcept {
-        for (ncclComm_t& rank : ranks_)
-            if (rank != nullptr) (void)ncclCommAbort(std::exchange(rank, nullptr));
+        if (ranks_.empty()) return;
+        const std::lock_guard lock(shared_->mutex);
+        if (std::exchange(shared_->aborted, true)) return;
+        for (const ncclComm_t rank : ranks_) (void)ncclCommAbort(rank);
     }
 
 private:
-    [[nodiscard]] static constexpr errc why_nothing_works(cudaError_t code) noexcept {
-        switch (code) {
-            case cudaErrorInsufficientDriver:
-            case cudaErrorInitializationError:
-            case cudaErrorStubLibrary: return errc::no_driver;
-            case cudaErrorNoDevice:
-            case cudaErrorInvalidDevice: return errc::no_device;
-            case cudaErrorMemoryAllocation: return errc::out_of_memory;
-            default: return errc::backend_failed;
+    // What several threads look at. An aborted communicator is gone: nobody may ask it.
+    struct shared_state {
+        mutable std::mutex mutex;
+        bool aborted = false;
+        std::uint32_t calls = 0;
+        collective_kind last = collective_kind::none;
+    };
+
+    [[nodiscard]] static constexpr bool goes_on(ncclResult_t code) noexcept {
+        return code == ncclSuccess || code == ncclInProgress;
+    }
+    [[nodiscard]] static ncclResult_t state_of(ncclComm_t rank) noexcept {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(rank, &state);
+        return asked != ncclSuccess ? asked : state;
+    }
+    [[nodiscard]] bool begin(collective_kind what) noexcept {
+        const std::lock_guard lock(shared_->mutex);
+        if (shared_->aborted) return false;
+        ++shared_->calls;
+        shared_->last = what;
+        return true;
+    }
+    [[nodiscard]] bool is_aborted() const noexcept {
+        const std::lock_guard lock(shared_->mutex);
+        return shared_->aborted;
+    }
+    // Until no rank is in progress any more: what they were asked for is enqueued then, or has failed, or is aborted.
+    [[nodiscard]] ncclResult_t settle(ncclResult_t code) const noexcept {
+        while (code == ncclInProgress) {
+            {
+                const std::lock_guard lock(shared_->mutex);
+                if (shared_->aborted) return ncclSuccess;
+                code = ncclSuccess;
+                for (const ncclComm_t rank : ranks_) {
+                    const ncclResult_t state = state_of(rank);
+                    if (!goes_on(state)) return state;
+                    if (state == ncclInProgress) code = state;
+                }
+            }
+            if (code == ncclInProgress) std::this_thread::yield();
         }
+        return code;
     }
     [[noreturn]] static void fail(ncclResult_t code, const char* call) {
         detail::message text;
         text.add(call, ": ", std::string_view{ncclGetErrorString(code)}, " (", static_cast<std::uint64_t>(code), ")");
         // What CUDA said is there still, and isn't the embedder's to find.
         const cudaError_t below = code == ncclUnhandledCudaError ? cudaGetLastError() : cudaSuccess;
-        throw operation_error({.code = below != cudaSuccess ? why_nothing_works(below) : to_errc(code)}, {}, text);
+        throw operation_error({.code = below != cudaSuccess ? detail::errc_of_native(below) : to_errc(code)}, {}, text);
     }
 
-    std::vector<ncclComm_t> ranks_;  // null once aborted
-    std::uint32_t calls_ = 0;
-    collective_kind last_ = collective_kind::none;
+    std::vector<ncclComm_t> ranks_;
+    std::unique_ptr<shared_state> shared_ = std::make_unique<shared_state>();
 };
 
 [[nodiscard]] inline collective_fault fault_of(const nccl_communicator& group) noexcept { return group.fault(); }
@@ -232,7 +272,8 @@ enum class nccl_calls : std::uint8_t {
 };
 
 /// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose spans are memory of the rank's device.
-/// Each call goes to the stream and waits for it. The communicator and the stream are the embedder's and outlive it; the communicator is
+/// Each call goes to the stream and waits for it, beside captures that other threads have under way. The communicator, which may be one
+/// that doesn't block, and the stream are the embedder's and outlive it; the communicator is
 /// aborted, and not to be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline the fault names the
 /// rank that gave up. What looks at elements on the host goes over another transport: buckets, negotiation (host_transport).
 class nccl_transport {
@@ -242,7 +283,7 @@ public:
 
     /// All ranks compare their calls, or none does. Throws operation_error: what NCCL or CUDA below it says.
     nccl_transport(ncclComm_t comm, cudaStream_t stream, nccl_calls calls = nccl_calls::compared)
-        : comm_(comm), stream_(stream), compares_(calls == nccl_calls::compared) {
+        : comm_(comm), stream_(stream), queue_(stream), compares_(calls == nccl_calls::compared) {
         int rank = 0, size = 0;
         const ncclResult_t code =
             ncclCommUserRank(comm, &rank) != ncclSuccess ? ncclInvalidArgument : ncclCommCount(comm, &size);
@@ -250,18 +291,19 @@ public:
         rank_ = static_cast<std::uint32_t>(rank);
         size_ = static_cast<std::uint32_t>(size);
         const std::size_t words = (std::size_t{size_} + 1) * sizeof(std::uint64_t);
+        cudaError_t why = cudaSuccess;
+        device_words_ = static_cast<std::uint64_t*>(queue_.allocate(words, why));  // of the rank's device
         // The host's are pinned: a copy to others would wait for the stream, whatever the deadline.
-        const bool made = cudaMalloc(&device_words_, words) == cudaSuccess &&
-                          cudaHostAlloc(reinterpret_cast<void**>(&words_), words, cudaHostAllocDefault) == cudaSuccess;
-        if (made) return;
-        (void)cudaFree(device_words_);
-        raise({.code = errc::out_of_memory, .asked = words}, {}, "taking an NCCL communicator");
+        if (device_words_ != nullptr) words_ = static_cast<std::uint64_t*>(queue_.allocate_host(words, why));
+        if (words_ != nullptr) return;
+        queue_.free(device_words_);
+        raise({.code = detail::errc_of_native(why), .asked = words}, {}, "taking an NCCL communicator");
     }
     nccl_transport(const nccl_transport&) = delete;
     nccl_transport& operator=(const nccl_transport&) = delete;
     ~nccl_transport() {
-        (void)cudaFree(device_words_);
-        (void)cudaFreeHost(words_);
+        queue_.free(device_words_);
+        queue_.free_host(words_);
     }
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }              ///< from 0
@@ -334,6 +376,7 @@ private:
         if (fault_) return fault_;
         carried_ += bytes{size};
         ++calls_;
+        const detail::relaxed_thread relaxed;
         if (compares_)
             if (const auto f = compare(what, word, deadline)) return f;
         return await(call(), what, deadline);
@@ -343,26 +386,44 @@ private:
     }
     [[nodiscard]] collective_fault compare(collective_kind what, std::uint64_t word, instant deadline) {
         words_[0] = word;
-        const bool there =
-            cudaMemcpyAsync(device_words_, words_, sizeof word, cudaMemcpyHostToDevice, stream_) == cudaSuccess;
-        const ncclResult_t code = there ? gather_words() : ncclUnhandledCudaError;
-        const bool back = cudaMemcpyAsync(words_ + 1, device_words_ + 1, sizeof word * size_, cudaMemcpyDeviceToHost,
-                                          stream_) == cudaSuccess;
-        if (const auto f = await(back || code != ncclSuccess ? code : ncclUnhandledCudaError, what, deadline)) return f;
+        const auto copied = [&](void* to, const void* from, std::size_t size) {
+            const errc why = detail::errc_of_native(queue_.copy(to, from, size));
+            return why == errc::none ? collective_fault{} : fail({why, what, rank_, calls_});
+        };
+        if (const auto f = copied(device_words_, words_, sizeof word)) return f;
+        if (const auto f = enqueued(gather_words(), what, deadline)) return f;  // what comes next is behind it
+        if (const auto f = copied(words_ + 1, device_words_ + 1, sizeof word * size_)) return f;
+        if (const auto f = await(ncclSuccess, what, deadline)) return f;
         const auto odd = detail::odd_one(std::span<const std::uint64_t>(words_ + 1, size_));
         return odd ? fail({errc::mismatch, what, *odd, calls_}) : collective_fault{};
     }
-    /// Until what was submitted with this code has ended.
+    // Whether somebody gave up meanwhile.
+    [[nodiscard]] collective_fault given_up(collective_kind what, instant deadline) const {
+        // acquire: the word says everything; it pairs with nothing else.
+        if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
+            return collective_fault::unpacked(asked);
+        if (std::chrono::steady_clock::now() < deadline) return {};
+        return {errc::deadline_exceeded, what, rank_, calls_};
+    }
+    // Until the communicator has enqueued what was submitted with this code. While one that doesn't block is in progress, the stream has
+    // nothing of it yet, and says that it is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work may be ordered behind a call
+    // before it isn't in progress any more.)
+    [[nodiscard]] collective_fault enqueued(ncclResult_t code, collective_kind what, instant deadline) {
+        while (code == ncclInProgress) {
+            if (const auto f = given_up(what, deadline)) return fail(f);
+            if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &code); asked != ncclSuccess) code = asked;
+            if (code == ncclInProgress) std::this_thread::yield();
+        }
+        return code == ncclSuccess ? collective_fault{} : fail({to_errc(code), what, rank_, calls_});
+    }
+    // Until that has ended.
     [[nodiscard]] collective_fault await(ncclResult_t code, collective_kind what, instant deadline) {
-        for (cudaError_t at = cudaErrorNotReady; code == ncclSuccess || code == ncclInProgress;) {
-            at = cudaStreamQuery(stream_);
+        if (const auto f = enqueued(code, what, deadline)) return f;
+        for (code = ncclSuccess; code == ncclSuccess || code == ncclInProgress;) {
+            const cudaError_t at = queue_.state();
             if (at == cudaSuccess) return {};
-            if (at != cudaErrorNotReady) return fail({errc::backend_failed, what, rank_, calls_});
-            // acquire: the word says everything; it pairs with nothing else.
-            if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
-                return fail(collective_fault::unpacked(asked));
-            if (std::chrono::steady_clock::now() >= deadline)
-                return fail({errc::deadline_exceeded, what, rank_, calls_});
+            if (at != cudaErrorNotReady) return fail({detail::errc_of_native(at), what, rank_, calls_});
+            if (const auto f = given_up(what, deadline)) return fail(f);
             if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &code); asked != ncclSuccess) code = asked;
             std::this_thread::yield();
         }
@@ -377,6 +438,7 @@ private:
     ncclComm_t comm_;
     cudaStream_t stream_;
     std::uint64_t *device_words_ = nullptr, *words_ = nullptr;  // this rank's word, and behind it those of all
+    detail::native_queue queue_;
     bool compares_;
     std::uint32_t rank_ = 0, size_ = 0, calls_ = 0;
     bytes carried_;

@@ -26,6 +26,7 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
@@ -52,11 +53,12 @@ public:
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
 
     /// What PyTorch calls device `ordinal` is the node's `d`, and the tenant's memory there is `m`. Before PyTorch
-    /// allocates. Makes a stream. Throws operation_error (duplicate_device, no_device), std::bad_alloc.
+    /// allocates. Throws operation_error (duplicate_device, no_device), std::bad_alloc.
     void add(int ordinal, device_id d, Memory& m) {
         if (find(ordinal) != nullptr)
             throw operation_error(errc::duplicate_device, {}, "memory for PyTorch: the same device twice");
-        parts_.push_back({ordinal, d, &m, node_->make_stream(d)});
+        if (d.index >= node_->num_devices()) raise({errc::no_device, d.index, 0, node_->num_devices()});
+        parts_.push_back({ordinal, d, &m});
     }
 
     /// Bytes; a unique address for 0. Throws, because PyTorch doesn't check for null: what the memory throws, a
@@ -86,49 +88,52 @@ public:
     /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
     /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing: the
     /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored. On a stream that is captured
-    /// (errc::capturing) the block may be part of the graph: it is kept until free_captured().
+    /// the block may be part of the graph: it is credited once that is gone, with all that is made of it.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
         errc why = errc::out_of_memory;  // of the host's
         try {
+            const std::vector<void*> others =
+                take_recorded(p);  // whatever comes of it: the next block there is another one
             part* const on = find(ordinal);
-            if (on != nullptr)
-                return on->memory->deallocate_after(last_use(*on, p, stream), p, unsigned_size(size), alignment);
+            if (on != nullptr) return free_after(last_use(*on, others, stream), *on, p, unsigned_size(size));
             why = errc::no_device;
         } catch (const error& e) {
             why = e.code();
         } catch (...) {
         }
-        if (why == errc::capturing && keep({p, unsigned_size(size), ordinal})) return why;
         unfreed_.fetch_add(1, std::memory_order_relaxed);  // to free it now could be too early
         return why;
     }
 
-    /// Frees what was freed on streams that were captured, at once, and returns how many blocks those were. The graphs must
-    /// be gone, and nothing may use the blocks any more: call it after the last graph was reset and its stream synchronised.
+    /// Collects what was freed on streams that were captured and whose graphs are gone, instead of leaving that to the next
+    /// allocation, and returns how many blocks those are. No other block is touched.
     std::size_t free_captured() noexcept {
-        std::vector<kept> blocks;
+        std::size_t gone = 0;
         {
             const std::lock_guard lock(mutex_);
-            blocks.swap(captured_);
+            gone = std::erase_if(captured_, [](const kept& k) { return k.graph.reached(); });
         }
-        for (const kept& k : blocks) (void)find(k.ordinal)->memory->deallocate(k.pointer, k.size, alignment);
-        return blocks.size();
+        for (const part& p : parts_)
+            if constexpr (requires { p.memory->collect(); }) p.memory->collect();
+        return gone;
     }
-    /// What free_captured() would free.
+    /// What was freed on streams that were captured, and waits for its graph to go.
     [[nodiscard]] bytes captured() const noexcept {
         const std::lock_guard lock(mutex_);
         bytes sum;
-        for (const kept& k : captured_) sum += bytes{k.size};
+        for (const kept& k : captured_)
+            if (!k.graph.reached()) sum += bytes{k.size};
         return sum;
     }
 
     /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's set_record_stream_fn.
+    /// Null is the default stream of the block's device, as everywhere. The stream must be there until the block is freed.
     /// Throws std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {
-        if (p == nullptr || stream == nullptr) return;
+        if (p == nullptr) return;
         const std::lock_guard lock(mutex_);
         const auto [first, last] = recorded_.equal_range(p);
         if (std::none_of(first, last, [&](const auto& use) { return use.second == stream; }))
@@ -146,12 +151,11 @@ private:
         int ordinal;
         device_id device;
         Memory* memory;
-        typename Node::stream joined;
     };
+    using point = typename Node::stream::point;
     struct kept {
-        void* pointer;
+        point graph;  // its end
         std::size_t size;
-        int ordinal;
     };
 
     // A negative size becomes one that no memory has.
@@ -165,38 +169,40 @@ private:
         return nullptr;
     }
 
-    // False if the host has no memory for the entry.
-    bool keep(const kept& k) noexcept {
+    errc free_after(const point& used, const part& on, void* p, std::size_t size) {
+        const errc why = on.memory->deallocate_after(used, p, size, alignment);
+        if constexpr (requires { used.waits_for_graph(); })
+            if (why == errc::none && used.waits_for_graph()) remember({used, size});
+        return why;
+    }
+    // For captured() alone: where the host has no memory for it, the block isn't counted there.
+    void remember(const kept& k) noexcept {
         try {
             const std::lock_guard lock(mutex_);
+            std::erase_if(captured_, [](const kept& other) { return other.graph.reached(); });
             captured_.push_back(k);
-            return true;
         } catch (...) {
-            return false;
         }
     }
 
-    // The point after everything that may use the block.
+    // The point after everything that may use the block: on its stream, and on those that were recorded for it.
     template <class Stream>
-    typename Node::stream::point last_use(part& on, void* p, Stream* stream) {
-        auto used = detail::point_after(*node_, on.device, stream);
-        while (void* const other = take_recorded(p)) {
-            // In order on a stream that has nothing else to do: each wait is behind the one before.
-            on.joined.wait(used);
-            on.joined.wait(detail::point_after(*node_, on.device, static_cast<Stream*>(other)));
-            used = on.joined.record();
-        }
-        return used;
+    point last_use(const part& on, const std::vector<void*>& others, Stream* stream) {
+        std::vector<point> all;
+        all.push_back(detail::point_after(*node_, on.device, stream));
+        for (void* const other : others)
+            if (other != stream) all.push_back(detail::point_after(*node_, on.device, static_cast<Stream*>(other)));
+        return detail::point_after_all(*node_, on.device, std::move(all));
     }
 
-    // A stream that was recorded for the block, which is forgotten; null if there is none.
-    void* take_recorded(void* p) noexcept {
+    // The streams that were recorded for the block, which are forgotten. Throws std::bad_alloc.
+    std::vector<void*> take_recorded(void* p) {
+        std::vector<void*> streams;
         const std::lock_guard lock(mutex_);
-        const auto use = recorded_.find(p);
-        if (use == recorded_.end()) return nullptr;
-        void* const stream = use->second;
-        recorded_.erase(use);
-        return stream;
+        const auto [first, last] = recorded_.equal_range(p);
+        for (auto use = first; use != last; ++use) streams.push_back(use->second);
+        recorded_.erase(first, last);
+        return streams;
     }
 
     Node* node_;
@@ -204,7 +210,7 @@ private:
     std::vector<part> parts_;
     mutable std::mutex mutex_;
     std::unordered_multimap<void*, void*> recorded_;  // blocks, and streams that use them besides their own
-    std::vector<kept> captured_;                      // freed on streams that were captured
+    std::vector<kept> captured_;                      // freed on streams that are captured, or were
     std::atomic<std::uint64_t> unfreed_{0};
 };
 

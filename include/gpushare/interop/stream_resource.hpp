@@ -15,6 +15,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
@@ -83,14 +84,14 @@ public:
     /// As the memory's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return as_upstream(*memory_).in_hook(thread); }
 
-    /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change
-    /// nothing. Null is ignored. If there can be no point on the stream, because it is captured, its device is lost or
-    /// the host has no memory, the answer says so, and the block stays charged until its tenant closes: to free it now
-    /// could be too early.
+    /// Credited once the stream has done what was enqueued so far; where it is captured, once the graph is gone. What the
+    /// memory says of wrong frees, which change nothing. Null is ignored. If there can be no point on the stream, because its
+    /// capture was spoilt or the host has no memory, the answer says so, and the block stays charged until its tenant closes:
+    /// to free it now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
-            return memory_->deallocate_after(stream_->record(), p, size, alignment);
+            return memory_->deallocate_after(detail::last_use(*stream_), p, size, alignment);
         } catch (const error& why) {
             return why.code();
         } catch (...) {

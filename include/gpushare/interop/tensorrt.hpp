@@ -69,8 +69,8 @@ public:
         return size != 0 && blocks_.holds(p, size, alignment) ? p : nullptr;
     }
 
-    /// False, and nothing happened, for what isn't out, or if there can be no point on the stream: it is captured, or not
-    /// on a device of the node. True for null.
+    /// On a stream that is captured the block is the graph's until that is gone. False, and nothing happened, for what isn't
+    /// out, or if there can be no point on the stream: it isn't on a device of the node. True for null.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {

@@ -6,6 +6,9 @@
 //   tenant.memory().deallocate_after(used, p, size);
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -14,7 +17,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The point after what is enqueued so far on a stream that somebody else owns. `d` is the device whose default stream is
+/// The point from which on nothing that is enqueued so far uses memory, on a stream that somebody else owns; under a capture, once
+/// the graph is gone. `d` is the device whose default stream is
 /// meant by a null handle. Where a node knows no handles, as that of the host, a handle is the address of one of its
 /// streams, and null means that nothing runs. Safe from any thread. Throws operation_error: capturing, no_device,
 /// invalid_specification (a per-thread default stream); and std::bad_alloc.
@@ -25,6 +29,29 @@ template <node Node, class Handle>
     } else {
         if (stream == nullptr) return {};
         return static_cast<typename Node::stream*>(static_cast<void*>(stream))->record();
+    }
+}
+
+/// The same of a stream of the embedder's own.
+template <timeline Stream>
+[[nodiscard]] typename Stream::point last_use(Stream& stream) {
+    if constexpr (requires { stream.last_use(); })
+        return stream.last_use();
+    else
+        return stream.record();
+}
+
+/// Reached once all of them are. Where the node's points can't say that, a stream of its own waits for them. Throws what making one
+/// throws.
+template <node Node, class Point = typename Node::stream::point>
+[[nodiscard]] Point point_after_all(Node& on, device_id d, std::vector<Point> points) {
+    if (points.size() == 1) return std::move(points.front());
+    if constexpr (requires { Point::all_of(std::move(points)); }) {
+        return Point::all_of(std::move(points));
+    } else {
+        auto joined = on.make_stream(d);
+        for (const Point& p : points) joined.wait(p);
+        return joined.record();
     }
 }
 

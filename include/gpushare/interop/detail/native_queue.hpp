@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CUDA stream of somebody else's, and memory on its device, for adaptors that have no node: beside captures that other threads have
+// under way, whatever device is current, and leaving nothing for cudaGetLastError().
+//
+//   detail::native_queue queue{stream};       void* word = queue.allocate(4, code);
+//   if (queue.state() == cudaErrorNotReady) ...
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// What an answer of the runtime's means to somebody who only calls it.
+[[nodiscard]] constexpr errc errc_of_native(cudaError_t code) noexcept {
+    switch (code) {
+        case cudaSuccess: return errc::none;
+        case cudaErrorInsufficientDriver:
+        case cudaErrorInitializationError:
+        case cudaErrorStubLibrary: return errc::no_driver;
+        case cudaErrorNoDevice:
+        case cudaErrorInvalidDevice: return errc::no_device;
+        case cudaErrorMemoryAllocation: return errc::out_of_memory;
+        case cudaErrorECCUncorrectable:  // from here on those that stay: see cuda::is_sticky
+        case cudaErrorNvlinkUncorrectable:
+        case cudaErrorContained:
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorAssert:
+        case cudaErrorHardwareStackError:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorLaunchFailure:
+        case cudaErrorTensorMemoryLeak:
+        case cudaErrorMpsClientTerminated:
+        case cudaErrorExternalDevice: return errc::device_lost;
+        default: return errc::backend_failed;
+    }
+}
+
+/// While it exists, the calls of this thread don't end captures that others have under way.
+class relaxed_thread {
+public:
+    relaxed_thread() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    relaxed_thread(const relaxed_thread&) = delete;
+    relaxed_thread& operator=(const relaxed_thread&) = delete;
+    ~relaxed_thread() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then, what it was before
+};
+
+/// Refers to the stream, which must outlive it. Safe from any thread.
+class native_queue {
+public:
+    /// Null is the default stream of the device that is current.
+    explicit native_queue(cudaStream_t stream) noexcept : stream_(stream) {
+        forget(stream == nullptr ? cudaGetDevice(&device_) : cudaStreamGetDevice(stream, &device_));
+        find("cuStreamQuery", query_);
+        find("cuDevicePrimaryCtxRetain", retain_);
+        find("cuDevicePrimaryCtxRelease", release_);
+        find("cuCtxPushCurrent", push_);
+        find("cuCtxPopCurrent", pop_);
+    }
+
+    /// `size` bytes of its device; null, and the reason.
+    [[nodiscard]] void* allocate(std::size_t size, cudaError_t& why) const noexcept {
+        void* p = nullptr;
+        why = on_device([&] { return cudaMalloc(&p, size); });
+        return p;
+    }
+    /// Pinned, of the host.
+    [[nodiscard]] void* allocate_host(std::size_t size, cudaError_t& why) const noexcept {
+        void* p = nullptr;
+        why = on_device([&] { return cudaHostAlloc(&p, size, cudaHostAllocDefault); });
+        return p;
+    }
+    /// Enqueues a copy.
+    [[nodiscard]] cudaError_t copy(void* to, const void* from, std::size_t size) const noexcept {
+        return on_device([&] { return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream_); });
+    }
+    /// Null is ignored, here and below.
+    void free_host(void* p) const noexcept {
+        if (p != nullptr) (void)on_device([p] { return cudaFreeHost(p); });
+    }
+    void free(void* p) const noexcept {
+        if (p != nullptr) (void)on_device([p] { return cudaFree(p); });
+    }
+    /// cudaSuccess once all that was enqueued is done; cudaErrorNotReady; or why it never will be. With a relaxed_thread.
+    [[nodiscard]] cudaError_t state() const noexcept {
+        if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
+        return forget(cudaStreamQuery(stream_));
+    }
+
+private:
+    // With the primary context of the device, and then what was current before, be it none.
+    template <class Call>
+    cudaError_t on_device(Call call) const noexcept {
+        CUcontext primary = nullptr, was = nullptr;
+        if (retain_ == nullptr || release_ == nullptr || push_ == nullptr || pop_ == nullptr)
+            return cudaErrorNotSupported;
+        const relaxed_thread relaxed;
+        auto code = static_cast<cudaError_t>(retain_(&primary, device_));
+        if (code != cudaSuccess) return code;
+        code = static_cast<cudaError_t>(push_(primary));
+        if (code == cudaSuccess) {
+            code = forget(call());
+            (void)pop_(&was);
+        }
+        (void)release_(device_);
+        return code;
+    }
+    // It is handled here, and isn't the embedder's to find.
+    static cudaError_t forget(cudaError_t code) noexcept {
+        if (code != cudaSuccess) (void)cudaGetLastError();
+        return code;
+    }
+    template <class Function>
+    static void find(const char* name, Function& f) noexcept {
+        void* found = nullptr;
+        auto status = cudaDriverEntryPointSymbolNotFound;
+        constexpr unsigned since = 11000;
+        if (forget(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableLegacyStream, &status)) ==
+                cudaSuccess &&
+            status == cudaDriverEntryPointSuccess)
+            f = reinterpret_cast<Function>(found);
+    }
+
+    cudaStream_t stream_;
+    int device_ = 0;
+    decltype(&cuStreamQuery) query_ = nullptr;
+    decltype(&cuDevicePrimaryCtxRetain) retain_ = nullptr;
+    decltype(&cuDevicePrimaryCtxRelease) release_ = nullptr;
+    CUresult(CUDAAPI* push_)(CUcontext) = nullptr;
+    CUresult(CUDAAPI* pop_)(CUcontext*) = nullptr;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
