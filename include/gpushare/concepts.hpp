@@ -348,6 +348,9 @@ struct sm_split {
     std::uint32_t units = 0;  ///< how many units there are
 };
 
+/// The tag of a stream on which no kernel ever runs: the library's own for allocations and frees, which are in nobody's way.
+inline constexpr std::uint32_t kernel_free_tag = 0xffff'ffff;
+
 /// Some SMs of a device: kernels of the partition's streams run on them and on no others. It lasts until its streams
 /// are gone.
 template <class P, class Stream>
@@ -368,7 +371,7 @@ concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
 ///   split()        how it can be split; throws operation_error (not_supported) where the driver can't
 ///   partition(n)   partitions of n[i] SMs, which share none with each other or with those that there are; all or none.
 ///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
-///   outside_any_partition()   the tags of streams in no partition that this process made, in order
+///   outside_any_partition()   the tags of streams in no partition that this process made, in order, but for kernel_free_tag
 template <class D>
 concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::span<const std::uint32_t> sms) {
     requires sm_partition_for<typename D::partition_type, typename D::stream>;

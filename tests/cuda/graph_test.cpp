@@ -7,15 +7,19 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -106,6 +110,110 @@ TEST_CASE_METHOD(fixture, "a capture that was spoilt says so at its end", "[cuda
     CHECK(s.record().wait(never));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     (void)standin::take_findings();  // which is the test's own doing
+}
+
+TEST_CASE_METHOD(fixture, "a point that another thread records as a capture begins isn't of the graph",
+                 "[cuda][graph][threads]") {
+    std::promise<void> begun, go_on;
+    std::size_t nodes = 0;
+    std::thread capturer;
+    standin::before_next("cudaEventRecord", [&] {
+        capturer = std::thread([&] {
+            cuda::graph_capture scope{s};
+            begun.set_value();
+            s.launch({}, gpushare::detail::empty_kernel{});
+            go_on.get_future().wait();
+            nodes = scope.finish().num_nodes();
+        });
+        begun.get_future().wait();
+    });
+    CHECK(code_of([&] { (void)s.share().record(); }) == errc::capturing);
+    CHECK(s.capturing());
+    go_on.set_value();
+    capturer.join();
+    CHECK(nodes == 1);
+    CHECK(s.record().wait(never));
+}
+
+TEST_CASE_METHOD(fixture, "threads that record beside captures spoil none, and have no point of one",
+                 "[cuda][graph][threads]") {
+    std::atomic<bool> done{false};
+    std::atomic<int> points{0}, wrong{0};
+    std::thread recorder([&] {
+        const auto shared = s.share();
+        while (!done) try {
+                ++(shared.record().wait(gpushare::host::steady_clock::now() + 20s) ? points : wrong);
+            } catch (const gpushare::error& e) {
+                if (e.code() != errc::capturing) ++wrong;
+            }
+    });
+    int captures = 0;
+    for (; captures < 200 || points < 5; ++captures) {
+        const auto g = cuda::capture(s, [&](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
+        REQUIRE(g.num_nodes() == 1);
+    }
+    done = true;
+    recorder.join();
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("a graph belongs to its device", "[cuda][graph]") {
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node, beside{{.devices = {1}}};
+    auto near = node.make_stream({0}), far = node.make_stream({1}), same = beside.make_stream({0});
+    const auto graph_on = [](cuda::stream& s) {
+        return cuda::capture(s, [](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
+    };
+    cuda::graph_executable run{graph_on(far)};
+    CHECK(code_of([&] { run.launch(near); }) == errc::invalid_specification);
+    CHECK_FALSE(run.update(graph_on(near)));
+    CHECK_NOTHROW(run.launch(same));  // another node's stream of the very device
+    CHECK(run.update(graph_on(same)));
+    CHECK(same.record().wait(never));
+    // The stand-in notices, too.
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    CHECK(cudaGraphLaunch(run.native_handle(), near.native_handle()) == cudaSuccess);
+    CHECK(near.record().wait(never));
+    CHECK(standin::findings().find("captured on one device") != std::string::npos);
+    run = cuda::graph_executable{graph_on(far)};
+    { const cuda::graph_executable gone = std::move(run); }
+    near = cuda::stream(std::move(far));
+    standin::take_findings();
+}
+
+TEST_CASE("a partition goes after the graphs that were captured in it, whichever way they go", "[cuda][graph][green]") {
+    const standin::session gpu;
+    cuda::node node;
+    const auto can = cuda::query_sm_split(node, {0});
+    auto parts = cuda::make_green_contexts(node, {0}, gpushare::equal_sms(can, 2));
+    const auto graph_in = [](cuda::green_context& part) {
+        auto s = part.make_stream();
+        return cuda::capture(s, [](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
+    };
+    auto a = graph_in(parts[0]), b = graph_in(parts[1]);
+    cuda::graph_executable run_a{a}, run_b{b};
+    parts.clear();
+    standin::forget_calls();
+    a = std::move(b);
+    run_a = std::move(run_b);
+    std::string order;
+    const auto note = [&] {
+        order.clear();
+        for (const auto& c : standin::calls()) {
+            const std::string_view name = c.name;
+            if (name == "cudaGraphDestroy" || name == "cudaGraphExecDestroy") order += 'g';
+            if (name == "cuGreenCtxDestroy") order += 'p';
+        }
+    };
+    note();
+    CHECK(order == "ggp");
+    standin::forget_calls();
+    {
+        const auto last_graph = std::move(a);
+        const auto last_run = std::move(run_a);
+    }
+    note();
+    CHECK(order == "ggp");
 }
 
 TEST_CASE_METHOD(fixture, "threads that know nothing of a capture call what they like beside it",

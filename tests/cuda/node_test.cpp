@@ -1,21 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA node over the stand-in: what it says where it can't be made, whose streams it takes, what stays current, and
 // what becomes of the errors that nobody can be told.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/overhead.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/topology.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <array>
+#include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
 #include "support/cuda_standin/launch.hpp"
@@ -300,6 +313,212 @@ TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][nod
     CHECK(std::string_view{health.fatal()->call} == "cudaFree");
     CHECK(node.memory(first).used() == 0_B);
     (void)cudaFree(p);  // the fault kept the call from freeing it
+}
+
+TEST_CASE("what the library makes isn't the current context's, and outlives it", "[cuda][node]") {
+    const standin::session gpu{{.devices = 2}};
+    const auto driver = raw::load_driver();
+    cuda::node node{{.peer_access = false}};
+    cuda::memory_pool pool{node, first};
+    auto s = node.make_stream(first), far = node.make_stream(second);
+    const auto g = cuda::capture(s, [](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
+    CUcontext mine = nullptr, now = nullptr;
+    REQUIRE(driver.create_context(&mine, nullptr, 0, 0) == CUDA_SUCCESS);
+    void* const p = node.memory(first).allocate(1000, 256);
+    void* const q = node.memory(second).allocate(1000, 256);
+    CHECK(node.enable_peer_access(first, second));
+    s.launch({}, gpushare::detail::empty_kernel{});
+    s.fill(p, std::byte{1}, 1000);
+    s.fill(q, std::byte{1}, 1000);
+    cuda::graph_executable run{g};
+    run.launch(s);
+    void* const pooled = pool.allocate(s, 100);
+    CHECK(s.record().wait(gpushare::never));
+    CHECK(driver.get_current(&now) == CUDA_SUCCESS);
+    CHECK(now == mine);
+    REQUIRE(driver.destroy_context(mine) == CUDA_SUCCESS);
+    s.fill(p, std::byte{2}, 1000);
+    s.fill(q, std::byte{2}, 1000);
+    run.launch(s);
+    CHECK(pool.deallocate(s, pooled) == errc::none);
+    CHECK(s.record().wait(gpushare::never));
+    CHECK(node.memory(first).deallocate(p, 1000, 256) == errc::none);
+    CHECK(node.memory(second).deallocate(q, 1000, 256) == errc::none);
+    CHECK(node.health(first).unreported() == 0);
+}
+
+TEST_CASE("readings by threads without a context make none, and leave no errors", "[cuda][node]") {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    cuda::node node{{.devices = {1}}};
+    const cuda::memory_pool pool{node, first};
+    std::thread([&] {
+        (void)node.memory(first).taken_by_others();
+        CHECK_FALSE(standin::has_context(0));
+        standin::inject({.call = "cudaMemPoolGetAttribute", .code = cudaErrorInvalidValue});
+        (void)node.memory(first).taken_by_others();
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        cuda::virtual_memory chunks{node, first};
+        auto range = chunks.reserve(2 << 20);
+        { const cuda::mapping there{chunks, range->data(), chunks.create().value()}; }
+        CHECK_FALSE(standin::has_context(0));
+    }).join();
+    standin::inject({.call = "cudaMemPoolGetAttribute", .code = cudaErrorIllegalAddress, .sticky = true});
+    (void)node.memory(first).taken_by_others();
+    CHECK(node.lost(first));
+}
+
+TEST_CASE("two nodes of one device share its SMs and the order of its gangs", "[cuda][node][green]") {
+    const standin::session gpu{{.devices = 2}};  // 2 units of 8 SMs
+    cuda::node one, two{{.devices = {1, 0}}};
+    const auto unit = std::vector<std::uint32_t>{cuda::query_sm_split(one, first).unit};
+    {
+        auto a = cuda::make_green_contexts(one, first, unit), b = cuda::make_green_contexts(two, second, unit);
+        const auto s = a[0].make_stream(), t = b[0].make_stream();
+        const auto of_a = standin::sms_of(s.native_handle()), of_b = standin::sms_of(t.native_handle());
+        for (const auto sm : of_a) CHECK(of_b.count(sm) == 0);
+        CHECK_THROWS_AS(cuda::make_green_contexts(one, first, unit), operation_error);
+        CHECK_NOTHROW(cuda::make_green_contexts(one, second, unit));
+    }
+    CHECK(cuda::make_green_contexts(one, first, std::vector{unit[0], unit[0]}).size() == 2);
+    const auto stray = two.make_stream(second, {}, 7);
+    CHECK(one.state(first)->sms().unpartitioned() == std::vector<std::uint32_t>{7});
+
+    // A gang of the one node comes behind that of the other, on the device that both name.
+    auto x = one.make_stream(first), y = two.make_stream(second), z = two.make_stream(first);
+    standin::hold(x.native_handle());
+    {
+        auto entered = one.gangs().enter(std::array{first});
+        x.launch({}, gpushare::detail::empty_kernel{});
+        entered.add(first, cuda::detail::node_gangs::whole_device, &one, x.record());
+    }
+    auto entered = two.gangs().enter(std::array{second, first});
+    entered.make_room(second, cuda::detail::node_gangs::whole_device, &two, y);
+    entered.make_room(first, cuda::detail::node_gangs::whole_device, &two, z);
+    const auto same = y.record(), other = z.record();
+    CHECK_FALSE(same.reached());
+    CHECK(other.wait(gpushare::never));
+    standin::let_go(x.native_handle());
+    CHECK(same.wait(gpushare::never));
+    CHECK_THROWS_AS(one.gangs().enter(std::array{device_id{2}}), operation_error);
+}
+
+TEST_CASE("an error without a name loses a device that doesn't answer any more, and no other", "[cuda][node][fault]") {
+    const standin::session gpu;
+    cuda::node node;
+    auto s = node.make_stream(first);
+    standin::inject({.call = "cudaMemsetAsync", .code = cudaErrorUnknown});
+    void* const p = node.memory(first).allocate(100, 256);
+    CHECK_THROWS_AS(s.fill(p, std::byte{1}, 100), operation_error);
+    CHECK_FALSE(node.lost(first));
+    CHECK(node.memory(first).deallocate(p, 100, 256) == errc::none);
+    standin::poison(0, cudaErrorUnknown);
+    CHECK(s.record().status() == errc::device_lost);
+    CHECK(node.lost(first));
+}
+
+namespace {
+
+/// What a program may have when the ground goes from under it.
+struct household {
+    cuda::node node;
+    cuda::stream s = node.make_stream(first);
+    cuda::stream shared = node.make_stream(second);
+    cuda::memory_pool pool{node, first};
+    cuda::virtual_memory chunks{node, first};
+    cuda::virtual_memory::range range = chunks.reserve(2 << 20).value();
+    cuda::virtual_memory::chunk chunk = chunks.create().value();
+    cuda::pinned_memory pinned{node};
+    std::vector<cuda::green_context> parts =
+        cuda::make_green_contexts(node, first, std::vector<std::uint32_t>{cuda::query_sm_split(node, first).unit});
+    cuda::stream inside = parts[0].make_stream();
+    cuda::graph graph = cuda::capture(s, [](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
+    cuda::graph_executable run{graph};
+    void* block = node.memory(first).allocate(1000, 256);
+    void* pooled = pool.allocate(s, 1000);
+    gpushare::tenancy<cuda::node> tenants{node, {.close_timeout = std::chrono::milliseconds(1)}};
+    gpushare::tenancy<cuda::node>::tenant chat =
+        tenants.admit({.name = "chat", .memory = 8_MiB, .compute = 50_pct, .on = {first}});
+    void* theirs = chat.memory().allocate(1 << 20);
+    gpushare::tenancy<cuda::node>::tenant::ticket done =
+        chat.submit([](cuda::stream& to) { to.enqueue(std::chrono::hours(1)); });
+    cuda::point point = s.record();
+
+    /// Nothing hangs, throws where it may not, or claims to have worked.
+    void expect(errc why) {
+        CHECK(s.record().wait(gpushare::never));
+        CHECK(done.wait(gpushare::never));
+        CHECK(done.status() != errc::none);
+        CHECK(s.record().status() == why);
+        CHECK(node.memory(first).try_allocate(100, 256) == nullptr);
+        CHECK(chat.memory().try_allocate(2 << 20) == nullptr);
+        CHECK(chat.memory().deallocate(theirs, 1 << 20) == errc::none);
+        (void)pool.deallocate(s, pooled);
+        (void)node.memory(first).deallocate(block, 1000, 256);
+        CHECK(chat.close(gpushare::host::steady_clock::now() + std::chrono::seconds(20)).complete);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cudaDeviceReset loses the device for the nodes that were there, and a new one has it",
+          "[cuda][node][fault]") {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    {
+        household all;
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);
+        REQUIRE(cudaDeviceReset() == cudaSuccess);
+        all.expect(errc::device_lost);
+        CHECK(all.node.lost(first));
+        CHECK_FALSE(all.node.lost(second));
+        CHECK(all.shared.record().wait(gpushare::never));
+        cuda::node fresh;
+        auto s = fresh.make_stream(first);
+        s.launch({}, gpushare::detail::empty_kernel{});
+        CHECK(s.record().wait(gpushare::never));
+        CHECK(s.record().status() == errc::none);
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE("what goes after the driver does so quietly, as static objects do at the end of a process",
+          "[cuda][node][fault]") {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    {
+        household all;
+        standin::unload();
+        CHECK(all.point.wait(gpushare::never));
+        CHECK(all.done.wait(gpushare::host::steady_clock::now() + std::chrono::seconds(20)));
+        CHECK_THROWS_AS(all.s.record(), operation_error);
+    }
+    CHECK_THROWS_AS(cuda::node{}, operation_error);
+    standin::reset();
+}
+
+TEST_CASE("a child of fork() can't use its parent's devices, and goes without a trace", "[cuda][node][fault]") {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    auto all = std::make_unique<household>();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        int wrong = 0;
+        const auto expect = [&](bool well) { wrong += well ? 0 : 1; };
+        expect(why_no_node() == errc::no_driver);
+        expect(all->point.wait(gpushare::never));
+        expect(all->node.memory(first).try_allocate(100, 256) == nullptr);
+        try {
+            all->s.launch({}, gpushare::detail::empty_kernel{});
+            expect(false);
+        } catch (const gpushare::error& e) {
+            expect(e.code() == errc::no_driver);
+        }
+        all.reset();  // and the destructors come through
+        ::_exit(wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS));
+    standin::poison(0, cudaErrorIllegalAddress);  // nobody waits for the hour
+    all.reset();
+    (void)standin::take_findings();
 }
 
 TEST_CASE("devices that can't reach each other's memory are no error", "[cuda][node]") {

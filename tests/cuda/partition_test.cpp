@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shares by SMs on CUDA, over the stand-in: green contexts where the driver has them, shares of time where it doesn't.
 #include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/sms.hpp>
 
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
+#include <thread>
+#include <type_traits>
+#include <vector>
 
 #include <gpushare/compute/partitioned_limiter.hpp>
+#include <gpushare/interop/pytorch.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 
@@ -106,6 +112,80 @@ TEST_CASE("a tenant's streams are in its slice, wherever its memory is", "[cuda]
         CHECK_THROWS_WITH(shared.verify(d), Contains("tags 42"));
     }
     CHECK(standin::existing().green_contexts == 0);
+}
+
+TEST_CASE("the library's own streams without kernels are nobody's strays", "[cuda][partitioned]") {
+    const standin::session gpu{{.devices = 1, .memory = 64_MiB, .sms = 132, .sm_step = 8}};
+    cuda::node node;
+    cuda::memory_pool pool{node, d};
+    tenancy shared{node};
+    shared.offer(d, pool);
+    REQUIRE(shared.slice<cuda::device_sms>(d, std::array{1U, 1U}) == errc::none);
+    CHECK_NOTHROW(shared.verify(d));
+    auto chat =
+        shared.admit({.name = "chat", .memory = 16_MiB, .compute = 30_pct, .stack = memory_stack::stream_ordered});
+    pytorch_allocator<std::remove_reference_t<decltype(chat.memory())>, cuda::node> torch{node};
+    torch.add(0, d, chat.memory());
+    CHECK_NOTHROW(shared.verify(d));
+}
+
+TEST_CASE("streams that are asked about stay as wide as they are", "[cuda][partitioned]") {
+    const standin::session gpu;
+    cuda::node node;
+    auto parts = cuda::make_green_contexts(node, d, equal_sms(cuda::query_sm_split(node, d), 2));
+    std::vector<cuda::stream> streams;
+    streams.push_back(parts[0].make_stream());
+    cuda::require_partitioned(node, streams);
+    cuda::stream::launch_notes notes(streams[0]);
+    streams[0].launch({}, gpushare::detail::empty_kernel{});
+    CHECK_FALSE(notes.found().opaque);
+}
+
+TEST_CASE("SMs whose work is done are free for whoever looks, though another thread gives some back",
+          "[cuda][partitioned]") {
+    const standin::session gpu;  // 2 units of 8 SMs
+    cuda::node node;
+    const std::vector<std::uint32_t> unit{cuda::query_sm_split(node, d).unit};
+    auto first = std::make_unique<std::vector<cuda::green_context>>(cuda::make_green_contexts(node, d, unit));
+    auto second = std::make_unique<std::vector<cuda::green_context>>(cuda::make_green_contexts(node, d, unit));
+    auto gate = node.make_stream(d);
+    standin::hold(gate.native_handle());
+    gate.launch({}, gpushare::detail::empty_kernel{});
+    {
+        auto s = first->front().make_stream();
+        s.wait(gate.record());
+        s.launch({}, gpushare::detail::empty_kernel{});
+    }
+    first.reset();  // with work left
+    standin::let_go(gate.native_handle());
+    CHECK(gate.record().wait(never));
+    bool had = false;
+    standin::before_next("cuGreenCtxDestroy", [&] {
+        std::thread([&] {
+            try {
+                had = cuda::make_green_contexts(node, d, std::vector{unit[0], unit[0]}).size() == 2;
+            } catch (const error&) {  // refused
+            }
+        }).join();
+    });
+    second.reset();
+    CHECK(had);
+}
+
+TEST_CASE("a stream that was released keeps its partition", "[cuda][partitioned]") {
+    const standin::session gpu;
+    cuda::node node;
+    const std::vector<std::uint32_t> unit{cuda::query_sm_split(node, d).unit};
+    auto parts = cuda::make_green_contexts(node, d, unit);
+    const auto context = parts[0].native_handle();
+    const cudaStream_t mine = parts[0].make_stream().release();
+    parts.clear();
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    CHECK(standin::detail::launch(mine, 1us, [] {}) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(mine) == cudaSuccess);
+    CHECK_THROWS_AS(cuda::make_green_contexts(node, d, std::vector{unit[0], unit[0]}), error);  // its SMs are its own
+    raw::destroy(mine);
+    CHECK(node.api().green_destroy(context) == CUDA_SUCCESS);
 }
 
 TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {

@@ -132,14 +132,46 @@ TEST_CASE_METHOD(fixture, "a quota in front of a pool holds to the byte, whateve
     CHECK(s.record().wait(never));
 }
 
+TEST_CASE_METHOD(fixture, "a pool aligns blocks as far as is asked for, and charges it", "[cuda][pool]") {
+    cuda::memory_pool made{node, d};
+    CHECK((made.charged(1000, 256) == 1_KiB));
+    CHECK((made.charged(1000, 512) == 1_KiB + 512_B));
+    std::vector<void*> blocks;
+    for (std::size_t alignment = 1; alignment <= 65536; alignment *= 2) {
+        void* const p = made.allocate(s, 1000, alignment);
+        CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+        s.fill(p, std::byte{1}, 1000);
+        blocks.push_back(p);
+    }
+    auto pool = std::move(made);
+    for (void* const p : blocks) CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(s.record().wait(never));
+    CHECK(pool.deallocate(s, blocks.back()) == errc::unknown_block);
+    void* const device_block = node.memory(d).allocate(100, 256);
+    CHECK(pool.deallocate(s, device_block) == errc::unknown_block);  // and the device has it still
+    CHECK(node.memory(d).deallocate(device_block, 100, 256) == errc::none);
+    CHECK((pool.usage().used == 0_B));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE("virtual memory is made for network cards where the driver has that", "[cuda][virtual_memory]") {
+    const bool has = GENERATE(true, false);
+    const standin::session gpu{{.rdma = has}};
+    cuda::node node;
+    cuda::virtual_memory memory{node, d};
+    auto range = memory.reserve(2 << 20).value();
+    const cuda::mapping place{memory, range.data(), memory.create().value()};
+    CHECK(standin::rdma_capable(place.data()) == has);
+}
+
 TEST_CASE_METHOD(fixture, "what a pool can't give is refused before CUDA sees it", "[cuda][pool]") {
     cuda::memory_pool pool{node, d};
     standin::forget_calls();
     CHECK(pool.try_allocate(s, most) == nullptr);
-    CHECK(pool.try_allocate(s, 1, 512) == nullptr);
+    CHECK(pool.try_allocate(s, 1, 384) == nullptr);
     CHECK(pool.try_allocate(s, 1, 0) == nullptr);
     CHECK((pool.charged(most, 1) == bytes::max()));
-    CHECK((pool.charged(1, 512) == bytes::max()));
+    CHECK((pool.charged(1, 384) == bytes::max()));
     CHECK_THROWS_AS(pool.allocate(s, most), gpushare::memory_error);
     CHECK(standin::count("cudaMallocFromPoolAsync") == 0);
 
@@ -199,7 +231,7 @@ TEST_CASE_METHOD(fixture, "who waits for a pool's memory has it once a stream ha
     CHECK(why.code == errc::stopped);
     CHECK(pool.try_allocate_until(s, size * 3, 256, until, &why) == nullptr);  // more than the device has
     CHECK(why.code == errc::out_of_memory);
-    CHECK(pool.try_allocate_until(s, 1, 512, until, &why) == nullptr);
+    CHECK(pool.try_allocate_until(s, 1, 384, until, &why) == nullptr);
     CHECK(why.code == errc::bad_alignment);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     CHECK(pool.deallocate(other_stream, p) == errc::none);
@@ -210,10 +242,10 @@ TEST_CASE_METHOD(fixture, "a pool has nothing for a stream that is captured", "[
     cuda::memory_pool pool{node, d};
     void* const p = pool.allocate(s, 1);
     {
-        s.state().capturing = true;  // as graph_capture does
+        REQUIRE(s.state().captures.begin());  // as graph_capture does
         CHECK_THROWS_AS(pool.allocate(s, 1), operation_error);
         CHECK(pool.deallocate(s, p) == errc::capturing);
-        s.state().capturing = false;
+        s.state().captures.end();
     }
     CHECK(pool.deallocate(s, p) == errc::none);
     CHECK(s.record().wait(never));
@@ -239,6 +271,101 @@ TEST_CASE("pools: handles in and out, other devices, devices without any", "[cud
     cuda::node node;
     cuda::memory_pool pool{node, d};
     CHECK_THROWS_AS(pool.open_to(node, other), operation_error);
+}
+
+TEST_CASE("copies and fills reach memory of every kind, whatever is current, and between devices", "[cuda][pool]") {
+    const bool peers = GENERATE(true, false);
+    const int current = GENERATE(0, 1);
+    CAPTURE(peers, current);
+    const standin::session gpu{{.devices = 2, .memory = 128_MiB, .peers = peers}};
+    cuda::node node;
+    cuda::memory_pool pools[] = {{node, d}, {node, other}};
+    cuda::virtual_memory chunks[] = {{node, d}, {node, other}};
+    cuda::stream streams[] = {node.make_stream(d), node.make_stream(other)};
+    constexpr std::size_t size = 1000;
+    for (int kind = 0; kind < 3; ++kind) {
+        CAPTURE(kind);  // the device's memory, a pool's, virtual memory
+        std::vector<cuda::virtual_memory::range> ranges;
+        std::vector<cuda::mapping> mappings;
+        std::vector<void*> blocks;
+        for (std::uint32_t i = 0; i < 2; ++i) {
+            if (kind == 0) blocks.push_back(node.memory(device_id{i}).allocate(size, 256));
+            if (kind == 1) blocks.push_back(pools[i].allocate(streams[i], size));
+            if (kind != 2) continue;
+            ranges.push_back(chunks[i].reserve(2 << 20).value());
+            mappings.emplace_back(chunks[i], ranges[i].data(), chunks[i].create().value());
+            blocks.push_back(mappings[i].data());
+        }
+        REQUIRE(cudaSetDevice(current) == cudaSuccess);
+        std::vector<unsigned char> there(size);
+        for (std::uint32_t by = 0; by < 2; ++by) {
+            cuda::stream& s = streams[by];
+            void *const own = blocks[by], *const foreign = blocks[1 - by];
+            std::vector<unsigned char> mine(size, static_cast<unsigned char>(10 + by));
+            s.copy(own, mine.data(), size);
+            s.copy(foreign, own, size);  // by peers, or through the host
+            s.fill(own, std::byte{99}, size);
+            s.copy(own, foreign, size);
+            s.copy(there.data(), own, size);
+            CHECK(s.record().wait(never));
+            CHECK(there == mine);
+        }
+        for (std::uint32_t i = 0; i < 2; ++i) {
+            if (kind == 0) CHECK(node.memory(device_id{i}).deallocate(blocks[i], size, 256) == errc::none);
+            if (kind == 1) CHECK(pools[i].deallocate(streams[i], blocks[i]) == errc::none);
+            CHECK(streams[i].record().wait(never));
+        }
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    int now = -1;
+    CHECK(cudaGetDevice(&now) == cudaSuccess);
+    CHECK(now == current);
+}
+
+TEST_CASE("pools and virtual memory aren't opened where the node has no peer access, or it isn't wanted",
+          "[cuda][pool]") {
+    const standin::session gpu{{.devices = 2, .memory = 128_MiB}};
+    const bool node_wants = GENERATE(true, false);
+    cuda::node node{{.peer_access = node_wants}};
+    CHECK(node.peers_of(d).size() == (node_wants ? 1 : 0));
+    cuda::memory_pool pool{node, d, {.peers = !node_wants}};
+    cuda::virtual_memory memory{node, d, {.peers = !node_wants}};
+    auto near = node.make_stream(d), far = node.make_stream(other);
+    auto range = memory.reserve(2 << 20).value();
+    const cuda::mapping place{memory, range.data(), memory.create().value()};
+    void* const p = pool.allocate(near, 100);
+    for (void* const closed : {p, place.data()}) CHECK_THROWS_AS(far.fill(closed, std::byte{1}, 100), operation_error);
+    pool.open_to(node, other);
+    far.fill(p, std::byte{1}, 100);
+    CHECK(far.record().wait(never));
+    CHECK(pool.deallocate(near, p) == errc::none);
+    CHECK(near.record().wait(never));
+    // Devices that are named twice are opened to once.
+    cuda::virtual_memory open{node, d, {.open_to = {other, other, d}}};
+    auto there = open.reserve(2 << 20).value();
+    const cuda::mapping seen{open, there.data(), open.create().value()};
+    far.fill(seen.data(), std::byte{1}, 100);
+    CHECK(far.record().wait(never));
+}
+
+TEST_CASE_METHOD(fixture, "a pool asks a borrowed stream whether its owner captures it", "[cuda][pool][capture]") {
+    cuda::memory_pool pool{node, d};
+    const auto theirs = raw::make_stream();
+    {
+        auto borrowed = node.borrow(theirs);
+        void* const before = pool.allocate(borrowed, 1 << 20);
+        REQUIRE(cudaStreamBeginCapture(theirs, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        standin::forget_calls();
+        gpushare::failure why;
+        CHECK(pool.try_allocate(borrowed, 1 << 20, 256, &why) == nullptr);
+        CHECK(why.code == errc::capturing);
+        CHECK(pool.deallocate(borrowed, before) == errc::capturing);
+        CHECK(standin::count("cudaMallocFromPoolAsync") + standin::count("cudaFreeAsync") == 0);
+        CHECK(cudaGraphDestroy(raw::end_capture(theirs)) == cudaSuccess);
+        CHECK(pool.deallocate(borrowed, before) == errc::none);
+        CHECK(borrowed.record().wait(never));
+    }
+    raw::destroy(theirs);
 }
 
 TEST_CASE_METHOD(fixture, "a chunk keeps what it holds from one place to the next", "[cuda][virtual_memory]") {

@@ -66,6 +66,102 @@ TEST_CASE_METHOD(fixture, "a point costs one call once its pool is warm", "[cuda
     CHECK(standin::count_all() == 0);
 }
 
+TEST_CASE_METHOD(fixture, "a stream whose handle was given out is asked whether somebody captures it",
+                 "[cuda][stream][capture]") {
+    const auto handle = s.native_handle();
+    CHECK(s.record().wait(never));
+    CHECK(s.share());  // it is ours all the same
+    const auto before = s.record();
+    REQUIRE(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(s.captured());
+    CHECK_THROWS_AS((void)s.record(), operation_error);
+    CHECK_THROWS_AS((void)s.share().record(), operation_error);
+    CHECK(before.wait(never));
+    auto other = node.make_stream(d);
+    standin::hold(other.native_handle());
+    other.launch({}, gpushare::detail::empty_kernel{});
+    const auto held = other.record();
+    CHECK_THROWS_AS(s.wait(held), operation_error);
+    standin::let_go(other.native_handle());
+    CHECK_THROWS_AS(cuda::graph_capture{s}, operation_error);
+    CHECK(cudaGraphDestroy(raw::end_capture(handle)) == cudaSuccess);  // and nobody has spoilt it
+    CHECK_FALSE(s.captured());
+    CHECK(s.record().wait(never));
+
+    // Begun by another thread between the question and the record.
+    standin::before_next("cudaEventRecord",
+                         [&] { REQUIRE(cudaStreamBeginCapture(handle, cudaStreamCaptureModeRelaxed) == cudaSuccess); });
+    CHECK_THROWS_AS((void)s.record(), operation_error);
+    CHECK(cudaGraphDestroy(raw::end_capture(handle)) == cudaSuccess);
+    auto mine = node.from_native_handle(raw::make_stream());  // the embedder may have kept it
+    CHECK(mine.share());
+}
+
+TEST_CASE_METHOD(fixture, "an event that was captured is never reached", "[cuda][point][capture]") {
+    const auto p = s.record();
+    const auto handle = s.native_handle();
+    auto theirs = node.make_stream(d);
+    REQUIRE(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    // As if the record had gone into the capture unseen.
+    const cuda::point lost(node.state(d)->acquire(node.state(d)));
+    REQUIRE(cudaEventRecord(lost.native_handle(), handle) == cudaSuccess);
+    CHECK_FALSE(lost.reached());
+    CHECK(lost.status() == errc::none);
+    cudaGraph_t none = nullptr;
+    CHECK(cudaStreamEndCapture(handle, &none) == cudaErrorStreamCaptureInvalidated);  // which is why it isn't asked
+    (void)standin::take_findings();
+}
+
+TEST_CASE_METHOD(fixture, "a point of several is reached with the last of them", "[cuda][point]") {
+    auto a = node.make_stream(d), b = node.make_stream(device_id{1});
+    CHECK(cuda::point::all_of({}).reached());
+    const auto single = a.record();
+    CHECK(single.wait(never));
+    CHECK(cuda::point::all_of({single, {}}).known());
+    standin::hold(a.native_handle());
+    standin::hold(b.native_handle());
+    a.launch({}, gpushare::detail::empty_kernel{});
+    b.launch({}, gpushare::detail::empty_kernel{});
+    const auto on_a = a.record(), on_b = b.record();
+    const auto events = standin::existing().events;
+    const auto all = cuda::point::all_of({on_a, single, on_b});
+    CHECK(all.parts().size() == 2);
+    CHECK_FALSE(all.reached());
+    s.wait(all);
+    const auto behind = s.record();
+    standin::let_go(a.native_handle());
+    CHECK(on_a.wait(never));
+    CHECK_FALSE(all.reached());
+    CHECK_FALSE(behind.reached());
+    standin::let_go(b.native_handle());
+    CHECK(all.wait(never));
+    CHECK(behind.wait(never));
+    CHECK(elapsed(single, all) == ns{0});  // it has no time of its own
+    CHECK(standin::existing().events <= events + 1);
+    standin::hold(b.native_handle());
+    b.launch({}, gpushare::detail::empty_kernel{});
+    const auto failing = cuda::point::all_of({a.record(), b.record()});
+    standin::poison(1, cudaErrorIllegalAddress);
+    CHECK(failing.wait(never));
+    CHECK(failing.status() == errc::device_lost);
+    CHECK_FALSE(node.lost(d));
+}
+
+TEST_CASE_METHOD(fixture, "another device's loss isn't blamed on the stream's own", "[cuda][stream][fault]") {
+    auto far = node.make_stream(device_id{1});
+    standin::hold(s.native_handle());
+    s.launch({}, gpushare::detail::empty_kernel{});
+    const auto p = s.record();
+    standin::poison(0, cudaErrorIllegalAddress);
+    standin::inject({.call = "cudaStreamWaitEvent", .code = cudaErrorIllegalAddress});  // as a driver may answer
+    CHECK_NOTHROW(far.wait(p));                                                         // what is lost is reached
+    CHECK(node.lost(d));
+    CHECK_FALSE(node.lost(device_id{1}));
+    far.launch({}, gpushare::detail::empty_kernel{});
+    CHECK(far.record().wait(never));
+    CHECK(far.record().status() == errc::none);
+}
+
 TEST_CASE_METHOD(fixture, "events are used again, never while a copy of their point is left", "[cuda][point]") {
     const auto made = [&] { return standin::existing().events; };
     for (int i = 0; i < 100; ++i) CHECK(s.record().wait(never));

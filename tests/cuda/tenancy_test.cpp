@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenants, quotas and limiters on CUDA devices, over the stand-in: the same types that a device gets.
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -338,6 +340,51 @@ TEST_CASE("an illegal access loses its device for every tenant there, and no oth
     CHECK(report.leaked_blocks == 1);
     CHECK(b.close(soon()).complete);
     CHECK(f.shared.rooms()[1].free == 64_MiB);
+}
+
+TEST_CASE("a lost device holds no tenant and no name, whatever the tenant's memory is made of", "[cuda]") {
+    using gpushare::memory_stack;
+    const auto stack =
+        GENERATE(memory_stack::pool, memory_stack::direct, memory_stack::arena, memory_stack::stream_ordered);
+    enum class block : std::uint8_t { freed_before, freed_behind, still_out };
+    const auto leaves = GENERATE(block::freed_before, block::freed_behind, block::still_out);
+    const std::uint32_t lost = GENERATE(0U, 1U);
+    CAPTURE(stack, leaves, lost);
+    const standin::session gpu{{.devices = 2, .memory = 128_MiB}};
+    {
+        cuda::node node;
+        cuda::memory_pool pools[] = {{node, {0}}, {node, {1}}};
+        cuda::virtual_memory chunks[] = {{node, {0}}, {node, {1}}};
+        std::vector<errc> told;
+        tenancy shared{node, {.close_timeout = 1ms, .events = [&](const tenant_event& e) { told.push_back(e.code); }}};
+        for (std::uint32_t d = 0; d < 2; ++d) {
+            shared.offer(device_id{d}, pools[d]);
+            shared.offer(device_id{d}, chunks[d]);
+        }
+        constexpr std::size_t size = 4 << 20;
+        auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 50_pct, .stack = stack});
+        auto& there = a.memory(lost);
+        void* const p = there.allocate(size);
+        if (leaves == block::freed_before) CHECK(there.deallocate(p, size) == errc::none);
+        standin::poison(static_cast<int>(lost), cudaErrorIllegalAddress);
+        (void)node.memory({lost}).taken_by_others();  // somebody sees the loss
+        gpushare::failure why;
+        CHECK(there.try_allocate(1 << 20, 256, &why) == nullptr);
+        CHECK(why.code == errc::device_lost);
+        const gpushare::patience until{.time = node.get_clock(), .deadline = soon()};
+        CHECK(there.try_allocate_until(1 << 20, 256, until, &why) == nullptr);
+        CHECK(why.code == errc::device_lost);
+        void* const healthy = a.memory(1 - lost).allocate(size);
+        CHECK(a.memory(1 - lost).deallocate(healthy, size) == errc::none);
+        if (leaves == block::freed_behind) CHECK(there.deallocate(p, size) == errc::none);
+        const auto report = a.close(soon());
+        CHECK(report.complete);
+        CHECK(report.still_charged == 0_B);
+        CHECK(report.leaked_blocks == (leaves == block::still_out ? 1 : 0));
+        CHECK(told == std::vector<errc>(leaves == block::still_out ? 1 : 0));  // of the leak
+        CHECK_NOTHROW((void)shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .on = {{1 - lost}}}));
+    }
+    CHECK(standin::existing().allocations == 0);
 }
 
 TEST_CASE("a gate takes nothing more from the launch on that says the device is lost", "[cuda]") {

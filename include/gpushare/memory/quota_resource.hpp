@@ -37,7 +37,7 @@ public:
         : quota_(&limit), upstream_(upstream), owner_(owner) {}
 
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
-    /// (upstream or burst), size_overflow, bad_alignment. What the upstream throws passes through, uncharged.
+    /// (upstream or burst), size_overflow, bad_alignment, device_lost (upstream). What the upstream throws passes through, uncharged.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         answer r;
         if (void* const p = obtain(size, alignment, r)) return p;
@@ -231,6 +231,8 @@ private:
         void* const p = upstream_.ask(size, alignment, r);
         if (p != nullptr)
             taken.from = nullptr;
+        else if (r.why.code == errc::device_lost)
+            r.final = true;  // nothing that is given back helps
         else if (r.why.code != errc::closed)
             r.why.code = errc::out_of_memory;  // the figures are the upstream's own: by the quota's there is room
         return p;

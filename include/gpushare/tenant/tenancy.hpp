@@ -200,7 +200,8 @@ public:
         place(d, &shared_node::device::stream_ordered, [&] {
             using source = detail::stream_ordered_source<Pool, typename Node::stream>;
             const auto& first = shared_.devices[d.index].slices.front();
-            return std::make_unique<source>(pool, first.open ? first.open({}, 0) : node_->make_stream(d, {}, 0));
+            return std::make_unique<source>(
+                pool, first.open ? first.open({}, kernel_free_tag) : node_->make_stream(d, {}, kernel_free_tag));
         });
     }
     /// Gives back what is kept of a device for arenas and in stream order. Throws operation_error (no_device).

@@ -61,6 +61,7 @@ public:
         : api_(&api), ordinal_(ordinal), beside_device_0_(beside_device_0 || ordinal == 0) {
         check(api.device_get(&device_, ordinal), "making a device's context");
         check(api.primary_ctx_retain(&native_, device_), "making a device's context");
+        (void)api.ctx_get_id(native_, &id_);
     }
     primary_context(const primary_context&) = delete;
     primary_context& operator=(const primary_context&) = delete;
@@ -76,6 +77,12 @@ public:
     [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
     /// The context.
     [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
+    /// Whether it is the one that was made. It isn't after cudaDeviceReset or cuDevicePrimaryCtxReset, which destroy what it had: the
+    /// handle may be that of another one then. (Driver API, cuCtxGetId: unique over the life of the program.)
+    [[nodiscard]] bool is_as_made() const noexcept {
+        unsigned long long now = 0;
+        return !api_->ctx_get_id || (api_->ctx_get_id(native_, &now) == CUDA_SUCCESS && now == id_);
+    }
 
 private:
     const driver* api_;
@@ -83,29 +90,24 @@ private:
     bool beside_device_0_;
     CUdevice device_ = 0;
     CUcontext native_ = nullptr;
+    unsigned long long id_ = 0;
 };
 
-/// Makes a device current for this thread and, when it ends, whatever was current before, be it no context at all. Costs one
-/// call where it is current already.
+/// Makes a device current for this thread, by its primary context, and when it ends, whatever was current before, be it no context
+/// at all. Costs one call where that is current already.
+///
+/// Another context of the device that is current isn't kept: what is allocated in one of cuCtxCreate's goes with it, peers are
+/// those of a context, and a launch needs the context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess,
+/// cuLaunchKernel.) The streams of green contexts take launches while the primary one is current.
 ///
 /// By pushing and popping a context, not by cudaSetDevice: that would also choose the device of a thread that has no context
 /// yet, and couldn't be taken back without making one. (Runtime API, "Interactions with the CUDA Driver API".)
 class device_guard {
 public:
-    /// Which context of the device it is to be.
-    enum class context : bool {
-        any,     ///< one that is current already, such as a green one; else the primary one
-        primary  ///< that one
-    };
-
     /// Throws operation_error: no_device, no_driver, device_lost.
-    explicit device_guard(const primary_context& of, context wanted = context::any) : of_(of) {
-        check(enter(wanted), "making a device current");
-    }
+    explicit device_guard(const primary_context& of) : of_(of) { check(enter(), "making a device current"); }
     /// For functions that must not throw: says in `code` how it went.
-    device_guard(const primary_context& of, context wanted, cudaError_t& code) noexcept : of_(of) {
-        code = to_runtime(enter(wanted));
-    }
+    device_guard(const primary_context& of, cudaError_t& code) noexcept : of_(of) { code = to_runtime(enter()); }
     device_guard(const device_guard&) = delete;
     device_guard& operator=(const device_guard&) = delete;
     ~device_guard() {
@@ -114,15 +116,11 @@ public:
     }
 
 private:
-    CUresult enter(context wanted) noexcept {
+    CUresult enter() noexcept {
         if (!of_.api().ctx_pop_current) return CUDA_ERROR_NOT_FOUND;  // what can't be taken back isn't begun
         CUcontext now = nullptr;
         if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;
         if (now == of_.native_handle()) return CUDA_SUCCESS;
-        CUdevice device = 0;
-        if (now != nullptr && wanted == context::any && of_.api().ctx_get_device(&device) == CUDA_SUCCESS &&
-            device == of_.device())
-            return CUDA_SUCCESS;
         const CUresult code = of_.api().ctx_push_current(of_.native_handle());
         entered_ = code == CUDA_SUCCESS;
         return code;

@@ -65,6 +65,10 @@ public:
     entry_point<decltype(::cuDeviceGet)> device_get{"cuDeviceGet", 2000};
     /// cuCtxGetCurrent.
     entry_point<decltype(::cuCtxGetCurrent)> ctx_get_current{"cuCtxGetCurrent", 4000};
+    /// cuDeviceGetAttribute.
+    entry_point<decltype(::cuDeviceGetAttribute)> device_get_attribute{"cuDeviceGetAttribute", 2000};
+    /// cuCtxGetId.
+    entry_point<decltype(::cuCtxGetId)> ctx_get_id{"cuCtxGetId", 12000};
     /// cuCtxGetDevice.
     entry_point<decltype(::cuCtxGetDevice)> ctx_get_device{"cuCtxGetDevice", 2000};
     /// cuCtxPushCurrent.

@@ -68,14 +68,21 @@ private:
     bool is_ours_ = true;
 };
 
-/// Where a graph was captured: its kernels run there, wherever it is launched. Keeps a partition of ours.
+/// Where a graph was captured, which device and which part of it: its kernels run there, wherever it is launched. Keeps a partition
+/// of ours.
 class captured_place {
 public:
-    explicit captured_place(const stream_state& s) noexcept : green_(s.green), partition_(s.partition) {}
-    [[nodiscard]] bool is_of(const stream_state& s) const noexcept { return s.green == green_; }
-    friend bool operator==(const captured_place& a, const captured_place& b) noexcept { return a.green_ == b.green_; }
+    explicit captured_place(const stream_state& s) noexcept
+        : ordinal_(s.device->ordinal()), green_(s.green), partition_(s.partition) {}
+    [[nodiscard]] bool is_of(const stream_state& s) const noexcept {
+        return s.device->ordinal() == ordinal_ && s.green == green_;
+    }
+    friend bool operator==(const captured_place& a, const captured_place& b) noexcept {
+        return a.ordinal_ == b.ordinal_ && a.green_ == b.green_;
+    }
 
 private:
+    int ordinal_;  // of several nodes' devices it may be the same
     CUgreenCtx green_;
     std::shared_ptr<partition_state> partition_;
 };
@@ -84,6 +91,17 @@ private:
 /// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
 class graph {
 public:
+    /// Leaves nothing behind.
+    graph(graph&& other) noexcept = default;
+    /// What it had goes, its graph before its partition.
+    graph& operator=(graph other) noexcept {
+        std::swap(place_, other.place_);
+        std::swap(native_, other.native_);
+        std::swap(fills_, other.fills_);
+        return *this;
+    }
+    ~graph() = default;
+
     /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the partition of `s`, or outside of all
     /// if `s` is; to be launched there.
     [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) { return {s, handle}; }
@@ -109,10 +127,10 @@ private:
     friend class graph_capture;
     friend class graph_executable;
     graph(const stream& s, cudaGraph_t native, detail::graph_fill fills = {}) noexcept
-        : native_(s.state().device, native), place_(s.state()), fills_(fills) {}
+        : place_(s.state()), native_(s.state().device, native), fills_(fills) {}
 
+    detail::captured_place place_;  // the partition goes after the graph
     detail::owned<detail::graph_kind> native_;
-    detail::captured_place place_;
     mutable detail::graph_fill fills_;
 };
 
@@ -123,11 +141,13 @@ class graph_capture {
 public:
     /// Throws operation_error: errc::capturing if the stream is captured already.
     explicit graph_capture(stream& s) : stream_(&s) {
-        if (s.captured()) throw operation_error(errc::capturing, {}, "the stream is being captured already");
+        if (s.captured() || !s.state().captures.begin())
+            throw operation_error(errc::capturing, {}, "the stream is being captured already");
         // Thread-local: unsafe calls are forbidden to this thread, and other threads go on as they like.
         const detail::context_guard any(s.state().device->context());
-        check(cudaStreamBeginCapture(s.state().native, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-        s.state().capturing.store(true, std::memory_order_relaxed);
+        const auto code = cudaStreamBeginCapture(s.state().native, cudaStreamCaptureModeThreadLocal);
+        if (code != cudaSuccess) s.state().captures.end();
+        check(code, "beginning a capture");
         notes_.emplace(s);
     }
     graph_capture(const graph_capture&) = delete;
@@ -157,7 +177,7 @@ private:
         stream& s = *stream_;
         stream_ = nullptr;
         const auto code = cudaStreamEndCapture(s.state().native, &native);
-        s.state().capturing.store(false, std::memory_order_relaxed);
+        s.state().captures.end();
         return code;
     }
 
@@ -179,7 +199,18 @@ class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
     explicit graph_executable(const graph& g)
-        : native_(g.native_.device(), instantiate(g)), place_(g.place_), fills_(g.fills_.known()) {}
+        : place_(g.place_), native_(g.native_.device(), instantiate(g)), fills_(g.fills_.known()) {}
+
+    /// Leaves nothing behind.
+    graph_executable(graph_executable&& other) noexcept = default;
+    /// What it had goes, its graph before its partition.
+    graph_executable& operator=(graph_executable other) noexcept {
+        std::swap(place_, other.place_);
+        std::swap(native_, other.native_);
+        std::swap(fills_, other.fills_);
+        return *this;
+    }
+    ~graph_executable() = default;
 
     /// Takes over one of the embedder's; see graph::from_native_handle.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
@@ -196,14 +227,14 @@ public:
     [[nodiscard]] cudaGraphExec_t release() noexcept { return native_.release(); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
-    /// Throws operation_error: errc::invalid_specification for a stream of another partition than it was captured in. Its
-    /// kernels would run on the SMs of that one all the same. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node has a context of
-    /// its own, from its capture on.)
+    /// Throws operation_error: errc::invalid_specification for a stream of another device, or another partition, than it was
+    /// captured in. Its kernels would run there all the same, past the limiter of that device. (Driver API,
+    /// CUDA_KERNEL_NODE_PARAMS: a node has a context of its own, from its capture on.)
     void launch(stream& s) {
         if (!place_.is_of(s.state()))
-            throw operation_error(
-                errc::invalid_specification, {},
-                "a graph keeps the SMs that it was captured on: launch it on a stream of that partition");
+            throw operation_error(errc::invalid_specification, {},
+                                  "a graph keeps the device and the SMs that it was captured on: launch it on a stream "
+                                  "of that partition");
         s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.state().native); }, "cudaGraphLaunch",
                              fills_.known());
     }
@@ -223,7 +254,7 @@ public:
 
 private:
     graph_executable(const stream& s, cudaGraphExec_t native) noexcept
-        : native_(s.state().device, native), place_(s.state()) {
+        : place_(s.state()), native_(s.state().device, native) {
         fills_.give_up();  // the embedder may have kept its handle
     }
 
@@ -235,8 +266,8 @@ private:
         return made;
     }
 
+    detail::captured_place place_;  // the partition goes after the graph
     detail::owned<detail::graph_executable_kind> native_;
-    detail::captured_place place_;
     mutable detail::graph_fill fills_;
 };
 

@@ -80,7 +80,7 @@ public:
     /// Still owned by this.
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->own->native; }
     /// The handle, which is the caller's to destroy from now on: after the streams that were made of this. When they and this
-    /// are gone, its SMs count as free.
+    /// are gone, its SMs count as free; not where the native handle of a stream was released, which nobody sees the end of.
     [[nodiscard]] CUgreenCtx release() noexcept {
         state_->own->owned = false;
         return state_->own->native;
@@ -181,7 +181,7 @@ requires std::same_as<std::ranges::range_value_t<R>, stream>
 void require_partitioned(const node& on, R&& streams) {
     // clang-format on
     for (const stream& s : streams) {
-        if (stream_inside_partition(on, s.native_handle())) continue;
+        if (stream_inside_partition(on, s.state().native)) continue;
         gpushare::detail::message text;
         text.add("the stream with tag ", std::uint64_t{s.tag()},
                  " is in no partition: its kernels run on the SMs of all of them");

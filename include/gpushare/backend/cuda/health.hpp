@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <utility>
 
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
@@ -30,7 +32,7 @@ struct incident {
 /// Safe from any thread. Shared by everything that belongs to a device; outlives its node.
 class health {
 public:
-    /// An illegal access and its like make every later call on the device fail: from the first one noticed on, all
+    /// An illegal access and its like make every later call on the device fail, and so does a reset of the device: from the first one noticed on, all
     /// points of the device are reached with errc::device_lost. Which kernel it was, CUDA doesn't say: the call in
     /// fatal() is only the one that noticed.
     [[nodiscard]] bool lost() const noexcept {
@@ -51,6 +53,11 @@ public:
 
     // --- what the backend tells
 
+    /// How to find out whether the device still answers, where an error leaves that open. Once, before anything is noted.
+    void ask_by(std::function<bool()> answers) { answers_ = std::move(answers); }
+    /// Whether it does, as far as that can be asked. A call or more.
+    [[nodiscard]] bool answers() const noexcept { return !lost() && (!answers_ || answers_()); }
+
     /// Looks at the answer of a call whose failure is somebody else's to report. Returns what it stands for.
     errc note(cudaError_t code, const char* call) noexcept { return look_at(detail::handled(code), call); }
     /// The same for a function of the driver's, which leaves nothing for cudaGetLastError(): what the embedder finds there
@@ -63,8 +70,17 @@ public:
 
 private:
     errc look_at(cudaError_t code, const char* call) noexcept {
-        if (is_sticky(code)) declare_lost(code, call);
+        if (is_sticky(code) || (leaves_open(code) && !answers())) {
+            declare_lost(code, call);
+            return errc::device_lost;
+        }
         return to_errc(code);
+    }
+    // Whether the device may be lost that answers so. (Runtime API, cudaError: an unknown internal error; what was destroyed with its
+    // context, by cudaDeviceReset say, or a green one that only its own streams miss.)
+    [[nodiscard]] static constexpr bool leaves_open(cudaError_t code) noexcept {
+        return code == cudaErrorUnknown || code == cudaErrorContextIsDestroyed ||
+               code == cudaErrorDeviceUninitialized || code == cudaErrorInvalidResourceHandle;
     }
     errc put_away(cudaError_t code, const char* call) noexcept {
         if (code == cudaSuccess) return errc::none;
@@ -81,6 +97,7 @@ private:
         lost_.store(true, std::memory_order_release);
     }
 
+    std::function<bool()> answers_;
     std::mutex mutex_;
     incident fatal_, last_;
     std::atomic<bool> lost_{false};

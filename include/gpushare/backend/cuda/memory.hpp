@@ -130,7 +130,7 @@ private:
 
     [[nodiscard]] memory_figures figures(cudaError_t& code) const noexcept {
         std::size_t free = 0, total = 0;
-        const device_guard on(device_->context(), device_guard::context::any, code);
+        const device_guard on(device_->context(), code);
         if (code == cudaSuccess) code = cudaMemGetInfo(&free, &total);
         (void)device_->health().note(code, "cudaMemGetInfo");
         return {bytes{free}, bytes{total}};
@@ -151,7 +151,7 @@ private:
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(device_->context(), device_guard::context::any, code);
+            const device_guard on(device_->context(), code);
             const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaMalloc(&b.base, asked);
         }
@@ -172,7 +172,7 @@ private:
     errc give_back(const detail::block& b) noexcept {
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(device_->context(), device_guard::context::any, code);
+            const device_guard on(device_->context(), code);
             const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaFree(b.base);
         }

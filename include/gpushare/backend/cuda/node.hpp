@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/node_gangs.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
@@ -27,7 +28,6 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -70,7 +70,9 @@ public:
     /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device, invalid_specification
     /// (too many); memory_error where there is no room for a context.
     explicit node(const node_options& options = {})
-        : api_(std::make_shared<const driver>(driver::load())), gangs_(open(options)) {
+        : api_(std::make_shared<const driver>(driver::load())),
+          gangs_(open(options)),
+          peer_access_(options.peer_access) {
         if (!options.peer_access) return;
         for (std::uint32_t from = 0; from < num_devices(); ++from)
             for (std::uint32_t to = 0; to < num_devices(); ++to)
@@ -83,8 +85,8 @@ public:
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
     /// For deadlines.
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
-    /// The order in which gangs are enqueued on its devices, and which are there.
-    [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
+    /// The order in which gangs are enqueued on its devices, and which are there: one for all nodes of the process.
+    [[nodiscard]] detail::node_gangs& gangs() noexcept { return gangs_; }
     /// The driver's functions.
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
 
@@ -103,7 +105,7 @@ public:
         auto made = describe(state(d), tag);
         made->level = level;
         {
-            const device_guard on(made->device->context(), device_guard::context::primary);
+            const device_guard on(made->device->context());
             check(cudaStreamCreateWithPriority(&made->native, cudaStreamNonBlocking,
                                                made->device->properties().native_priority(level)),
                   "making a stream");
@@ -127,7 +129,6 @@ public:
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
         borrowed->register_unpartitioned();
-        borrowed->captured_unseen = true;
         return stream(std::move(borrowed));
     }
     // A literal 0 or nullptr is the default stream, which has no place here.
@@ -136,23 +137,35 @@ public:
     stream borrow(int, std::uint32_t = 0) = delete;
     stream borrow(std::nullptr_t, std::uint32_t = 0) = delete;
 
-    /// The point after what is enqueued so far on a stream that stays somebody else's: as of a borrowed one, but null and
-    /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
+    /// The device of a stream that stays somebody else's. Null and cudaStreamLegacy are the default stream of the device that is
+    /// current. Throws as borrow.
+    [[nodiscard]] device_id device_of(cudaStream_t handle) const {
+        int ordinal = 0;
+        if (handle == nullptr || handle == cudaStreamLegacy)
+            check(cudaGetDevice(&ordinal), "asking which device is current");
+        else
+            ordinal = look_at(handle, 0)->device->ordinal();
+        for (std::uint32_t d = 0; d < num_devices(); ++d)
+            if (devices_[d].state->ordinal() == ordinal) return device_id{d};
+        throw operation_error(errc::no_device, {}, "the stream's device doesn't belong to the node");
+    }
+    /// As the next, where null and cudaStreamLegacy are the default stream of the device that is current.
+    [[nodiscard]] point point_after(cudaStream_t handle) { return point_after(device_of(handle), handle); }
+    /// The point from which on nothing that is enqueued so far, on a stream that stays somebody else's, uses memory: see
+    /// stream::last_use. As of a borrowed one, but null and cudaStreamLegacy are the default stream of `d`, which nothing of ours is
+    /// enqueued on.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
-        if (handle != nullptr && handle != cudaStreamLegacy) {
-            auto theirs = look_at(handle, 0);
-            theirs->captured_unseen = true;
-            return stream(std::move(theirs)).record();
-        }
+        if (handle != nullptr && handle != cudaStreamLegacy) return stream(look_at(handle, 0)).last_use();
         auto by_default = describe(state(d), 0);
         by_default->native = cudaStreamLegacy;
-        by_default->captured_unseen = true;
-        const device_guard on(by_default->device->context(), device_guard::context::primary);
-        return stream(std::move(by_default)).record();
+        by_default->captures.hand_out();
+        const device_guard on(by_default->device->context());
+        return stream(std::move(by_default)).last_use();
     }
 
     /// Kernels and copies of `from` reach the memory of `to` from now on, for the whole process. False if the machine
-    /// can't do that. No harm if it was so already. The memory of pools and virtual memory is opened by themselves.
+    /// can't do that. No harm if it was so already. The memory of pools and virtual memory isn't a part of that: see their
+    /// options.
     bool enable_peer_access(device_id from, device_id to) {
         const int near = state(from)->ordinal(), far = state(to)->ordinal();
         if (near == far) return true;
@@ -166,10 +179,23 @@ public:
         return true;
     }
 
-    /// Makes the device's primary context current for this thread until what is returned goes; then, what was before.
-    [[nodiscard]] device_guard make_current(device_id d) const {
-        return device_guard(state(d)->context(), device_guard::context::primary);
+    /// The other devices of the node that reach the memory of `d`, to which pools and virtual memory there are opened; none where
+    /// the node was made without peer access. Throws operation_error.
+    [[nodiscard]] std::vector<device_id> peers_of(device_id d) const {
+        std::vector<device_id> peers;
+        const int home = state(d)->ordinal();
+        for (std::uint32_t other = 0; peer_access_ && other < num_devices(); ++other) {
+            int possible = 0;
+            const int theirs = state(device_id{other})->ordinal();
+            if (theirs != home)
+                check(cudaDeviceCanAccessPeer(&possible, theirs, home), "asking whether devices reach each other");
+            if (possible != 0) peers.push_back(device_id{other});
+        }
+        return peers;
     }
+
+    /// Makes the device's primary context current for this thread until what is returned goes; then, what was before.
+    [[nodiscard]] device_guard make_current(device_id d) const { return device_guard(state(d)->context()); }
 
     /// For what is built on a device: pools, virtual memory, green contexts.
     [[nodiscard]] const std::shared_ptr<detail::device_state>& state(device_id d) const {
@@ -188,7 +214,7 @@ private:
             : state(std::make_shared<detail::device_state>(api, ordinal, beside_device_0)), memory(state, model) {}
     };
 
-    std::uint32_t open(const node_options& options) {
+    detail::node_gangs open(const node_options& options) {
         const auto count = count_devices();
         std::vector<int> wanted = options.devices;
         if (wanted.empty())
@@ -201,7 +227,7 @@ private:
                 throw operation_error(errc::duplicate_device, {}, "opening a CUDA node: the same device twice");
             devices_.emplace_back(api_, *i, std::find(wanted.begin(), wanted.end(), 0) != wanted.end(), options.memory);
         }
-        return num_devices();
+        return {count, wanted};
     }
 
     [[nodiscard]] entry& at(device_id d) {
@@ -233,6 +259,7 @@ private:
         auto s = describe(on->state, tag);
         s->native = handle;
         s->widths.give_up();
+        s->captures.hand_out();
         s->native_priority = native_priority;
         s->level = s->device->properties().level_of(native_priority);
         if (const auto place = detail::green_place_of(*api_, handle); place.sms != 0) {
@@ -244,7 +271,8 @@ private:
 
     const std::shared_ptr<const driver> api_;
     std::deque<entry> devices_;
-    gpushare::detail::gang_residents<point> gangs_;
+    detail::node_gangs gangs_;
+    const bool peer_access_;
 };
 static_assert(gpushare::node<node>);
 

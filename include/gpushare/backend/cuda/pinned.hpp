@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cstddef>
@@ -34,8 +35,11 @@ class pinned_memory {
 public:
     /// In bytes, what every block is aligned to. More is had by asking for more, and charged.
     static constexpr std::size_t natural_alignment = 256;
-    /// Pages are pinned, so a block takes whole ones of the host's.
-    static constexpr bytes page{4096};
+    /// Pages are pinned, so a block takes whole ones of the host's: 4 KiB on most, 64 KiB on some.
+    [[nodiscard]] static bytes page() noexcept {
+        static const long size = ::sysconf(_SC_PAGESIZE);
+        return bytes{size > 0 ? static_cast<std::uint64_t>(size) : std::uint64_t{4096}};
+    }
 
     /// `d`: the device whose context does it. Throws operation_error: errc::no_device.
     explicit pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
@@ -72,7 +76,7 @@ public:
     [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
-        return asked == 0 ? bytes::max() : page * ((asked + page.count() - 1) / page.count());
+        return asked == 0 ? bytes::max() : page() * ((asked + page().count() - 1) / page().count());
     }
     /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
@@ -92,7 +96,7 @@ private:
         if (why.code != errc::none) return nullptr;
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(device_->context(), device_guard::context::any, code);
+            const device_guard on(device_->context(), code);
             const detail::relaxed_capture relaxed(device_->api());
             const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
             // Portable: pinned for every device, not only for the current one.
@@ -110,7 +114,7 @@ private:
     void give_back(const detail::block& b) noexcept {
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(device_->context(), device_guard::context::any, code);
+            const device_guard on(device_->context(), code);
             const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaFreeHost(b.base);
         }

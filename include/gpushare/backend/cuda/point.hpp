@@ -12,9 +12,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
@@ -37,10 +40,17 @@ namespace detail {
     if (p.outcome.load(std::memory_order_acquire) != point_state::pending) return true;
     health& fate = p.device->health();
     errc outcome = errc::device_lost;
-    if (!fate.lost()) {
+    if (p.instead != nullptr && !fate.lost()) {
+        const std::uint8_t now = p.instead->outcome();
+        if (now == point_state::pending) return false;
+        outcome = static_cast<errc>(now);
+    } else if (!fate.lost()) {
         const CUresult code = p.device->api().event_query(p.event);
-        // A capture of this thread's own that is under way forbids the question: not an answer.
-        if (code == CUDA_ERROR_NOT_READY || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return false;
+        // A capture of this thread's own that is under way forbids the question: not an answer. Nor is a captured event reached:
+        // it happens when the graph is launched, if ever.
+        if (code == CUDA_ERROR_NOT_READY || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
+            code == CUDA_ERROR_CAPTURED_EVENT)
+            return false;
         outcome = fate.note(code, "cuEventQuery");
     }
     p.outcome.store(static_cast<std::uint8_t>(outcome), std::memory_order_release);
@@ -53,7 +63,7 @@ namespace detail {
     const CUresult code = context.api().event_elapsed_time(&ms, a.event, b.event);
     if (code != CUDA_ERROR_INVALID_CONTEXT) return code;  // the thread has some context
     auto entered = cudaSuccess;
-    const device_guard on(context, device_guard::context::any, entered);
+    const device_guard on(context, entered);
     return entered == cudaSuccess ? context.api().event_elapsed_time(&ms, a.event, b.event) : code;
 }
 
@@ -110,6 +120,16 @@ public:
         questions ask;
         return ask.between(a, b);
     }
+    /// Reached once all of them are, whatever device they are of; its status is that of the first that failed. No work and no event
+    /// are made for it, so that it doesn't come behind anything else. Throws std::bad_alloc.
+    [[nodiscard]] static point all_of(std::vector<point> points);
+    /// Whether it is the end of a graph, or one of those is among all_of(); see stream::last_use.
+    [[nodiscard]] bool waits_for_graph() const noexcept {
+        return state_ && state_->instead != nullptr && state_->instead->waits_for_graph();
+    }
+    /// Of all_of(): which; else none.
+    [[nodiscard]] std::span<const point> parts() const noexcept;
+
     /// Whether they are the same point, not whether they are reached at the same time.
     friend bool operator==(const point&, const point&) noexcept = default;
 
@@ -125,7 +145,7 @@ public:
             // Where both are reached this tells, and how far they are apart. If it says that they aren't, the event is asked: of a
             // kernel that has failed it may say so for ever. (Runtime API: cudaEventQuery returns errors of earlier launches,
             // cudaEventElapsedTime need only return cudaErrorNotReady.)
-            const bool comparable = begin.state_ && begin.state_->event != nullptr && to.event != nullptr &&
+            const bool comparable = begin.native_handle() != nullptr && end.native_handle() != nullptr &&
                                     begin.state_->device == to.device && !to.device->health().lost();
             float ms = 0;
             if (comparable && detail::time_between(*begin.state_, to, ms) == CUDA_SUCCESS) {
@@ -157,8 +177,15 @@ public:
     void end_as(errc why) const noexcept {
         if (state_) state_->outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
     }
-    /// The event behind it, to make other work wait for it; null for a default-constructed point. Owned by the pool.
-    [[nodiscard]] cudaEvent_t native_handle() const noexcept { return state_ ? state_->event : nullptr; }
+    /// The event behind it, to make other work wait for it; null where there is none, as of a default-constructed point, all_of()
+    /// several, and the end of a graph. Owned by the pool.
+    [[nodiscard]] cudaEvent_t native_handle() const noexcept {
+        return state_ && state_->instead == nullptr ? state_->event : nullptr;
+    }
+    /// Of a stream of that device, for the backend.
+    [[nodiscard]] bool is_of(const detail::device_state& device) const noexcept {
+        return state_ && state_->device.get() == &device;
+    }
     /// Whether it is known to be reached, without asking.
     [[nodiscard]] bool known() const noexcept {
         return !state_ || state_->outcome.load(std::memory_order_acquire) != detail::point_state::pending;
@@ -170,7 +197,7 @@ private:
     [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
     // Reached and no failure, without asking.
     [[nodiscard]] bool known_well() const noexcept {
-        return state_ && state_->event != nullptr &&
+        return native_handle() != nullptr &&
                state_->outcome.load(std::memory_order_acquire) == static_cast<std::uint8_t>(errc::none);
     }
 
@@ -195,6 +222,43 @@ private:
 
     reference state_;
 };
+
+namespace detail {
+
+class all_points final : public eventless {
+public:
+    explicit all_points(std::vector<point> points) noexcept : points_(std::move(points)) {}
+    [[nodiscard]] std::uint8_t outcome() noexcept override {
+        for (const point& p : points_)
+            if (!p.reached()) return point_state::pending;
+        for (const point& p : points_)
+            if (const errc why = p.status(); why != errc::none) return static_cast<std::uint8_t>(why);
+        return static_cast<std::uint8_t>(errc::none);
+    }
+    [[nodiscard]] bool waits_for_graph() const noexcept override {
+        return std::any_of(points_.begin(), points_.end(), [](const point& p) { return p.waits_for_graph(); });
+    }
+    [[nodiscard]] std::span<const point> points() const noexcept { return points_; }
+
+private:
+    const std::vector<point> points_;
+};
+
+}  // namespace detail
+
+inline point point::all_of(std::vector<point> points) {
+    std::erase_if(points, [](const point& p) { return p.known() && p.status() == errc::none; });
+    if (points.empty()) return {};
+    if (points.size() == 1) return std::move(points.front());
+    const auto home = points.front().state_->device;
+    return point(home->acquire(home, std::make_unique<detail::all_points>(std::move(points))));
+}
+
+inline std::span<const point> point::parts() const noexcept {
+    const auto* const all = state_ ? dynamic_cast<const detail::all_points*>(state_->instead.get()) : nullptr;
+    return all != nullptr ? all->points() : std::span<const point>{};
+}
+
 static_assert(timeline_point<point>);
 static_assert(looking_point<point>);
 

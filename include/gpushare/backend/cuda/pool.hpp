@@ -8,11 +8,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -28,6 +30,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -39,6 +42,7 @@ namespace cuda {
 struct memory_pool_options {
     bytes max_size{};           ///< CUDA's maxSize; nothing: no maximum of its own. CUDA may round it up
     bytes keep = bytes::max();  ///< reserved memory that the pool doesn't return to the device at a sync
+    bool peers = true;  ///< open to the node's other devices, where they reach this one: see node_options::peer_access
 };
 
 /// What a pool holds. `reserved` is what it took from the device, in big pieces; `used` is what is out of that. A
@@ -58,13 +62,44 @@ struct memory_pool_kind {
     static constexpr const char* destroys = "cudaMemPoolDestroy";
     static cudaError_t destroy(const driver&, cudaMemPool_t p) noexcept { return cudaMemPoolDestroy(p); }
 };
+
+/// Where blocks begin for CUDA that were aligned further: few, if any. Safe from any thread.
+class aligned_blocks {
+public:
+    /// False if the host has no memory for the entry.
+    [[nodiscard]] bool add(void* at, void* base) noexcept try {
+        const std::lock_guard lock(mutex_);
+        bases_.insert(at, base);
+        // relaxed: who frees a block has it from whom it was allocated for.
+        count_.fetch_add(1, std::memory_order_relaxed);
+        return true;
+    } catch (...) {
+        return false;
+    }
+    /// Where the block at `p` begins, which is forgotten.
+    [[nodiscard]] void* take(void* p) noexcept {
+        if (count_.load(std::memory_order_relaxed) == 0) return p;
+        const std::lock_guard lock(mutex_);
+        void* const* const found = bases_.find(p);
+        if (found == nullptr) return p;
+        void* const base = *found;
+        bases_.erase(p);
+        count_.fetch_sub(1, std::memory_order_relaxed);
+        return base;
+    }
+
+private:
+    std::mutex mutex_;
+    gpushare::detail::pointer_table<void*> bases_;
+    std::atomic<std::size_t> count_{0};
+};
 }  // namespace detail
 
 /// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated here. They must be freed,
 /// and their streams have got there, before it goes.
 class memory_pool {
 public:
-    /// Every block is aligned to that, and none to more.
+    /// Every block is aligned to that. More is had by asking for more, and charged.
     static constexpr std::size_t natural_alignment = 256;
     /// A block takes multiples of that. `./dev gpu` checks it on a device.
     static constexpr bytes step{512};
@@ -91,6 +126,8 @@ public:
         int couple = 0;
         check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
               "setting up a memory pool");
+        if (options.peers)
+            for (const device_id other : on.peers_of(d)) open_to(on, other);
         native_.device()->enter_pool(made);
     }
     /// Leaves nothing behind.
@@ -98,6 +135,7 @@ public:
     /// What it had goes.
     memory_pool& operator=(memory_pool other) noexcept {
         std::swap(native_, other.native_);
+        std::swap(aligned_, other.aligned_);
         return *this;
     }
     ~memory_pool() { leave(); }
@@ -118,7 +156,7 @@ public:
 
     /// `size` bytes that work enqueued on `s` from now on may use, and work of other streams after a later point of it.
     /// A unique address for 0 bytes. Throws memory_error: errc::out_of_memory (the device's, or over max_size),
-    /// size_overflow, bad_alignment (above natural_alignment, too); operation_error: errc::capturing.
+    /// size_overflow, bad_alignment; operation_error: errc::capturing.
     [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
         failure why;
         void* const p = obtain(s, size, alignment, why);
@@ -164,21 +202,25 @@ public:
     }
 
     /// Frees once `s` has got there; other streams that used it must have been waited for on `s`. Null is ignored.
-    /// errc::unknown_block for what CUDA says isn't a block of a pool; errc::capturing, device_lost. CUDA knows no
-    /// sizes, so a wrong one goes unnoticed: the quota's block table notices.
+    /// errc::unknown_block for what CUDA says isn't a block of a pool; errc::capturing. What a lost device had is gone, and
+    /// the answer is errc::none. CUDA knows no sizes, so a wrong one goes unnoticed: the quota's block table notices.
     errc deallocate(stream& s, void* p) noexcept {
         if (p == nullptr) return errc::none;
-        if (s.capturing()) return errc::capturing;
+        const auto none_begins = s.state().captures.hold_off();
+        if (const errc captured = s.capture_status(); captured != errc::none) return captured;
+        void* const base = aligned_->take(p);
         const detail::context_guard any(device().context());
-        const auto code = cudaFreeAsync(p, s.state().native);
+        const auto code = cudaFreeAsync(base, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
+        if (why == errc::none || why == errc::device_lost) return errc::none;
+        if (base != p) (void)aligned_->add(p, base);  // it is out still
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
     /// What a block takes of `used`; bytes::max() if no device can have it.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
-        if (!std::has_single_bit(alignment) || alignment > natural_alignment) return bytes::max();
-        const auto asked = detail::padded(size, 1, 1);
+        if (!std::has_single_bit(alignment)) return bytes::max();
+        const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : step * ((asked + step.count() - 1) / step.count());
     }
 
@@ -196,8 +238,11 @@ public:
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
-    /// Kernels of `other` may use the pool's memory from now on, what is out already included.
-    /// Throws operation_error: errc::not_supported if the devices can't reach each other.
+    /// Kernels and copies of `other` may use the pool's memory from now on, what is out already included. A pool that was made
+    /// here is open to its node's other devices by default; this is for a pool of the embedder's, or one without `peers`.
+    /// (Runtime API, cudaMemPoolSetAccess: cudaDeviceEnablePeerAccess doesn't cover pools.) Once it is open, its memory goes to
+    /// another device by cudaMemcpyAsync, as stream::copy has it, and not by cudaMemcpyPeerAsync, which was seen to do nothing
+    /// then. Throws operation_error: errc::not_supported if the devices can't reach each other.
     void open_to(const node& on, device_id other) {
         cudaMemAccessDesc access{};
         access.location.type = cudaMemLocationTypeDevice;
@@ -223,18 +268,23 @@ private:
     void* obtain(stream& s, std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);
         why = {.asked = size};
-        if (charge == bytes::max())
-            why = gpushare::detail::impossible_block(size, alignment, natural_alignment);
-        else if (s.capturing())
-            why.code = errc::capturing;  // it would become a part of the graph, and live as long as that
+        if (charge == bytes::max()) why = gpushare::detail::impossible_block(size, alignment);
         if (why.code != errc::none) return nullptr;
 
+        const auto none_begins = s.state().captures.hold_off();
+        why.code = s.capture_status();  // captured, it would become a part of the graph, and live as long as that
+        if (why.code != errc::none) return nullptr;
         const detail::context_guard any(device().context());
         void* p = nullptr;
         const auto code =
             cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_.get(), s.state().native);
         why.code = device().health().note(code, "cudaMallocFromPoolAsync");
-        return why.code == errc::none ? p : nullptr;
+        if (why.code != errc::none || alignment <= natural_alignment) return why.code == errc::none ? p : nullptr;
+        void* const at = detail::aligned(p, alignment);
+        if (at == p || aligned_->add(at, p)) return at;
+        (void)device().health().keep(cudaFreeAsync(p, s.state().native), "cudaFreeAsync");
+        why = gpushare::detail::no_host_memory;
+        return nullptr;
     }
 
     [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
@@ -245,6 +295,7 @@ private:
     }
 
     detail::owned<detail::memory_pool_kind> native_;
+    std::unique_ptr<detail::aligned_blocks> aligned_ = std::make_unique<detail::aligned_blocks>();
 };
 
 /// A pool and a stream as one memory_resource: what it hands out belongs to the stream's order. Refers to both.
@@ -283,7 +334,7 @@ public:
     /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         if (charged(size, alignment) != bytes::max()) return {};
-        return gpushare::detail::impossible_block(size, alignment, memory_pool::natural_alignment);
+        return gpushare::detail::impossible_block(size, alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

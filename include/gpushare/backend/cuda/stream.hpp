@@ -17,8 +17,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 
+#include <gpushare/backend/cuda/detail/capture_watch.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/detail/launch_widths.hpp>
 #include <gpushare/backend/cuda/detail/partition_state.hpp>
@@ -48,7 +50,7 @@ struct stream_state {
         if (end != nullptr) {
             // What is enqueued still runs, on SMs that nobody else may get until it is done. (Runtime API, cudaStreamDestroy:
             // it returns at once.)
-            if (owned && !capturing.load(std::memory_order_relaxed) && end->event != nullptr)
+            if (owned && !captures.ours() && end->event != nullptr)
                 (void)device->health().keep(cudaEventRecord(end->event, native), "cudaEventRecord");
             partition->stream_gone(*end);
         }
@@ -57,7 +59,7 @@ struct stream_state {
     }
     /// Whoever asks for streams in no partition is told of this one, unless it is in one.
     void register_unpartitioned() {
-        if (green != nullptr) return;
+        if (green != nullptr || tag == kernel_free_tag) return;
         unpartitioned.tag = tag;
         device->sms().add(unpartitioned);
         registered = true;
@@ -77,14 +79,13 @@ struct stream_state {
     bool registered = false;                     // doesn't, and is counted among those
     unpartitioned_stream unpartitioned{};
     cudaStream_t native = nullptr;
-    bool owned = false;            // ours to destroy
-    bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it
-    priority level;                // what was asked for
-    int native_priority = 0;       // and what it is for CUDA
+    bool owned = false;       // ours to destroy
+    priority level;           // what was asked for
+    int native_priority = 0;  // and what it is for CUDA
     std::uint32_t tag = 0;
     std::uint32_t sms = 0;  // that its kernels can run on
     launch_widths widths;
-    std::atomic<bool> capturing = false;  // by a graph_capture of ours
+    capture_watch captures;
 };
 
 }  // namespace detail
@@ -100,7 +101,7 @@ namespace detail {
     auto code = cudaSuccess;
     int of_sm = 0;
     {
-        const device_guard on(d.context(), device_guard::context::any, code);
+        const device_guard on(d.context(), code);
         if (code == cudaSuccess)
             code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, entry, static_cast<int>(threads), 0);
     }
@@ -171,9 +172,17 @@ public:
     /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
     void copy(void* to, const void* from, std::size_t size) {
         if (size == 0) return;
-        state_->widths.note_opaque();
-        const detail::context_guard any(state_->device->context());
-        enqueued(cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, state_->native), "cudaMemcpyAsync");
+        enqueued_on_device(
+            [&] {
+                const cudaError_t code = copy_on(state_->native, to, from, size);
+                // Of the loss of the other device it may tell as well.
+                if (is_sticky(code) && state_->device->health().answers()) {
+                    (void)detail::handled(code);
+                    fail(code, "copying from or to another device, which is lost");
+                }
+                return code;
+            },
+            "cudaMemcpyAsync");
     }
 
     /// Enqueues filling `size` bytes of device memory.
@@ -184,20 +193,24 @@ public:
     }
 
     /// What is enqueued from now on waits until `p`, a point of any stream of this process, is reached.
-    /// Throws operation_error: errc::capturing if this stream is captured and `p` is still to come.
+    /// Throws operation_error: errc::capturing if this stream is captured and `p` is still to come, or if that is the end of a graph
+    /// (last_use()), which nothing on a device can wait for.
     void wait(const point& p) {
-        if (p.known()) return;
-        if (captured()) {
-            if (p.reached()) return;
-            throw operation_error(errc::capturing, {}, "a capture can't wait for a point from outside of it");
+        for (const point& part : p.parts()) wait(part);
+        if (!p.parts().empty() || p.known()) return;
+        if (p.native_handle() == nullptr && !p.reached())
+            throw operation_error(errc::capturing, {}, "a stream can't wait until a graph is gone");
+        {
+            const auto none_begins = state_->captures.hold_off();
+            if (!captured()) return wait_uncaptured(p);
         }
-        const detail::context_guard any(state_->device->context());
-        enqueued(cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault), "cudaStreamWaitEvent");
+        if (!p.reached())
+            throw operation_error(errc::capturing, {}, "a capture can't wait for a point from outside of it");
     }
 
     /// The point after everything enqueued so far: one event out of the pool, recorded.
-    /// Throws operation_error: errc::capturing while the stream is captured, because nothing happens then. (A capture
-    /// that others begin on a stream of ours, by its handle, goes unnoticed unless the stream is borrowed.)
+    /// Throws operation_error: errc::capturing while the stream is captured, by whomever, because nothing happens then, and where
+    /// another thread begins to capture it meanwhile.
     [[nodiscard]] point record() { return record_on(*state_); }
 
     /// A point that is still to be recorded, with its event: recording it makes none. While a kernel waits for others on the
@@ -216,14 +229,17 @@ public:
     [[nodiscard]] reserved_point reserve() { return reserved_point(point(state_->device->acquire(state_->device))); }
     /// As record(), of a point that was reserved on a stream of the same device.
     [[nodiscard]] point record(reserved_point&& reserved) {
-        refuse_captured(*state_);
-        return record_as(*state_, std::exchange(reserved.point_, {}));
+        const auto turn = uncaptured_turn(*state_);
+        return record_as(*state_, std::exchange(reserved.point_, {}), turn);
     }
 
+    /// The point from which on nothing that was enqueued so far uses memory: as record(), or where the stream is captured, by
+    /// whomever, the end of the graph: the graph, and all that is made of it, is gone, and its launches are done. On a stream of
+    /// somebody else's, what was enqueued before such a capture must be done by then. Throws as record().
+    [[nodiscard]] point last_use();
+
     /// For whoever records later. Empty where the native stream is somebody else's, and may be gone by then.
-    [[nodiscard]] handle share() const noexcept {
-        return state_->owned && !state_->captured_unseen ? handle(state_) : handle();
-    }
+    [[nodiscard]] handle share() const noexcept { return state_->owned ? handle(state_) : handle(); }
 
     /// Names its timeline among those of all streams that there are or lately were.
     [[nodiscard]] std::uint64_t timeline() const noexcept { return state_->name; }
@@ -243,25 +259,31 @@ public:
     /// Whether its device was seen to be unusable, by any call. Asks nothing.
     [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
-    [[nodiscard]] bool capturing() const noexcept { return state_->capturing.load(std::memory_order_relaxed); }
-    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a graph_capture, or, of a borrowed
-    /// stream, of any capture. Asks the driver about borrowed streams only. Throws operation_error where it doesn't answer.
-    [[nodiscard]] bool captured() const { return capturing() || (state_->captured_unseen && is_captured(*state_)); }
+    [[nodiscard]] bool capturing() const noexcept { return state_->captures.ours(); }
+    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a graph_capture, or of any capture. Asks
+    /// the driver where somebody else has had the handle. Throws operation_error where it doesn't answer.
+    [[nodiscard]] bool captured() const {
+        const errc why = capture_status();
+        if (why != errc::none && why != errc::capturing)
+            throw operation_error(why, {}, "asking a stream whether it is captured");
+        return why == errc::capturing;
+    }
     /// Separate cooperative launches needn't run side by side on a device, though they fit: one that waits for another may
     /// wait for ever. (Programming Guide, "Concurrent Kernel Execution": kernels may run concurrently, none must.)
     static constexpr bool launches_run_together = false;
 
     /// Still owned, or borrowed, by this. What is launched by it can't be seen, so from now on a limiter takes all work of the stream
-    /// for opaque: as wide as is declared, or as the device.
+    /// for opaque: as wide as is declared, or as the device. Nor can a capture: the driver is asked before and after each point.
     [[nodiscard]] cudaStream_t native_handle() const noexcept {
         state_->widths.give_up();
+        state_->captures.hand_out();
         return state_->native;
     }
-    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it is done. A stream of a
-    /// green context must go before that.
+    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it is done. A partition that it lives
+    /// in stays for good, and so do its SMs: see green_context::release.
     [[nodiscard]] cudaStream_t release() noexcept {
         state_->owned = false;
-        state_->captured_unseen = true;
+        if (state_->partition) state_->partition->keep();
         return native_handle();
     }
 
@@ -330,6 +352,11 @@ public:
         state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
         on_device(launch, "launching a kernel");
     }
+    /// errc::none, capturing, or what the driver answers; see captured(). To be sure of it a while, hold off captures.
+    [[nodiscard]] errc capture_status() const noexcept {
+        if (capturing()) return errc::capturing;
+        return state_->captures.handed_out() ? is_captured(*state_) : errc::none;
+    }
     /// What it is made of, for the backend.
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
     /// For the backend.
@@ -340,22 +367,40 @@ private:
     void on_device(F& call, const char* name) {
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(state_->device->context(), device_guard::context::any, code);
+            const device_guard on(state_->device->context(), code);
             if (code == cudaSuccess) code = call();
         }
         enqueued(code, name);
     }
 
+    void wait_uncaptured(const point& p) {
+        cudaError_t code = cudaSuccess;
+        {
+            const detail::context_guard any(state_->device->context());
+            code = cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault);
+        }
+        // Of another device's loss the call may tell as well; and what is lost is reached.
+        if (is_sticky(code) && !p.is_of(*state_->device) && p.reached()) return (void)detail::handled(code);
+        enqueued(code, "cudaStreamWaitEvent");
+    }
+
     [[nodiscard]] static point record_on(detail::stream_state& s) {
-        refuse_captured(s);
-        return record_as(s, point(s.device->acquire(s.device)));
+        const auto turn = uncaptured_turn(s);
+        return record_as(s, point(s.device->acquire(s.device)), turn);
     }
-    static void refuse_captured(const detail::stream_state& s) {
-        if (s.capturing.load(std::memory_order_relaxed) || (s.captured_unseen && is_captured(s)))
-            throw operation_error(errc::capturing, {},
-                                  "a stream has no points while it is captured: launch the graph, then record");
+    [[nodiscard]] static std::uint64_t uncaptured_turn(const detail::stream_state& s) {
+        const auto turn = s.captures.turn();
+        refuse_captured(s, detail::capture_watch::captures(turn));
+        return turn;
     }
-    [[nodiscard]] static point record_as(detail::stream_state& s, point made) {
+    static void refuse_captured(const detail::stream_state& s, bool by_us) {
+        errc why = by_us ? errc::capturing : errc::none;
+        if (!by_us && s.captures.handed_out()) why = is_captured(s);
+        if (why == errc::none) return;
+        throw operation_error(why, {}, "a stream has no points while it is captured: launch the graph, then record");
+    }
+    // Behind uncaptured_turn().
+    [[nodiscard]] static point record_as(detail::stream_state& s, point made, std::uint64_t turn) {
         const cudaEvent_t event = made.native_handle();
         if (event == nullptr) {  // the device is lost
             made.end_as(errc::device_lost);
@@ -363,21 +408,114 @@ private:
         }
         const detail::context_guard any(s.device->context());
         const auto code = cudaEventRecord(event, s.native);
-        if (code == cudaSuccess) return made;
+        if (code == cudaSuccess) {
+            // Else it may have gone into a capture that another thread has begun meanwhile. Nobody asks about it then, and the event
+            // is recorded anew for the next point.
+            refuse_captured(s, s.captures.turn() != turn);
+            return made;
+        }
         const errc why = s.device->health().note(code, "cudaEventRecord");
         made.end_as(why);  // reached at once: there is nothing to ask about
         if (why != errc::device_lost) fail(code, "recording a point");
         return made;
     }
 
-    [[nodiscard]] static bool is_captured(const detail::stream_state& s) {
+    // Between devices that don't reach each other, memory of pools and virtual memory is refused by cudaMemcpyAsync, and goes by
+    // cudaMemcpyPeerAsync, through the host. Never both for the same memory: where a pool is open to the other device, the latter
+    // was seen to write nothing (CUDA.jl, pull request 3112).
+    [[nodiscard]] static cudaError_t copy_on(cudaStream_t on, void* to, const void* from, std::size_t size) noexcept {
+        const cudaError_t code = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, on);
+        if (code != cudaErrorInvalidValue) return code;
+        cudaPointerAttributes target{}, source{};
+        if (cudaPointerGetAttributes(&target, to) != cudaSuccess ||
+            cudaPointerGetAttributes(&source, from) != cudaSuccess || target.type != cudaMemoryTypeDevice ||
+            source.type != cudaMemoryTypeDevice || target.device == source.device)
+            return code;
+        (void)detail::handled(code);
+        return cudaMemcpyPeerAsync(to, target.device, from, source.device, size, on);
+    }
+
+    [[nodiscard]] static errc is_captured(const detail::stream_state& s) noexcept {
         auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-        check(s.device->api().stream_is_capturing(s.native, &status), "asking a stream whether it is captured");
-        return status != CU_STREAM_CAPTURE_STATUS_NONE;
+        const CUresult code = s.device->api().stream_is_capturing(s.native, &status);
+        // On a lost device nothing is captured any more, and the point says the rest.
+        const errc why = s.device->health().note(code, "cuStreamIsCapturing");
+        if (why != errc::none) return why == errc::device_lost ? errc::none : why;
+        return status == CU_STREAM_CAPTURE_STATUS_NONE ? errc::none : errc::capturing;
     }
 
     std::shared_ptr<detail::stream_state> state_;  // shared with handles, which don't use what the stream may change
 };
+
+namespace detail {
+
+/// A graph is gone, and so is what its stream had enqueued before the capture, where the stream is there still.
+class graph_end final : public eventless {
+public:
+    using flag = std::shared_ptr<std::atomic<bool>>;
+
+    graph_end(flag gone, stream::handle of) noexcept : gone_(std::move(gone)), of_(std::move(of)) {}
+
+    [[nodiscard]] std::uint8_t outcome() noexcept override {
+        // acquire: what the launches did is done for us, too.
+        if (!gone_->load(std::memory_order_acquire)) return point_state::pending;
+        if (!of_) return static_cast<std::uint8_t>(errc::none);
+        const std::lock_guard lock(mutex_);
+        if (!recorded_) try {
+                before_ = of_.record();
+                recorded_ = true;
+            } catch (...) {  // it is captured again: later
+                return point_state::pending;
+            }
+        return before_.reached() ? static_cast<std::uint8_t>(before_.status()) : point_state::pending;
+    }
+
+    [[nodiscard]] bool waits_for_graph() const noexcept override { return true; }
+
+    /// The graph that is being captured owns the flag's end from now on. (Runtime API, cudaUserObjectCreate and
+    /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep what their graph has, until they are gone
+    /// and have run. The callback calls nothing of CUDA's.) Throws operation_error.
+    static void belong(const flag& gone, cudaGraph_t graph) {
+        auto held = std::make_unique<flag>(gone);
+        const auto tell = [](void* of) {
+            const std::unique_ptr<flag> mine(static_cast<flag*>(of));
+            (*mine)->store(true, std::memory_order_release);
+        };
+        cudaUserObject_t object = nullptr;
+        check(cudaUserObjectCreate(&object, held.get(), tell, 1, cudaUserObjectNoDestructorSync),
+              "watching a graph that is captured");
+        (void)held.release();
+        const auto code = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+        if (code != cudaSuccess) (void)handled(cudaUserObjectRelease(object, 1));
+        check(code, "watching a graph that is captured");
+    }
+
+private:
+    const flag gone_;
+    const stream::handle of_;
+    std::mutex mutex_;
+    bool recorded_ = false;
+    point before_;
+};
+
+}  // namespace detail
+
+inline point stream::last_use() {
+    if (!captured()) return record();
+    const detail::context_guard any(state_->device->context());
+    auto status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamGetCaptureInfo(state_->native, &status, nullptr, &graph, nullptr, nullptr, nullptr),
+          "asking a stream for its capture");
+    if (status == cudaStreamCaptureStatusNone) return record();  // just ended
+    if (status != cudaStreamCaptureStatusActive || graph == nullptr)
+        throw operation_error(errc::capturing, {}, "the capture of a stream was spoilt");
+    const auto gone = std::make_shared<std::atomic<bool>>(false);
+    point end(state_->device->acquire(state_->device, std::make_unique<detail::graph_end>(gone, share())));
+    detail::graph_end::belong(gone, graph);
+    return end;
+}
+
 static_assert(queue<stream>);
 static_assert(copier<stream>);
 static_assert(shared_timeline<stream>);

@@ -12,6 +12,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -39,8 +40,10 @@ namespace cuda {
 
 /// How virtual memory is used.
 struct virtual_memory_options {
-    bytes chunk{};                     ///< a power of two, from what the device can do on: the default, 2 MiB so far
-    std::vector<device_id> open_to{};  ///< other devices whose kernels may use what is mapped
+    bytes chunk{};      ///< a power of two, from what the device can do on: the default, 2 MiB so far
+    bool peers = true;  ///< open to the node's other devices, where they reach this one: see node_options::peer_access
+    std::vector<device_id>
+        open_to{};  ///< devices that it is opened to whatever `peers` is; refused where they don't reach it
 };
 
 namespace detail {
@@ -59,12 +62,16 @@ public:
     /// CUDA doesn't promise to clear what another owner of this process had.
     static constexpr bool fresh_is_zero = false;
 
+    /// What is mapped can be used by kernels and copies of the device and of those that it is open to. (Driver API, cuMemSetAccess:
+    /// cuCtxEnablePeerAccess doesn't cover it.) Each of them makes mapping a little slower.
     /// Throws operation_error: errc::no_device, not_supported, not_whole (the chunk).
     virtual_memory(const node& on, device_id d, const virtual_memory_options& options = {})
-        : device_(on.state(d)), chunk_size_(whole_chunk(options.chunk)) {
+        : device_(on.state(d)), kind_(properties(*device_)), chunk_size_(whole_chunk(options.chunk)) {
         grant_to(d, on);
+        if (options.peers)
+            for (const device_id other : on.peers_of(d)) grant_to(other, on);
         for (const device_id other : options.open_to) {
-            if (other == d) continue;
+            if (is_open_to(other, on)) continue;
             int reach = 0;
             check(cudaDeviceCanAccessPeer(&reach, on.state(other)->ordinal(), device_->ordinal()),
                   "opening virtual memory to another device");
@@ -88,6 +95,8 @@ public:
         }
         ~range() {
             if (at_ == 0) return;
+            cudaError_t entered = cudaSuccess;  // whether it did or not, the call says the rest
+            const device_guard on(device_->context(), entered);
             const auto code = device_->api().mem_address_free(at_, size_);
             (void)device_->health().keep(code, "cuMemAddressFree");
         }
@@ -153,18 +162,17 @@ public:
         if (size > std::numeric_limits<std::size_t>::max() / 4)
             return failure{.code = errc::size_overflow, .asked = size, .because = reason::no_addresses};
         CUdeviceptr at = 0;
-        if (const errc why = answer(api().mem_address_reserve(&at, size, chunk_size_, 0, 0), "cuMemAddressReserve");
-            why != errc::none)
-            return failure{.code = why, .asked = size, .because = reason::size};
+        const errc why =
+            ask("cuMemAddressReserve", [&] { return api().mem_address_reserve(&at, size, chunk_size_, 0, 0); });
+        if (why != errc::none) return failure{.code = why, .asked = size, .because = reason::size};
         return range{device_, at, size};
     }
 
     /// out_of_memory, device_lost.
     [[nodiscard]] result<chunk> create() noexcept {
-        const CUmemAllocationProp kind = properties(*device_);
         CUmemGenericAllocationHandle made = 0;
-        if (const errc why = answer(api().mem_create(&made, chunk_size_, &kind, 0), "cuMemCreate"); why != errc::none)
-            return failure{.code = why, .asked = chunk_size_, .because = reason::size};
+        const errc why = ask("cuMemCreate", [&] { return api().mem_create(&made, chunk_size_, &kind_, 0); });
+        if (why != errc::none) return failure{.code = why, .asked = chunk_size_, .because = reason::size};
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
@@ -172,20 +180,19 @@ public:
     /// there already, or `at` is in no range; device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
-        const detail::relaxed_capture relaxed(api());
-        if (const errc why = answer(api().mem_map(address, chunk_size_, 0, c.native_.get(), 0), "cuMemMap");
-            why != errc::none)
-            return why;
-        const errc why =
-            answer(api().mem_set_access(address, chunk_size_, access_.data(), access_.size()), "cuMemSetAccess");
-        if (why != errc::none) (void)device_->health().keep(api().mem_unmap(address, chunk_size_), "cuMemUnmap");
+        errc why = ask("cuMemMap", [&] { return api().mem_map(address, chunk_size_, 0, c.native_.get(), 0); });
+        if (why != errc::none) return why;
+        why = ask("cuMemSetAccess",
+                  [&] { return api().mem_set_access(address, chunk_size_, access_.data(), access_.size()); });
+        if (why != errc::none) (void)unmap(at, chunk_size_);
         return why;
     }
 
-    /// For one or several whole chunks side by side. Not ordered with any stream: no work may use them any more.
+    /// For one or several whole chunks side by side. Not ordered with any stream: no work may use them any more. On a lost
+    /// device what was mapped is gone, and the answer is errc::none: the device's health tells of the loss.
     errc unmap(void* at, std::size_t size) noexcept {
-        const detail::relaxed_capture relaxed(api());
-        return answer(api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size), "cuMemUnmap");
+        const errc why = ask("cuMemUnmap", [&] { return api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size); });
+        return why == errc::device_lost ? errc::none : why;
     }
     /// The same, once all of `users` are reached: the last points of every stream that used them.
     /// errc::deadline_exceeded, and nothing has changed, if one of them isn't by then.
@@ -198,8 +205,16 @@ public:
 private:
     [[nodiscard]] const driver& api() const noexcept { return device_->api(); }
 
-    errc answer(CUresult code, const char* call) noexcept {
-        return code == CUDA_SUCCESS ? errc::none : device_->health().note(code, call);
+    // With the device current: a call in the context of another one may answer with the errors of that one.
+    template <class Call>
+    errc ask(const char* name, Call call) noexcept {
+        cudaError_t code = cudaSuccess;
+        {
+            const device_guard on(device_->context(), code);
+            const detail::relaxed_capture relaxed(api());
+            if (code == cudaSuccess) code = to_runtime(call());
+        }
+        return code == cudaSuccess ? errc::none : device_->health().note(static_cast<CUresult>(code), name);
     }
 
     static CUmemAllocationProp properties(const detail::device_state& device) noexcept {
@@ -207,14 +222,19 @@ private:
         p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;  // its layout is another one from CUDA 13.5 on
         p.location.id = device.ordinal();
+        // So that network cards can read and write it, where the driver has that: an arena can be registered for RDMA. (Driver API,
+        // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.)
+        int rdma = 0;
+        if (device.api().device_get_attribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                              device.context().device()) == CUDA_SUCCESS)
+            p.allocFlags.gpuDirectRDMACapable = rdma != 0 ? 1 : 0;
         return p;
     }
 
     [[nodiscard]] std::size_t whole_chunk(bytes wanted) const {
         if (!device_->api().has_virtual_memory()) fail(cudaErrorNotSupported, "using a device's virtual memory");
-        const CUmemAllocationProp kind = properties(*device_);
         std::size_t smallest = 0;
-        check(device_->api().mem_get_granularity(&smallest, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        check(device_->api().mem_get_granularity(&smallest, &kind_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               "asking a device for the granularity of its virtual memory");
         if (wanted == bytes{}) return smallest;
         // Ranges begin at a multiple of a chunk, and the driver aligns them to powers of two only.
@@ -224,6 +244,10 @@ private:
         return static_cast<std::size_t>(wanted.count());
     }
 
+    [[nodiscard]] bool is_open_to(device_id d, const node& on) const {
+        const int ordinal = on.state(d)->ordinal();
+        return std::any_of(access_.begin(), access_.end(), [&](const auto& a) { return a.location.id == ordinal; });
+    }
     void grant_to(device_id d, const node& on) {
         CUmemAccessDesc desc{};
         desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -233,6 +257,7 @@ private:
     }
 
     const std::shared_ptr<detail::device_state> device_;
+    const CUmemAllocationProp kind_;
     const std::size_t chunk_size_;
     std::vector<CUmemAccessDesc> access_;
 };

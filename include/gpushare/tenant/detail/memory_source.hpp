@@ -36,7 +36,7 @@ public:
 
     /// Null, and the reason.
     [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept = 0;
-    /// No work uses the block any more.
+    /// No work uses the block any more. What is given back to a lost device is gone: no error.
     virtual errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
     /// What it takes of the device; bytes::max() if it can't be had.
     [[nodiscard]] virtual bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
@@ -93,11 +93,12 @@ public:
             at->second.leaves = true;
         }
         const errc why = memory_->unmap(p, whole);
-        if (why == errc::none)
-            leave(p);
-        else
+        if (why != errc::none && why != errc::device_lost) {
             stay(p);
-        return why;
+            return why;
+        }
+        leave(p);  // of a lost device nothing is left to unmap
+        return errc::none;
     }
 
     bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
@@ -204,9 +205,11 @@ public:
         void* p = nullptr;
         try {
             p = pool_->try_allocate(stream_, size, alignment, &why);
-            if (p != nullptr)
-                (void)stream_.record().wait(never);  // on it is nothing else, but by other threads the same
-            return p;
+            if (p == nullptr) return nullptr;
+            const auto had = stream_.record();
+            (void)had.wait(never);  // on it is nothing else, but by other threads the same
+            if (had.status() == errc::none) return p;
+            why = {.code = had.status(), .asked = size, .because = reason::size};
         } catch (const error& e) {
             why = e.figures();
         } catch (...) {
@@ -215,7 +218,10 @@ public:
         if (p != nullptr) (void)pool_->deallocate(stream_, p);
         return nullptr;
     }
-    errc deallocate(void* p, std::size_t, std::size_t) noexcept override { return pool_->deallocate(stream_, p); }
+    errc deallocate(void* p, std::size_t, std::size_t) noexcept override {
+        const errc why = pool_->deallocate(stream_, p);
+        return why == errc::device_lost ? errc::none : why;
+    }
     bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
         return std::as_const(*pool_).charged(size, alignment);
     }

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/occupancy_cache.hpp>
+#include <gpushare/backend/cuda/detail/process_wide.hpp>
 #include <gpushare/backend/cuda/detail/sm_registry.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
@@ -29,6 +31,19 @@ namespace cuda {
 namespace detail {
 
 class device_state;
+
+/// What a point without an event of its own waits for: several others, or the end of a graph.
+class eventless {
+public:
+    eventless() = default;
+    eventless(const eventless&) = delete;
+    eventless& operator=(const eventless&) = delete;
+    virtual ~eventless() = default;
+    /// The errc that it was reached with, or point_state::pending. Safe from any thread; never blocks for long.
+    [[nodiscard]] virtual std::uint8_t outcome() noexcept = 0;
+    /// Whether a graph is among what it waits for.
+    [[nodiscard]] virtual bool waits_for_graph() const noexcept = 0;
+};
 
 /// What the copies of a point share, in the pool of its device. The event is used again for the next point.
 struct point_state {
@@ -51,6 +66,7 @@ struct point_state {
     std::atomic<std::uint8_t> outcome{pending};
     cudaEvent_t event = nullptr;
     const primary_context* home = nullptr;  // where it was made
+    std::unique_ptr<eventless> instead;     // of the event, which isn't used then
     std::shared_ptr<device_state> device;   // null while it lies in the pool
 };
 
@@ -87,7 +103,10 @@ public:
     device_state(std::shared_ptr<const driver> functions, int ordinal, bool beside_device_0)
         : api_(std::move(functions)),
           properties_(query_properties(*api_, ordinal)),
-          context_(initialised(*api_, ordinal), ordinal, beside_device_0) {}
+          context_(initialised(*api_, ordinal), ordinal, beside_device_0),
+          sms_(process_wide<sm_registry>(ordinal)) {
+        health_.ask_by([this] { return answers(); });
+    }
     device_state(const device_state&) = delete;
     device_state& operator=(const device_state&) = delete;
     ~device_state() {
@@ -99,7 +118,8 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
-    [[nodiscard]] sm_registry& sms() noexcept { return sms_; }
+    /// Of all nodes that have the device.
+    [[nodiscard]] sm_registry& sms() noexcept { return *sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
 
     /// What the chunks of virtual memory have of the device.
@@ -118,9 +138,12 @@ public:
     [[nodiscard]] bytes used_of_pools() noexcept {
         const std::lock_guard lock(pools_mutex_);
         bytes all{};
+        if (pools_.empty()) return all;
+        const context_guard any(context_);
         for (const cudaMemPool_t p : pools_) {
             cuuint64_t used = 0;
-            if (cudaMemPoolGetAttribute(p, cudaMemPoolAttrUsedMemCurrent, &used) == cudaSuccess) all += bytes{used};
+            const auto code = cudaMemPoolGetAttribute(p, cudaMemPoolAttrUsedMemCurrent, &used);
+            if (health_.note(code, "cudaMemPoolGetAttribute") == errc::none) all += bytes{used};
         }
         return all;
     }
@@ -130,6 +153,15 @@ public:
     [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self) {
         point_state& p = acquire();
         p.references.store(1, std::memory_order_relaxed);
+        p.device = self;
+        return p;
+    }
+    /// The same without an event. Throws std::bad_alloc.
+    [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self, std::unique_ptr<eventless> instead) {
+        point_state& p = take();
+        p.outcome.store(point_state::pending, std::memory_order_relaxed);  // nobody else knows it yet
+        p.references.store(1, std::memory_order_relaxed);
+        p.instead = std::move(instead);
         p.device = self;
         return p;
     }
@@ -163,20 +195,24 @@ public:
             return true;
         });
     }
+    /// Nobody who looks at the same time finds SMs taken whose work is done: they are free before the driver destroys what had them.
     void collect_partitions() noexcept {
-        auto all = [this] {
+        gpushare::detail::fifo<retired_partition> gone;
+        {
+            const relaxed_capture relaxed(*api_);
             const std::lock_guard lock(mutex_);
-            return gpushare::detail::fifo<retired_partition>(std::move(retired_));
-        }();
-        while (retired_partition* const p = all.pop()) {
-            drop_ended(p->ends);
-            if (p->ends.empty()) {
-                destroy(p);
-                continue;
+            gpushare::detail::fifo<retired_partition> all(std::move(retired_));
+            while (retired_partition* const p = all.pop()) {
+                std::erase_if(p->ends, [this](point_state* end) {
+                    if (!ended(*end)) return false;
+                    points_.release(*end);
+                    return true;
+                });
+                if (p->ends.empty()) give_back_sms(*p);
+                (p->ends.empty() ? gone : retired_).push(*p);
             }
-            const std::lock_guard lock(mutex_);
-            retired_.push(*p);
         }
+        while (retired_partition* const p = gone.pop()) destroy(p);
     }
 
     /// Events made so far, in use or not.
@@ -196,7 +232,7 @@ private:
     void make_event(point_state& p) {
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(context_, device_guard::context::primary, code);
+            const device_guard on(context_, code);
             const relaxed_capture relaxed(*api_);
             if (code == cudaSuccess) code = handled(cudaEventCreateWithFlags(&p.event, cudaEventDefault));
         }
@@ -221,18 +257,30 @@ private:
         (void)health_.note(code, "cuEventQuery");
         return true;
     }
+    void give_back_sms(retired_partition& p) noexcept {
+        sms_->give_back(p.units);
+        p.units.clear();
+    }
     void destroy(retired_partition* p) noexcept {
         if (p->native != nullptr && p->owned) (void)health_.keep(api_->green_destroy(p->native), "cuGreenCtxDestroy");
-        if (!p->units.empty()) sms_.give_back(p->units);
+        give_back_sms(*p);
         for (point_state* end : p->ends) release(*end);
         delete p;
+    }
+
+    // Whether the device still does what it is asked, in the context that was made.
+    [[nodiscard]] bool answers() const noexcept {
+        std::size_t free = 0, total = 0;
+        cudaError_t code = cudaSuccess;
+        const device_guard on(context_, code);
+        return code == cudaSuccess && context_.is_as_made() && handled(cudaMemGetInfo(&free, &total)) == cudaSuccess;
     }
 
     const std::shared_ptr<const driver> api_;
     const device_properties properties_;
     const primary_context context_;
     cuda::health health_;
-    sm_registry sms_;
+    const std::shared_ptr<sm_registry> sms_;
     occupancy_cache occupancy_;
     flow chunks_;
     std::mutex pools_mutex_;
@@ -247,6 +295,7 @@ inline void drop(point_state& p) noexcept {
     // acq_rel: whoever uses the event again has seen the last use by everybody else.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::shared_ptr<device_state> device = std::move(p.device);
+    p.instead.reset();  // which may drop other points
     device->release(p);
 }
 

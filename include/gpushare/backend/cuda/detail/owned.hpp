@@ -64,7 +64,8 @@ public:
 private:
     void reset() noexcept {
         if (native_ == native_type{}) return;
-        const context_guard any(device_->context());
+        cudaError_t entered = cudaSuccess;  // whether it did or not, the call says the rest
+        const device_guard on(device_->context(), entered);
         (void)device_->health().keep(Kind::destroy(device_->api(), release()), Kind::destroys);
     }
 

@@ -42,6 +42,14 @@ struct partition_state {
         --streams;
     }
 
+    /// A stream of it is somebody else's from now on, who doesn't say when that goes: the native partition stays, and its SMs are
+    /// nobody else's. (Driver API, cuGreenCtxDestroy: streams of a context that is gone can't be used.)
+    void keep() noexcept {
+        const std::lock_guard lock(mutex);
+        own->owned = false;
+        own->units.clear();
+    }
+
     const std::shared_ptr<device_state> device;
     std::unique_ptr<retired_partition> own;
     std::uint32_t sms = 0;

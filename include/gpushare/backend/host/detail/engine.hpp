@@ -163,7 +163,8 @@ public:
         {
             const std::lock_guard lock{hub_->mutex};
             for (const auto& s : model_.streams())
-                if (s->device == &model_.devices()[device] && s->part == 0) tags.push_back(s->tag);
+                if (s->device == &model_.devices()[device] && s->part == 0 && s->tag != kernel_free_tag)
+                    tags.push_back(s->tag);
         }
         std::ranges::sort(tags);
         return tags;

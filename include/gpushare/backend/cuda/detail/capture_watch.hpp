@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of the captures of a stream: which of ours is under way, and whether others may begin some. A part of the stream's
+// state.
+//
+//   const auto turn = watch.turn();                       // a thread that records a point
+//   if (capture_watch::captures(turn)) refuse();
+//   record();
+//   if (watch.turn() != turn) refuse();                   // it may have gone into a capture that another thread began meanwhile
+//
+// Any thread may record on a stream for a limiter, so a record takes no lock: what went into a capture can be dropped. Calls that
+// would spoil a capture (waiting for a point from outside of it, allocating) hold off captures instead.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// Safe from any thread.
+class capture_watch {
+public:
+    /// Counts what our captures began and ended: it changes whenever one does.
+    [[nodiscard]] std::uint64_t turn() const noexcept {
+        // acquire: a record that the driver put into a capture comes behind the beginning of that, by the driver's own lock, and this
+        // reading behind the record; so it sees what begin() wrote before.
+        return turn_.load(std::memory_order_acquire);
+    }
+    /// Whether one is under way at that turn.
+    [[nodiscard]] static constexpr bool captures(std::uint64_t turn) noexcept { return turn % 2 != 0; }
+    /// Whether one of ours is under way.
+    [[nodiscard]] bool ours() const noexcept { return captures(turn()); }
+
+    /// Before the driver begins. False where one is under way already. Waits for those who hold off captures.
+    [[nodiscard]] bool begin() noexcept {
+        const std::lock_guard lock(mutex_);
+        std::uint64_t now = turn_.load(std::memory_order_relaxed);
+        return !captures(now) && turn_.compare_exchange_strong(now, now + 1, std::memory_order_acq_rel);
+    }
+    /// After the driver has ended it.
+    void end() noexcept { turn_.fetch_add(1, std::memory_order_release); }
+
+    /// None of ours begins until what is returned goes.
+    [[nodiscard]] std::unique_lock<std::mutex> hold_off() noexcept { return std::unique_lock(mutex_); }
+
+    /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.
+    void hand_out() noexcept {
+        // relaxed: who is given the handle sees to it that what it does with the stream comes behind.
+        if (!handed_out()) handed_out_.store(true, std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool handed_out() const noexcept { return handed_out_.load(std::memory_order_relaxed); }
+
+private:
+    std::mutex mutex_;
+    std::atomic<std::uint64_t> turn_{0};
+    std::atomic<bool> handed_out_{false};
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the nodes of a process share: two of them may have the same device, whose SMs and gangs are the same.
+//
+//   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(ordinal);
+//
+// It is there as long as somebody has it. The table behind it is the one thing in the backend that no node owns: without it, two
+// nodes, of two libraries in a process say, would hand out the same SMs twice and enqueue their gangs in different orders.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// The process's T of that number, made from `arguments` where there is none. Safe from any thread. Throws what making one throws.
+template <class T, class... Arguments>
+[[nodiscard]] std::shared_ptr<T> process_wide(int number, Arguments&&... arguments) {
+    struct table {
+        std::mutex mutex;
+        std::map<int, std::weak_ptr<T>> known;
+    };
+    static table* const all = new table;  // never destroyed: nodes may be made, and go, until the process ends
+    const std::lock_guard lock(all->mutex);
+    auto& there = all->known[number];
+    auto shared = there.lock();
+    if (shared == nullptr) there = shared = std::make_shared<T>(std::forward<Arguments>(arguments)...);
+    return shared;
+}
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
