@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// must fail: required for the satisfaction of 'kernel_for<K,
+// must fail: gpushare: a kernel is called with its context
+// at most 15 lines
 // A kernel is called with its context.
 #include <gpushare/backend/host/host.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// must fail: could not convert .* to '[a-z0-9_:]*submission_work<stream>'
+// must fail: gpushare: work is a callable that takes the stream it enqueues on, stream&
+// at most 20 lines
 // A submission is called with the stream that it enqueues on.
 #include <gpushare/compute/handles.hpp>
 

@@ -4,7 +4,11 @@
 #
 #   cmake [-DCODE=2] -DPATTERN=REGEX      -P expect_exit.cmake -- COMMAND [ARG...]
 #   cmake [-DCODE=2] -DPATTERN_FROM=FILE  -P expect_exit.cmake -- COMMAND [ARG...]    # a line "// must fail: REGEX"
+#
+# With a line "// at most N lines" in FILE, its output may have no more: what is short is read.
 if(PATTERN_FROM)
+    file(STRINGS ${PATTERN_FROM} line REGEX "^// at most [0-9]+ lines" LIMIT_COUNT 1)
+    string(REGEX REPLACE "^// at most ([0-9]+) lines.*" "\\1" most_lines "${line}")
     file(STRINGS ${PATTERN_FROM} line REGEX "^// must fail: " LIMIT_COUNT 1)
     string(REPLACE "// must fail: " "" PATTERN "${line}")
 endif()
@@ -22,6 +26,11 @@ foreach(i RANGE ${last})
 endforeach()
 
 execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+string(REGEX MATCHALL "\n" breaks "${output}")
+list(LENGTH breaks lines)
+if(most_lines AND lines GREATER most_lines)
+    message(FATAL_ERROR "${lines} lines, and at most ${most_lines} are read\n${output}")
+endif()
 # CMake breaks its messages into lines, at words that depend on the length of paths.
 string(REGEX REPLACE "[ \n]+" " " text "${output}")
 if(DEFINED CODE AND NOT result STREQUAL CODE)

@@ -25,6 +25,12 @@ concept fits_in_place = sizeof(F) <= Capacity &&
 template <class Signature, std::size_t Capacity>
 class inplace_function;
 
+/// One argument, by a reference through which it may be changed.
+template <class... Args>
+inline constexpr bool takes_one_object = false;
+template <class T>
+inline constexpr bool takes_one_object<T&> = !std::is_const_v<T>;
+
 /// Calling an empty one is undefined, as is calling it while it is moved or destroyed; concurrent calls are as
 /// safe as those of the callable.
 template <class R, class... Args, std::size_t Capacity>
@@ -45,6 +51,16 @@ public:
         static_assert(std::is_nothrow_move_constructible_v<target>, "the callable must not throw when it is moved");
         std::construct_at(reinterpret_cast<target*>(storage_), std::forward<F>(f));
         actions_ = &actions_of<target>;
+    }
+
+    /// What is called with a stream has the commonest mistake: another parameter, or none. Chosen only to say so.
+    template <class F>
+    requires(std::is_class_v<std::remove_cvref_t<F>> && !std::same_as<std::remove_cvref_t<F>, inplace_function> &&
+             !std::is_invocable_r_v<R, std::decay_t<F>&, Args...> && takes_one_object<Args...>)
+        inplace_function(F&&) {  // NOLINT
+        static_assert(std::is_invocable_r_v<R, std::decay_t<F>&, Args...>,
+                      "gpushare: work is a callable that takes the stream it enqueues on, stream&: "
+                      "[](auto& stream) { ... }");
     }
 
     inplace_function(inplace_function&& other) noexcept { take(other); }

@@ -94,6 +94,13 @@ public:
         enqueue_kernel(g, kernel, false);
     }
 
+    /// Chosen only to say what is wrong.
+    template <class K>
+    requires(!kernel_for<K, kernel_context>) void launch(grid, const K&) {
+        constexpr bool is_kernel = kernel_for<K, kernel_context>;
+        static_assert(is_kernel, "gpushare: a kernel is called with its context, const: [](auto& ctx) { ... }");
+    }
+
     /// The same, all blocks starting together once as many SMs are free; `kernel_context::grid_sync` works.
     /// Enqueues nothing and returns errc::too_many_blocks if the stream's partition, or the device, has fewer SMs.
     template <kernel_for<kernel_context> K>
