@@ -14,6 +14,7 @@
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>

@@ -70,6 +70,10 @@ private:
 /// Durations are nanoseconds everywhere.
 using ns = std::chrono::nanoseconds;
 
+/// In seconds, for printing: `std::printf("%.1f ms", 1e3 * in_seconds(usage.device_time))`. Division by 1.0ms gives a long double, which
+/// printf takes for something else.
+[[nodiscard]] constexpr double in_seconds(ns t) noexcept { return static_cast<double>(t.count()) / 1e9; }
+
 /// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the steady clock, so that
 /// `std::chrono::steady_clock::now() + 5ms` is a deadline. A virtual clock counts from an epoch of its own: compare and
 /// pass only instants of one clock.

@@ -4,8 +4,8 @@
 //
 //   gpushare::foreign_meter before{node.memory(d)};             // on a GPU: by the device's own account
 //   auto engine = load(path);
+//   log(before.measured());                                     // bytes so far; charge() begins anew
 //   auto weights = before.charge(chat);                         // throws over_quota: then destroy the engine
-//   before.measured();                                          // bytes
 //
 //   gpushare::foreign_meter before{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
 //

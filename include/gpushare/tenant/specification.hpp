@@ -193,14 +193,36 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 }
 }  // namespace detail
 
-/// How a close went. Complete: everything was returned and nothing is charged. Else call close again once the work has
-/// ended and what is still charged was given back.
+/// What a close that isn't complete waits for.
+enum class close_wait : std::uint8_t {
+    nothing,  ///< it is complete
+    work,     ///< submissions in flight, and permits that are out: usage.in_flight says how many
+    streams,  ///< work that went to a stream of the tenant's past its limiter
+    frees,    ///< frees whose streams haven't reached them
+    memory,   ///< pools and arenas that are in use, workspaces, handed over memory: still_charged says how much
+};
+/// In English.
+[[nodiscard]] constexpr std::string_view to_string(close_wait w) noexcept {
+    switch (w) {
+        case close_wait::nothing: return "nothing";
+        case close_wait::work: return "submissions and permits";
+        case close_wait::streams: return "work on its streams past the limiter";
+        case close_wait::frees: return "frees in stream order";
+        case close_wait::memory: return "memory that is still charged";
+    }
+    return "unknown";
+}
+
+/// How a close went. Complete: everything was returned and nothing is charged. Else `waits_for` says what it waits for:
+/// call close again once that has ended. All else is as it was when the deadline came.
 struct close_report {
     bool complete = false;            ///< all is returned
     std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
     bytes leaked{};                   ///< their sizes
     bytes still_charged{};  ///< to the tenant's quotas, by arenas, workspaces and pending frees, which must end first
     tenant_usage usage{};   ///< final, if complete
+    close_wait waits_for = close_wait::nothing;  ///< of what isn't complete: what has to end first
+    device_id device{};                          ///< and on which of its devices
 };
 
 }  // namespace GPUSHARE_ABI

@@ -18,6 +18,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -98,12 +100,26 @@ public:
             return connected_split(spec.memory, spec.devices, rooms, links, spec.unit);
         };
     }
+    /// A policy isn't an option; chosen only to say so.
+    template <compute_policy Other>
+    tenancy(Node& shared, Other, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
+        constexpr bool is_option = !compute_policy<Other>;
+        static_assert(is_option,
+                      "gpushare: the policy is a template argument, tenancy<node, fifo> shared{on}; policies with "
+                      "settings are made by a function of the device: {on, options, [](device_id) { return ...; }}");
+    }
     tenancy(const tenancy&) = delete;
     tenancy& operator=(const tenancy&) = delete;
 
+    /// Aborts, and names it on stderr, where the handle of a tenant is still there: it would use the tenancy when it is
+    /// used, or destroyed. Declare the tenancy before its tenants.
     ~tenancy() {
         reap();
-        for (auto& s : shared_.stuck) (void)s.release();  // work may still use the memory
+        for (auto& s : shared_.stuck) std::erase(shared_.handles, s.release());  // work may still use the memory
+        if (shared_.handles.empty()) return;
+        std::fprintf(stderr, "gpushare: tenant '%s' outlives its tenancy: destroy the handles of tenants first\n",
+                     tenant_name{shared_.handles.front()->name()}.view().data());
+        std::abort();
     }
 
     /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no name,

@@ -369,7 +369,8 @@ private:
         try {
             const auto report = state_->finish(saturating_add(state_->now(), all.options.close_timeout));
             if (report.complete) return;
-            if (report.still_charged != bytes{}) left.what = tenant_event::kind::charged;
+            if (report.waits_for == close_wait::memory && report.still_charged != bytes{})
+                left.what = tenant_event::kind::charged;
         } catch (...) {
             left.code = errc::out_of_memory;  // of the host's
         }
@@ -383,7 +384,8 @@ private:
             const std::lock_guard lock(all.mutex);
             all.stuck.push_back(std::move(state_));
         } catch (...) {
-            (void)state_.release();  // work may still use the memory: losing it is the lesser evil
+            const std::lock_guard lock(all.mutex);
+            std::erase(all.handles, state_.release());  // work may still use the memory: losing it is the lesser evil
         }
     }
 

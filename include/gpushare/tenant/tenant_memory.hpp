@@ -99,12 +99,22 @@ public:
         if (void* const p = obtain(size, alignment, &why, label)) return p;
         throw memory_error(why, tenant_, "allocate");
     }
+    /// The same, of a size with its unit: allocate(40_MiB).
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment, std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
+    }
     /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         if (pool_) [[likely]]
             if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
         return obtain(size, alignment, why, label);
+    }
+
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment, failure* why = nullptr,
+                                     std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
@@ -144,6 +154,10 @@ public:
         return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As deallocate, but work before `point` may still use the block: it is credited once the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
                           std::size_t alignment = default_alignment) noexcept {

@@ -180,6 +180,7 @@ struct shared_node {
     std::deque<device> devices;
     std::vector<std::string> names;                                // under the mutex
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
+    std::vector<const tenant_state<Node, Policy>*> handles;        // under the mutex; of all tenants, stuck ones too
     const tenancy_options options;
 };
 

@@ -44,13 +44,18 @@ public:
     using shared = shared_node<Node, Policy>;
     using part = tenant_part<Node, Policy>;
 
-    tenant_state(Node& whole, shared& all) : whole_(&whole), clock_(whole.get_clock()), all_(&all) {}
+    tenant_state(Node& whole, shared& all) : whole_(&whole), clock_(whole.get_clock()), all_(&all) {
+        const std::lock_guard lock(all.mutex);
+        all.handles.push_back(this);
+    }
     tenant_state(const tenant_state&) = delete;
     tenant_state& operator=(const tenant_state&) = delete;
 
     ~tenant_state() {
         close_report late;  // what calls that overlapped the close have left behind
         if (closed()) with_memory([&](part& p) { return p.memory.take_back(late, patience{clock_, instant::min()}); });
+        const std::lock_guard lock(all_->mutex);
+        std::erase(all_->handles, this);
     }
 
     // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a limiter that a client leaves
@@ -164,11 +169,11 @@ public:
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
         for (auto& p : parts_)
-            if (!end_client(p, deadline)) return report;
+            if (!end_client(p, deadline)) return waiting(report, close_wait::work, p);
         for (auto& p : parts_) {
             for (auto& s : p.streams)
-                if (!s.record().wait(deadline)) return report;
-            if (p.has_memory && !p.memory.drain(deadline)) return report;
+                if (!s.record().wait(deadline)) return waiting(report, close_wait::streams, p);
+            if (p.has_memory && !p.memory.drain(deadline)) return waiting(report, close_wait::frees, p);
         }
         {
             const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
@@ -181,10 +186,9 @@ public:
             returned &= with_memory([&](part& p) { return p.memory.take_back(report, patience{clock_, deadline}); });
             returned &= with_memory([&](part& p) { return p.memory.drain(deadline); });
         }
-        report.usage = usage();
-        with_memory([&](part& p) { return report.still_charged += p.memory.limit().usage().current, true; });
+        note(report);
         report.complete = returned && report.still_charged == bytes{};
-        if (!report.complete) return report;
+        if (!report.complete) return blocked(report);
         const std::lock_guard lock(all_->mutex);
         if (std::exchange(named_, false)) {  // else another close was first, and the name may be somebody else's by now
             promise({}, promised_at_);
@@ -328,6 +332,30 @@ public:
     }
 
 private:
+    // As it is now.
+    void note(close_report& report) {
+        report.usage = usage();
+        report.still_charged = {};
+        with_memory([&](part& p) { return report.still_charged += p.memory.limit().usage().current, true; });
+    }
+    close_report& waiting(close_report& report, close_wait what, const part& p) {
+        note(report);
+        report.waits_for = what;
+        report.device = p.device;
+        return report;
+    }
+    // Memory that isn't back, of the first device that has some.
+    close_report& blocked(close_report& report) {
+        report.waits_for = close_wait::memory;
+        report.device = parts_.front().device;
+        (void)with_memory([&](part& p) {
+            if (p.memory.limit().usage().current == bytes{}) return true;
+            report.device = p.device;
+            return false;
+        });
+        return report;
+    }
+
     bool end_client(part& p, instant deadline) { return p.slice.compute.close(p.client, deadline, {}, &p.account); }
 
     // Calls it for each part whose memory is this tenant's. Whether it was true of all.
