@@ -209,12 +209,15 @@ inline constexpr std::size_t longest_name = tenant_name::longest;
     return m.add(f);
 }
 
-/// `text`, with what can't be printed escaped; instead of an empty one, what the code says.
-[[nodiscard]] inline std::string whole_sentence(errc code, std::string_view text) {
-    if (text.empty()) text = to_string(code);
+/// `text`, with what can't be printed escaped.
+[[nodiscard]] inline std::string printable(std::string_view text) {
     std::string all(text.size() * 4, '\0');
     all.resize(copy_printable(text, all.data(), all.size()));
     return all;
+}
+/// The same; instead of an empty text, what the code says.
+[[nodiscard]] inline std::string whole_sentence(errc code, std::string_view text) {
+    return printable(text.empty() ? to_string(code) : text);
 }
 
 }  // namespace detail

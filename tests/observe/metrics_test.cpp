@@ -147,6 +147,11 @@ TEST_CASE("names that the format doesn't have, and labels of any bytes, come out
           }) ==
           "# HELP __lives:x \n# TYPE __lives:x gauge\n"
           "__lives:x{a_b_c=\"\xef\xbf\xbd\xef\xbf\xbd(\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"} 1\n");
+    // What a terminal would act on comes out as text.
+    CHECK(written([](metrics_text& out) {
+              out.family("x", metric_type::gauge, "");
+              out.sample({{"tenant", std::string_view("\x1b[31m\0\x7f\xc2\x9b", 9)}}, 1);
+          }) == "# HELP x \n# TYPE x gauge\nx{tenant=\"\\\\x1b[31m\\\\x00\\\\x7f\\\\xc2\\\\x9b\"} 1\n");
     const auto seed = support::seed(1);
     CAPTURE(seed);
     support::random any(seed);

@@ -3,6 +3,7 @@
 // what was taken back, and complete means that nothing is charged.
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,9 +12,14 @@
 #include <memory_resource>
 #include <new>
 #include <optional>
+#include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
@@ -129,6 +135,7 @@ TEST_CASE("a close is not complete while a workspace is charged", "[tenant][clos
     const auto report = a.close(soon());
     CHECK_FALSE(report.complete);
     CHECK(report.still_charged == 4_MiB);
+    CHECK(report.waits_for == gpushare::close_wait::memory);
     library.reset();
     CHECK(a.close(soon()).complete);
     CHECK(shared.rooms()[0].free == 64_MiB);
@@ -195,10 +202,91 @@ TEST_CASE("a free that is still pending at the deadline leaves the close incompl
     slow.enqueue(1us);
     void* const p = a.memory().allocate(1 << 20);
     REQUIRE(a.memory().deallocate_after(slow.record(), p, 1 << 20) == errc::none);
-    CHECK_FALSE(a.close(host::steady_clock::now() + 10ms).complete);
+    const auto report = a.close(host::steady_clock::now() + 10ms);
+    CHECK_FALSE(report.complete);
+    CHECK(report.waits_for == gpushare::close_wait::frees);
+    CHECK(report.still_charged >= 1_MiB);
+    CHECK(report.usage.allocations == 1);
     n.faults({0}).resume(slow);
-    CHECK(a.close(soon()).complete);
+    const auto last = a.close(soon());
+    CHECK(last.complete);
+    CHECK(last.waits_for == gpushare::close_wait::nothing);
+    CHECK(last.still_charged == 0_B);
     CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("a close that isn't complete says for what it waits, and where", "[tenant][close]") {
+    host::node n(node_of(2));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+    auto& stream = a.work_stream(1);
+    n.faults({1}).stall(stream);
+    auto t = a.submit([](auto& s) { s.enqueue(1us); }, {}, {}, 1);
+    auto report = a.close(host::steady_clock::now() + 5ms);
+    CHECK_FALSE(report.complete);
+    CHECK(report.waits_for == gpushare::close_wait::work);
+    CHECK(to_string(report.waits_for) == "submissions and permits");
+    CHECK(report.device == device_id{1});
+    CHECK(report.usage.in_flight == 1);
+    // The same by a stop request in place of the deadline, before and during the wait.
+    std::stop_source stop;
+    auto stopping = std::async(std::launch::async, [&] { return a.close(gpushare::never, stop.get_token()); });
+    std::this_thread::sleep_for(5ms);
+    stop.request_stop();
+    report = stopping.get();
+    CHECK_FALSE(report.complete);
+    CHECK(report.waits_for == gpushare::close_wait::work);
+    n.faults({1}).resume(stream);
+    t.wait();
+    CHECK(a.close(soon(), stop.get_token()).complete == a.close(soon()).complete);
+}
+
+TEST_CASE("a close that waits for a free or a stream ends by a stop request", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    auto& stream = a.work_stream();
+    n.faults({0}).stall(stream);
+    stream.enqueue(1us);  // past the limiter
+    std::stop_source stop;
+    auto stopping = std::async(std::launch::async, [&] { return a.close(gpushare::never, stop.get_token()); });
+    std::this_thread::sleep_for(5ms);
+    stop.request_stop();
+    const auto report = stopping.get();
+    CHECK_FALSE(report.complete);
+    CHECK(report.waits_for == gpushare::close_wait::streams);
+    n.faults({0}).resume(stream);
+    CHECK(a.close(soon()).complete);
+}
+
+TEST_CASE("a handle that outlives its tenancy ends the program, and is named", "[tenant][close]") {
+    int pipes[2];
+    REQUIRE(::pipe(pipes) == 0);
+    const auto child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        (void)::dup2(pipes[1], 2);
+        std::signal(SIGABRT, SIG_DFL);
+        host::node n(node_of(1));
+        std::optional<tenancy> shared(std::in_place, n);
+        auto a = shared->admit({.name = "a\x1b", .memory = 1_MiB});
+        shared.reset();
+        ::_exit(0);
+    }
+    (void)::close(pipes[1]);
+    std::string said;
+    char c = 0;
+    while (::read(pipes[0], &c, 1) == 1) said += c;
+    (void)::close(pipes[0]);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+    CHECK(said.find("gpushare: tenant 'a\\x1b' outlives its tenancy") != std::string::npos);
+    // One that is closed and destroyed in time, or moved from, says nothing.
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto b = shared.admit({.name = "b", .memory = 1_MiB});
+    auto moved = std::move(b);
 }
 
 TEST_CASE("after a close memory is refused as closed", "[tenant][close]") {

@@ -209,11 +209,20 @@ private:
                 put("\\n");
             else if (c == '\\')
                 put("\\\\");
+            else if (detail::printable_character(text) == 0)  // a control character: as `\x1b`, its backslash escaped
+                put_control(text.substr(0, n));
             else if (c == '"' && quotes)
                 put("\\\"");
             else
                 put(text.substr(0, n));
             text.remove_prefix(n == 0 ? 1 : n);
+        }
+    }
+    void put_control(std::string_view bytes) noexcept {
+        for (; !bytes.empty(); bytes.remove_prefix(1)) {
+            std::array<char, 4> one{};
+            (void)detail::copy_printable(bytes.substr(0, 1), one.data(), one.size());
+            put("\\"), put({one.data(), one.size()});
         }
     }
     template <class N>

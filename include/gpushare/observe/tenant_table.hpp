@@ -28,10 +28,11 @@ template <class Tenant>
     const auto mib = [](bytes b) { return std::to_string(b.count() >> 20) + " MiB"; };
     const auto spec = of.spec();
     const auto usage = of.usage();
-    std::string text = of.name() + ": " + tenths(spec.compute.permille()) + " % of " + std::to_string(spec.on.size()) +
-                       (spec.on.size() == 1 ? " device" : " devices") + ", level " + std::to_string(spec.level.level) +
-                       ", " + std::to_string(usage.in_flight) + " in flight, " + std::to_string(usage.waiting) +
-                       " waiting, " + tenths(static_cast<std::uint64_t>(usage.device_time.count()) / 100000000) +
+    std::string text = detail::printable(of.name()) + ": " + tenths(spec.compute.permille()) + " % of " +
+                       std::to_string(spec.on.size()) + (spec.on.size() == 1 ? " device" : " devices") + ", level " +
+                       std::to_string(spec.level.level) + ", " + std::to_string(usage.in_flight) + " in flight, " +
+                       std::to_string(usage.waiting) + " waiting, " +
+                       tenths(static_cast<std::uint64_t>(usage.device_time.count()) / 100000000) +
                        " s of device time\n";
     using enum align;
     table rows{{"device", right}, {"memory used", right}, {"of", right},

@@ -70,10 +70,9 @@ struct device_link {
 
 /// A device as a topology knows it.
 struct device_description {
-    bytes memory{};            ///< that it has
-    std::uint32_t sms = 0;     ///< that it has; 0: unknown
-    std::uint32_t node = 0;    ///< that it is on
-    std::int32_t socket = -1;  ///< of the node; -1: unknown
+    bytes memory{};          ///< that it has
+    std::uint32_t sms = 0;   ///< that it has; 0: unknown
+    std::uint32_t node = 0;  ///< that it is on
 
     friend bool operator==(const device_description&, const device_description&) = default;
 };

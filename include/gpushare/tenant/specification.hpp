@@ -160,7 +160,7 @@ struct tenant_event {
         charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes
     };
     kind what{};                     ///< what happened
-    std::string_view tenant{};       ///< whose it is; empty: nobody's
+    std::string_view tenant{};       ///< whose it is, with control characters escaped; empty: nobody's
     device_id device{};              ///< where
     errc code = errc::none;          ///< why, where there is a reason
     bytes size{};                    ///< of the block, or what is too much

@@ -302,7 +302,9 @@ public:
     /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
     /// quota, share and name. If the report is incomplete at the deadline, nothing was taken from running work; call
     /// again.
-    close_report close(instant deadline = never) { return state_->finish(deadline); }
+    close_report close(instant deadline = never, const std::stop_token& stop = {}) {
+        return state_->finish(deadline, stop);
+    }
 
 private:
     template <node, compute_policy>
@@ -365,7 +367,8 @@ private:
 
     void abandon() noexcept {
         auto& all = state_->all();
-        tenant_event left{tenant_event::kind::stuck, name(), {}, errc::deadline_exceeded};
+        const tenant_name whose{name()};
+        tenant_event left{tenant_event::kind::stuck, whose.view(), {}, errc::deadline_exceeded};
         try {
             const auto report = state_->finish(saturating_add(state_->now(), all.options.close_timeout));
             if (report.complete) return;

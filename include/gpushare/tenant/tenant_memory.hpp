@@ -66,9 +66,9 @@ public:
 
     /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All
     /// arguments by reference, the sink too, must outlive it. Throws std::bad_alloc.
-    tenant_memory(quota& device, Upstream& upstream, std::string tenant, device_id id, bytes guaranteed, bytes burst,
-                  const event_sink& sink, tenant_memory_options<Point> o = {})
-        : tenant_(std::move(tenant)),
+    tenant_memory(quota& device, Upstream& upstream, std::string_view tenant, device_id id, bytes guaranteed,
+                  bytes burst, const event_sink& sink, tenant_memory_options<Point> o = {})
+        : tenant_(detail::printable(tenant)),
           id_(id),
           sink_(&sink),
           quota_(device, guaranteed, burst),

@@ -165,15 +165,17 @@ public:
     // back; (7) frees that came beside all this are collected; (8) share and name return, once nothing is charged any more.
     // A deadline can end it in (2), (3), (5) or (7): what was taken back is never handed out. The parts stay until the
     // handle goes, so that a call that overlaps is refused and not lost.
-    close_report finish(instant deadline) {
+    close_report finish(instant deadline, const std::stop_token& stop = {}) {
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
         for (auto& p : parts_)
-            if (!end_client(p, deadline)) return waiting(report, close_wait::work, p);
+            if (!end_client(p, deadline, stop)) return waiting(report, close_wait::work, p);
         for (auto& p : parts_) {
             for (auto& s : p.streams)
-                if (!s.record().wait(deadline)) return waiting(report, close_wait::streams, p);
-            if (p.has_memory && !p.memory.drain(deadline)) return waiting(report, close_wait::frees, p);
+                if (!in_pieces([&](instant by) { return s.record().wait(by); }, deadline, stop))
+                    return waiting(report, close_wait::streams, p);
+            if (p.has_memory && !in_pieces([&](instant by) { return p.memory.drain(by); }, deadline, stop))
+                return waiting(report, close_wait::frees, p);
         }
         {
             const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
@@ -181,10 +183,16 @@ public:
         }
         with_memory(
             [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
-        bool returned = with_memory([&](part& p) { return p.memory.limit().close(deadline); });
+        const auto all = [&](auto f) {
+            return with_memory(
+                [&](part& p) { return in_pieces([&](instant by) { return f(p.memory, by); }, deadline, stop); });
+        };
+        bool returned = all([](auto& m, instant by) { return m.limit().close(by); });
         if (returned) {  // else pools still touch their blocks
-            returned &= with_memory([&](part& p) { return p.memory.take_back(report, patience{clock_, deadline}); });
-            returned &= with_memory([&](part& p) { return p.memory.drain(deadline); });
+            returned &= with_memory([&](part& p) {
+                return p.memory.take_back(report, patience{clock_, deadline, stop});
+            });
+            returned &= all([](auto& m, instant by) { return m.drain(by); });
         }
         note(report);
         report.complete = returned && report.still_charged == bytes{};
@@ -356,7 +364,21 @@ private:
         return report;
     }
 
-    bool end_client(part& p, instant deadline) { return p.slice.compute.close(p.client, deadline, {}, &p.account); }
+    bool end_client(part& p, instant deadline, const std::stop_token& stop = {}) {
+        return p.slice.compute.close(p.client, deadline, stop, &p.account);
+    }
+
+    // A wait that knows no stop request, until the deadline or one.
+    template <class Wait>
+    bool in_pieces(Wait wait, instant deadline, const std::stop_token& stop) {
+        if (!stop.stop_possible()) return wait(deadline);
+        for (;;) {
+            const bool over = stop.stop_requested();
+            const instant by = over ? instant::min() : saturating_add(now(), std::chrono::milliseconds(2));
+            if (wait(std::min(by, deadline))) return true;
+            if (over || now() >= deadline) return false;
+        }
+    }
 
     // Calls it for each part whose memory is this tenant's. Whether it was true of all.
     template <class F>
