@@ -143,6 +143,7 @@ enum class reason : std::uint16_t {
     occupied,             ///< memory is there already, or the ranges overlap: no figures
     other_pool,           ///< the arenas are of two pools: no figures
     no_lender,            ///< bytes: asked to borrow, by a quota without one above it
+    other_tree,           ///< the quota isn't below the one that is exchanged: no figures
     other_part,           ///< asked: the part that the block says it is of; limit: how many there are
     pages_of_nothing,     ///< bytes: asked: the page
     // admission and partitions
@@ -188,6 +189,7 @@ enum class reason : std::uint16_t {
     rank_failed,      ///< asked: the epoch; left: the rank
     no_such_rank,     ///< asked: the rank; limit: how many there are
     no_ranks,         ///< a communicator without a rank, a channel or a block: no figures
+    rank_twice,       ///< asked: the rank
     no_such_channel,  ///< asked: the channel; limit: how many there are
     tuned_sizes,      ///< bytes: asked: the smallest size; limit: the largest
     unequal_parts,    ///< a count: asked: elements; limit: parts
@@ -241,6 +243,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::other_pool, errc::invalid_specification, figure_unit::none, "the two arenas are of different pools"},
     {reason::no_lender, errc::invalid_specification, figure_unit::bytes,
      "asked to borrow {asked}, and there is no quota above to borrow from"},
+    {reason::other_tree, errc::invalid_specification, figure_unit::none,
+     "the quota isn't below the one whose bytes are exchanged"},
     {reason::other_part, errc::unknown_block, figure_unit::position,
      "the block says that it is of part {asked}: there are {limit}, from 0"},
     {reason::pages_of_nothing, errc::invalid_specification, figure_unit::bytes,
@@ -308,6 +312,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "no rank {asked}: there are {limit}, from 0"},
     {reason::no_ranks, errc::invalid_specification, figure_unit::none,
      "a communicator needs a rank, a channel and a block"},
+    {reason::rank_twice, errc::invalid_specification, figure_unit::position, "rank {asked} is in two groups"},
     {reason::no_such_channel, errc::invalid_specification, figure_unit::position,
      "no channel {asked}: there are {limit}, from 0"},
     {reason::tuned_sizes, errc::invalid_specification, figure_unit::bytes,

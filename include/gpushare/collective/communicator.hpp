@@ -174,13 +174,14 @@ public:
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
-        check(r < size() && channel < channels(), r, size(), "rank of a communicator");
+        check(r < size(), r, size(), reason::no_such_rank, "a communicator");
+        check(channel < channels(), channel, channels(), reason::no_such_channel, "a communicator");
         return {shared_->views[channel], shared_->tuning, r};
     }
 
     /// The rank that `r` has in the communicator that this one was split from; `r` itself where there is none.
     [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
-        check(r < size(), r, size(), "rank of a communicator");
+        check(r < size(), r, size(), reason::no_such_rank, "a communicator");
         return parents_[r];
     }
 
@@ -189,7 +190,8 @@ public:
     [[nodiscard]] communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<bool> taken(size());
         for (const std::uint32_t r : ranks) {
-            check(r < size() && !taken[r], r, size(), "splitting a communicator");
+            check(r < size(), r, size(), reason::no_such_rank, "splitting a communicator");
+            check(!taken[r], r, size(), reason::rank_twice, "splitting a communicator");
             taken[r] = true;
         }
         return communicator(std::vector<std::uint32_t>(ranks.begin(), ranks.end()), inherited());
@@ -197,7 +199,8 @@ public:
 
     /// One group per colour, in rising order of colours; colours[r] is that of rank r.
     [[nodiscard]] std::vector<communicator> split(std::span<const std::uint32_t> colours) const {
-        check(colours.size() == size(), colours.size(), size(), "splitting a communicator");
+        check(colours.size() == size(), colours.size(), size(), reason::wrong_count,
+              "splitting a communicator, colours");
         std::vector<std::uint32_t> order(colours.begin(), colours.end());
         std::sort(order.begin(), order.end());
         order.erase(std::unique(order.begin(), order.end()), order.end());
@@ -231,7 +234,7 @@ public:
 
     /// How far each rank is on one channel (its first block), for a hang_watch. A snapshot without order.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
-        check(channel < channels(), channel, channels(), "channel of a communicator");
+        check(channel < channels(), channel, channels(), reason::no_such_channel, "a communicator");
         std::vector<rank_progress> all(size());
         for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
         return all;
@@ -284,8 +287,9 @@ private:
         o.tuning = shared_->tuning;
         return o;
     }
-    static void check(bool good, std::uint64_t asked, std::uint64_t limit, std::string_view what) {
-        if (!good) raise({.code = errc::invalid_specification, .asked = asked, .limit = limit}, {}, what);
+    static void check(bool good, std::uint64_t asked, std::uint64_t limit, reason because, std::string_view what) {
+        if (!good)
+            raise({.code = errc::invalid_specification, .asked = asked, .limit = limit, .because = because}, {}, what);
     }
 
     std::vector<std::uint32_t> parents_;

@@ -271,9 +271,11 @@ public:
     /// the first for which it doesn't, beside those before it), invalid_specification, or closed: then all is as it was.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
-            if (const auto& w = wanted_[refused_];
-                w.guaranteed + w.burst > quota::max_limit() || !is_below(*w.of, of()))
-                return {errc::invalid_specification, (w.guaranteed + w.burst).count(), 0, quota::max_limit().count()};
+            if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())
+                return {errc::invalid_specification, (w.guaranteed + w.burst).count(), 0, quota::max_limit().count(),
+                        reason::size_limit};
+            else if (!is_below(*w.of, of()))
+                return {.code = errc::invalid_specification, .because = reason::other_tree};
         begin_exchange(of());
         for (const auto& w : wanted_) before_.push_back({w.of, guaranteed(*w.of), burst(*w.of)});
         failure why{};
