@@ -476,7 +476,9 @@ TEST_CASE("a lost device fails what runs there, and closing still returns everyt
     const auto report = a.close(soon());
     CHECK(report.complete);
     CHECK(report.leaked_blocks == 1);
-    check_untouched(shared);
+    CHECK(shared.rooms()[0].free == 0_MiB);  // lost: there is nothing to promise any more
+    CHECK(shared.rooms()[1].free == 64_MiB);
+    for (std::uint32_t d = 0; d < 2; ++d) CHECK(shared.unpromised({d}) == gpushare::share::whole());
 }
 
 TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", "[tenant]") {
