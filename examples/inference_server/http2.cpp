@@ -101,8 +101,7 @@ struct http2::parts {
         if (c == nullptr) return 0;
         c->head_bytes += name_size + size + 32;
         // A short block can stand for megabytes that the table repeats: it isn't read on.
-        if (c->head_bytes > 4 * p.most.head) return NGHTTP2_ERR_CALLBACK_FAILURE;
-        if (c->head_bytes > p.most.head) return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
+        if (c->head_bytes > p.most.head) return NGHTTP2_ERR_CALLBACK_FAILURE;
         if (c->asked) return 0;  // trailers say nothing that is used
         return guarded([&] { return keep(c->head, view(name, name_size), view(value, size)), 0; });
     }

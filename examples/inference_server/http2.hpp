@@ -52,7 +52,7 @@ public:
 
     struct limits {
         std::uint32_t calls = 100;       ///< open at a time; more are refused
-        std::size_t head = 8192;         ///< bytes of a call's head; a call with more is refused
+        std::size_t head = 8192;         ///< bytes of a call's head; a longer one ends the connection
         std::size_t resets = 1000;       ///< calls that the client cancels at once; the connection ends beyond them
         std::size_t resets_per_s = 100;  ///< so many more may follow
     };
