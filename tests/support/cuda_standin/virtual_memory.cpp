@@ -163,11 +163,11 @@ CUresult unmap(CUdeviceptr at, std::size_t size) {
     return driver(beside_context({.name = "cuMemUnmap", .returns = true}, [&](machine& m) {
         // Isn't stream-ordered: whoever unmaps has to have waited. (Driver API, cuMemUnmap: "the virtual address range should not be
         // in use".) Copies say what they use, and so do kernels by their arguments. A lost device uses nothing any more.
-        const range gone{at, size};
+        const range all{at, size};
         const auto uses = [&](const operation& op) {
-            return op.writes.meets(gone) || op.reads.meets(gone) ||
+            return op.writes.meets(all) || op.reads.meets(all) ||
                    std::ranges::any_of(op.touches, [&](std::uintptr_t p) {
-                       return gone.meets({p, 1});
+                       return all.meets({p, 1});
                    });
         };
         for (const auto& s : m.busy)
