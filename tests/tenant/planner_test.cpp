@@ -382,7 +382,7 @@ TEST_CASE_METHOD(planned, "a lost device is no device", "[tenant][planner]") {
     CHECK(both.outcome == admission_result::refused);  // no other one will come
     CHECK(both.code == errc::too_few_devices);
     CHECK(shared.lost({0}));
-    CHECK(shared.rooms()[0].whole == bytes{});
+    CHECK(shared.promisable()[0].whole == bytes{});
     CHECK(gpushare::as_cluster(shared).devices() == 1);
 }
 
