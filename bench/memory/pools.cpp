@@ -15,11 +15,13 @@
 #include <vector>
 
 #include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 #include "mixed.hpp"
 #include "parts.hpp"
 #include "sources.hpp"
+#include "survivors.hpp"
 
 namespace bench {
 
@@ -133,6 +135,9 @@ void pools(report& r) {
     }
     std::vector<double> fragmentation;
     for (std::uint64_t seed = 1; seed <= repeats; ++seed) fragmentation.push_back(fragmentation_of_long_lived(seed));
+    for (const auto stack : {gpushare::memory_stack::direct, gpushare::memory_stack::pool,
+                             gpushare::memory_stack::arena, gpushare::memory_stack::stream_ordered})
+        fragmentation.push_back(survivors(stack).held_over_live);
     r.figure("memory.pool_fragmentation_max", fragmentation, "x", statistic::most);
 }
 

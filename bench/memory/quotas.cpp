@@ -26,6 +26,7 @@
 #include "support/composition/host_backend.hpp"
 #include "support/composition/matrix.hpp"
 #include "support/growth.hpp"
+#include "survivors.hpp"
 
 namespace bench {
 
@@ -372,6 +373,13 @@ void exactness(report& r) {
         support::composition::run_matrix<support::composition::host_backend>(400, {}, "exactness under attack");
     all.false_refusals += stacked.false_refusals;
     for (const auto& what : stacked.wrong) std::printf("# %s\n", what.c_str());
+    // And of tenants with small blocks that stay beside large ones.
+    for (const auto stack : {gpushare::memory_stack::direct, gpushare::memory_stack::pool,
+                             gpushare::memory_stack::arena, gpushare::memory_stack::stream_ordered}) {
+        const auto tenants = survivors(stack);
+        all.operations += tenants.operations;
+        all.false_refusals += tenants.false_refusals;
+    }
     std::printf("# %zu stacks under attack, of which %zu broke a promise\n", stacked.cells, stacked.failed);
     std::printf("# %llu operations by 4 threads: one and two levels, what fits beside what can't, and what is scarce\n",
                 static_cast<unsigned long long>(all.operations));

@@ -58,7 +58,7 @@ bool clean(const pool_usage& u) { return u.used == 0_B && u.requested == 0_B && 
 
 }  // namespace
 
-TEST_CASE("with long-lived blocks among short ones a pool holds less than twice what is live", "[memory][pool]") {
+TEST_CASE("with long-lived blocks among short ones a pool holds little more than what is live", "[memory][pool]") {
     const auto seed = support::seed(28);
     CAPTURE(seed);
     support::random any(seed);
@@ -82,7 +82,7 @@ TEST_CASE("with long-lived blocks among short ones a pool holds less than twice 
         replace(any.of(longs), size(20, 25));
         if (i > 5'000) most = std::max(most, pool.usage().held_over_live());
     }
-    CHECK(most < 2);
+    CHECK(most < 1.5);
     for (auto* all : {&longs, &shorts})
         for (const auto& [p, n] : *all) (void)cache.deallocate(p, n, 256);
     CHECK(pool.trim({}) == 0_B);
@@ -298,7 +298,7 @@ TEST_CASE("before a refusal empty segments go back, and the upstream is asked fo
     for (auto* p : blocks) CHECK(c.pool.deallocate(p, MiB, 256) == errc::none);
     void* const p = c.pool.try_allocate(5 * MiB + 1, 256);  // in no segment, and not beside them
     REQUIRE(p != nullptr);
-    CHECK(c.pool.usage().reserved == 5_MiB + 256_B);
+    CHECK(c.pool.usage().reserved == 7_MiB + 256_B);  // six went back: as many as it takes
     void* const rest = c.pool.try_allocate(3 * MiB - 256, 256);
     CHECK(rest != nullptr);
     CHECK(c.pool.usage().reserved == 8_MiB);

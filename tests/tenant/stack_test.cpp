@@ -2,6 +2,7 @@
 // What a tenant's memory() is made of: whichever it is, quotas are exact, frees are checked, neighbours have what they were
 // promised, and a close takes everything back.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -24,6 +25,8 @@
 #include <gpushare/tenant/tenant_directory.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/random.hpp"
 #include "support/threads.hpp"
 
 namespace stack_test {
@@ -427,6 +430,196 @@ TEST_CASE("a tenant that shrinks hands nothing out before it fits, and keeps not
     p = a.memory().allocate(64 * mib);
     CHECK(a.memory().deallocate(p, 64 * mib) == errc::none);
     CHECK(a.close(soon()).complete);
+}
+
+namespace {
+
+/// A tenant's blocks, and what they take at most: of a pool small ones count as the segment that they may keep alone, of an arena as
+/// chunks. A pool may waste a little besides, by blocks that it uses again.
+class holdings {
+public:
+    holdings(tenancy::tenant& of, bytes most) : memory_(&of.memory()), largest_(most), limit(most) {}
+
+    [[nodiscard]] bytes rounded(std::size_t size) const {
+        const auto stack = memory_->made_of();
+        if (stack == memory_stack::arena) return bytes{(size + 64 * KiB - 1) / (64 * KiB) * (64 * KiB)};
+        if (stack == memory_stack::pool) return size < 16 * KiB ? 128_KiB : bytes{(size + 511) / 512 * 512};
+        return memory_->charged(size, 256);
+    }
+    /// False if it was refused and fitted.
+    bool allocate(std::size_t size, failure& why) {
+        void* const p = memory_->try_allocate(size, 256, &why);
+        const bytes wasted = memory_->made_of() == memory_stack::pool ? largest_ / 64 : 0_B;
+        if (p == nullptr) return live_ + rounded(size) + wasted > limit;
+        blocks_.emplace_back(p, size);
+        live_ += rounded(size);
+        return true;
+    }
+    void free(std::size_t i) {
+        const auto [p, size] = std::exchange(blocks_[i], blocks_.back());
+        blocks_.pop_back();
+        live_ = live_ - rounded(size);
+        CHECK(memory_->deallocate(p, size) == errc::none);
+    }
+    [[nodiscard]] std::size_t count() const { return blocks_.size(); }
+    [[nodiscard]] bytes live() const { return live_; }
+
+private:
+    static constexpr std::size_t KiB = 1024;
+    gpushare::tenant<host::node>::memory_type* memory_;
+    std::vector<std::pair<void*, std::size_t>> blocks_;
+    bytes live_{}, largest_;
+
+public:
+    bytes limit;
+};
+
+}  // namespace
+
+TEST_CASE("what fits beside the live blocks is had, whatever came and went before", "[tenant][stack][property]") {
+    const auto stack = GENERATE(all_stacks());
+    const bool quick = stack == memory_stack::direct || stack == memory_stack::pool;
+    for (std::uint64_t run = 0; run < (quick ? 8U : 2U); ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed, to_string(stack));
+        support::random any(seed);
+        host::node n({.devices = 1, .memory = 16_MiB, .sms = 1, .timing = host::timing::modelled});
+        tenancy shared(n, {.stack = stack});
+        // Three that fill the device: what one of them keeps idle must stand in nobody's way.
+        auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 10_pct});
+        auto b = shared.admit({.name = "b", .memory = 6_MiB, .compute = 10_pct, .burst = 4_MiB});
+        auto c = shared.admit({.name = "c", .memory = 2_MiB, .compute = 10_pct});
+        std::array all{holdings{a, 8_MiB}, holdings{b, 6_MiB}, holdings{c, 2_MiB}};
+        // How much of its limit each keeps live: from all of it to a quarter.
+        const std::array<std::uint64_t, 3> parts{1 + any.below(4), 1 + any.below(4), 1};
+        for (std::size_t step = 0; step < 400; ++step) {
+            const auto who = any.below(3);
+            auto& h = all[who];
+            if (any.one_in(60) && who == 0) {
+                h.limit = bytes{(1 + any.below(8)) * mib};
+                a.resize({.memory = h.limit});
+            }
+            if (any.one_in(100) && who == 1) {
+                REQUIRE(b.sleep(soon()));
+                b.wake();
+            }
+            if (h.count() != 0 && (h.live() > bytes{h.limit.count() / parts[who]} || any.one_in(3))) {
+                h.free(any.below(h.count()));
+                continue;
+            }
+            // Small ones that stay beside large ones, and now and then all that is left.
+            const auto power = any.one_in(2) ? 8 + any.below(8) : 16 + any.below(5);
+            auto size = (std::size_t{1} << power) + any.below(std::size_t{1} << power);
+            if (any.one_in(12) && h.limit > h.live()) size = (h.limit - h.live()).count() / (64 << 10) * (64 << 10);
+            failure why;
+            const bool had = size == 0 || h.allocate(size, why);
+            CAPTURE(step, who, size, h.live().count(), h.limit.count(), why.left, why.limit, to_string(why.code));
+            REQUIRE(had);
+        }
+        for (auto& h : all)
+            while (h.count() != 0) h.free(0);
+    }
+}
+
+TEST_CASE("a limit for a part of a tenant's memory is charged once", "[tenant][stack]") {
+    const auto stack = GENERATE(all_stacks());
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    {
+        gpushare::quota most = a.memory().child_quota(8_MiB);
+        gpushare::quota_resource part{most, a.memory(), "cache"};
+        void* const p = part.allocate(8 * mib, 256);
+        CHECK(part.try_allocate(1, 256) == nullptr);
+        CHECK(a.memory().limit().usage().current == 8_MiB);
+        CHECK(part.deallocate(p, 8 * mib, 256) == errc::none);
+    }
+    // A child of the tenant's own quota would set aside 8 MiB, and the blocks would be charged beside them.
+    gpushare::quota child{a.memory().limit(), 8_MiB};
+    const auto over = [&](auto& memory) {
+        return support::code_of([&] { (void)gpushare::quota_resource{child, memory}; });
+    };
+    CHECK(over(a.memory()) == errc::invalid_specification);
+    gpushare::pool_resource pool{a.memory()};
+    CHECK(over(pool) == errc::invalid_specification);
+    CHECK(over(n.memory({0})) == errc::none);  // what comes from elsewhere is charged to it
+}
+
+TEST_CASE("a tenant that shrank uses what its pool can't give back, as far as its limit goes", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    std::vector<void*> blocks;
+    while (void* p = a.memory().try_allocate(4096)) blocks.push_back(p);
+    std::vector<void*> kept;
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        if (i % 16 == 0)
+            kept.push_back(blocks[i]);
+        else
+            CHECK(a.memory().deallocate(blocks[i], 4096) == errc::none);
+    a.resize({.memory = 4_MiB});
+    CHECK(a.usage().current > 4_MiB);
+    CHECK(a.memory().free() == 4_MiB - 4096_B * kept.size());
+    failure why;
+    while (void* p = a.memory().try_allocate(4096, 256, &why)) kept.push_back(p);
+    CHECK(kept.size() == 1024);  // to the byte
+    CHECK(why.code == errc::over_quota);
+    CHECK(a.memory().free() == 0_B);
+    for (void* p : kept) CHECK(a.memory().deallocate(p, 4096) == errc::none);
+    void* const p = a.memory().allocate(4 * mib);
+    CHECK(a.memory().try_allocate(1) == nullptr);
+    CHECK(a.memory().deallocate(p, 4 * mib) == errc::none);
+}
+
+TEST_CASE("a refusal for want of one block says so, with the largest one", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    std::vector<void*> blocks;
+    while (void* p = a.memory().try_allocate(4096)) blocks.push_back(p);
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        if (i % 16 != 0) CHECK(a.memory().deallocate(blocks[i], 4096) == errc::none);
+    failure why;
+    REQUIRE(a.memory().try_allocate(8 * mib, 256, &why) == nullptr);  // tiny ones pin what they share
+    CHECK(why.code == errc::over_quota);
+    CHECK(why.because == gpushare::reason::largest_block);
+    CHECK(why.left == a.memory().largest_free().count());
+    CHECK(why.limit == a.memory().free().count());
+    CHECK(why.left < why.asked);
+    CHECK(why.limit > why.asked);
+    CHECK_THROWS_WITH((void)a.memory().allocate(8 * mib), Catch::Contains("in one block"));
+    void* const p = a.memory().try_allocate(why.left);
+    CHECK(p != nullptr);
+    REQUIRE(a.memory().try_allocate(17 * mib, 256, &why) == nullptr);
+    CHECK(why.because != gpushare::reason::largest_block);
+    CHECK(a.memory().deallocate(p, why.left) != errc::none);
+    (void)a.close(soon());
+}
+
+TEST_CASE("an arena's guarantee is whole chunks, and is had to the last one", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n, {.stack = memory_stack::arena});  // chunks of 64 KiB
+    const auto refused = [&](gpushare::tenant_spec spec) {
+        return support::code_of([&] { (void)shared.admit(std::move(spec)); });
+    };
+    CHECK(refused({.name = "a", .memory = 4_KiB}) == errc::not_whole);
+    CHECK(refused({.name = "a", .memory = 1_MiB + 4_KiB}) == errc::not_whole);
+    CHECK(refused({.name = "a", .memory = 1_MiB, .burst = 4_KiB}) == errc::not_whole);
+    CHECK(shared.rooms()[0].free == 64_MiB);
+    auto a = shared.admit({.name = "a", .memory = 128_KiB, .unit = 1_KiB});
+    CHECK(a.spec().unit == 1_KiB);
+    void* const p = a.memory().try_allocate(128 << 10);
+    CHECK(p != nullptr);
+    CHECK(a.memory().deallocate(p, 128 << 10) == errc::none);
+    std::size_t small = 0;
+    while (a.memory().try_allocate(16 << 10) != nullptr) ++small;
+    CHECK(small == 8);
+    CHECK(support::code_of([&] { a.resize({.memory = 96_KiB}); }) == errc::not_whole);
+    a.resize({.memory = 192_KiB});
+    auto pool = shared.admit({.name = "b", .memory = 4_KiB, .stack = memory_stack::pool});
+    CHECK(pool.memory().try_allocate(4096) != nullptr);
+    (void)a.close(soon());
+    (void)pool.close(soon());
 }
 
 TEST_CASE("a close beside traffic takes everything back, and hands nothing out of it", "[tenant][stack][threads]") {

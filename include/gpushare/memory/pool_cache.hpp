@@ -9,6 +9,7 @@
 //   void* q = cache.allocate(4096, 256);       // p again: in stream order, without an event of CUDA's
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -43,6 +44,7 @@ public:
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
         std::swap(worker_, other.worker_);
+        std::swap(cut_, other.cut_);
         return *this;
     }
     ~pool_cache() {
@@ -125,8 +127,8 @@ public:
     /// As try_allocate, but only what is kept here.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment,
                                           std::string_view label = {}) noexcept {
-        if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
-            return nullptr;
+        if (size > cut_ || !detail::pool_tag::power_of_two(alignment)) [[unlikely]]
+            return try_allocate_large(size, alignment, label);
         detail::pool_block* const b =
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
@@ -145,8 +147,20 @@ private:
     using classes = detail::pool_bins::classes;
 
     explicit pool_cache(Pool& pool, void* stream = nullptr, point (*record)(void*) = nullptr)
-        : pool_(&pool), worker_(std::make_unique<detail::pool_worker<point>>(stream, record)) {
+        : pool_(&pool),
+          worker_(std::make_unique<detail::pool_worker<point>>(stream, record)),
+          cut_(std::min<std::size_t>(detail::pool_bins::largest * detail::pool_granule, pool.largest_inexact())) {
         pool.store_.join(*worker_);
+    }
+
+    // Where a block of its own is as large as it has to be, what is kept serves only who asks for as much.
+    [[nodiscard]] void* try_allocate_large(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
+        if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
+            return nullptr;
+        const auto least = detail::whole_granules(size);
+        detail::pool_block* const b =
+            worker_->bins.take_exact(least, pool_->range_for(least, alignment), alignment, size);
+        return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
     /// What a request of `size` bytes, whole granules, takes: as much as its bin, if there is one.
@@ -159,6 +173,7 @@ private:
 
     Pool* pool_;
     std::unique_ptr<detail::pool_worker<point>> worker_;
+    std::size_t cut_;  // what is larger has to be exact, or isn't kept
 };
 
 }  // namespace GPUSHARE_ABI

@@ -9,6 +9,8 @@
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
 //   void* q = pool.allocate_until(1 << 20, 256, until);       // waits: include pool_wait.hpp
 //
+// A large block has a segment of its own, and small ones share segments: so no small block that stays keeps a large segment.
+//
 // Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
 // gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
 // at a time. It grows only when free blocks, frees that streams have reached, and what caches keep beyond
@@ -42,9 +44,14 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a pool_resource.
 struct pool_options {
-    bytes segment = 32_MiB;  ///< bytes asked of the upstream at a time; for a bigger request, its own size
-    bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow for a small block
+    bytes segment = 32_MiB;  ///< bytes asked of the upstream at a time, for small blocks
+    bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
+    bytes large{};           ///< a block of as much has a segment of its own; 0: a quarter of `segment`
+    /// Such a segment is as large as its block has to be, and used again only for a block that needs nearly as much: so all that
+    /// isn't in blocks is had by whoever needs it, but for a 64th of what there is. Else blocks are up to an eighth larger, and used
+    /// again more often.
+    bool exact = false;
 };
 
 /// A pool over an upstream. Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is
@@ -114,8 +121,18 @@ public:
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
-        auto* const b = store_.take({whole, whole, alignment, size});
+        auto* const b = store_.take({whole, whole, alignment, size, is_large(whole), detail::pool_tag::size_limit});
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
+    }
+
+    /// As try_allocate, but asks nobody for more: from what the pool holds, caches included, as long as no more than `most` is in
+    /// blocks then. For a pool that holds more than it may, after its quota shrank.
+    [[nodiscard]] void* try_allocate_within(bytes most, std::size_t size, std::size_t alignment,
+                                            std::string_view label = {}) noexcept {
+        if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
+        const auto least = detail::whole_granules(size);
+        auto* const b = store_.take_within(request_for(size, least, alignment, false), most.count());
+        return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
 
     /// Frees the block for everybody at once: all work that uses it must be done. unknown_block or wrong_size, changing
@@ -127,6 +144,11 @@ public:
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
+    }
+
+    /// The block that is out at `p`, as it was asked for, without its label. Takes the pool's lock.
+    [[nodiscard]] std::optional<block> find(const void* p) const noexcept {
+        return store_.find(const_cast<void*>(p));  // NOLINT: an address
     }
 
     /// A cache for one worker. Throws std::bad_alloc.
@@ -260,14 +282,17 @@ private:
             return nullptr;
         }
         const auto least = detail::whole_granules(size);
-        const detail::pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
+        const auto request = request_for(size, least, alignment, own != nullptr);
         if (waiting() != 0 && !waits) [[unlikely]] {
             r.why = explain(request);
             return nullptr;
         }
         detail::pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
         if (b == nullptr) b = store_.take(request);
-        if (b == nullptr) b = obtain_slowly(request, r, own);
+        if (b == nullptr)
+            b = obtain_slowly(request, r, own);
+        else if (request.own && !options_.exact)
+            limit_idle();
         return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
     template <class Patience>
@@ -286,33 +311,79 @@ private:
     }
     [[nodiscard]] static void* out(detail::pool_block& b, std::size_t size, std::size_t alignment,
                                    std::string_view label) noexcept {
-        b.bin = static_cast<std::uint16_t>(detail::bin_layout::of(b.size / detail::pool_granule));
+        b.bin = static_cast<std::uint8_t>(detail::bin_layout::of(b.size / detail::pool_granule));
         return b.hand_out(size, alignment, label);
     }
 
-    [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& request, refusal& r,
+    [[nodiscard]] std::uint64_t large() const noexcept {
+        const bytes from = options_.large != bytes{} ? options_.large : options_.segment / 4;
+        return std::max<std::uint64_t>(from.count(), detail::pool_granule + 1);
+    }
+    [[nodiscard]] bool is_large(std::uint64_t whole) const noexcept { return whole >= large(); }
+    // The most bytes of a request that may get a block which isn't as small as it can be.
+    [[nodiscard]] std::size_t largest_inexact() const noexcept {
+        if (!options_.exact) return ~std::size_t{0};
+        return static_cast<std::size_t>((large() - 1) / detail::pool_granule * detail::pool_granule);
+    }
+    // What the upstream takes for a segment of as much, whole granules.
+    [[nodiscard]] std::uint64_t range_for(std::uint64_t least, std::size_t alignment) const noexcept {
+        const bytes takes = upstream_.charged(least, std::max(alignment, detail::pool_granule));
+        return takes == bytes::max() ? least
+                                     : std::max(least, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
+    }
+    [[nodiscard]] detail::pool_request request_for(std::size_t size, std::uint64_t least, std::size_t alignment,
+                                                   bool in_bins) const noexcept {
+        const bool own = is_large(least), exact = own && options_.exact;
+        const auto rounded = in_bins && !exact ? cache::rounded(least) : least;
+        const auto most = own ? std::max(rounded, range_for(least, alignment)) : 2 * rounded;
+        return {rounded, least, alignment, size, own, most};
+    }
+    // While there is plenty left, a block that is a little too large is used again rather than a call of the driver made: as long as all
+    // that such blocks waste is a small part of what there is.
+    [[nodiscard]] detail::pool_request relaxed(detail::pool_request request) const noexcept {
+        if (!request.own) return request;
+        const auto left = upstream_.largest_free().count(), held = store_.held();
+        const bool unlimited = left > bytes::max().count() / 2;
+        if (left < held) return request;
+        const auto most = (left + held) / detail::pool_waste, wasted = unlimited ? 0 : store_.rounding();
+        request.most += std::min(request.most / 8, most - std::min(most, wasted));
+        return request;
+    }
+
+    [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& wanted, refusal& r,
                                                         worker* own) noexcept {
         // What could never be granted must not cost the others their caches and segments.
-        if (r.why = impossible(request); r.why.code != errc::none) {
+        if (r.why = impossible(wanted); r.why.code != errc::none) {
             r.final = true;
             return nullptr;
         }
+        const detail::pool_request request = relaxed(wanted);
         const auto grow_by_segment = [&]() -> detail::pool_block* {
-            const auto segment = segment_size(request.size);
-            return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
+            if (request.own) limit_idle();
+            const auto segment = request.own ? request.size : segment_size(request.size);
+            return segment > request.size || request.own ? grow(segment, request.size, request, r) : nullptr;
         };
         for (;;) {
             auto seen = store_.changes();
             if (detail::pool_block* const b = store_.collect_and_take(request, own)) return b;
-            // For what is big, blocks of the caches may come together.
-            const bool early = request.size < options_.segment.count() / 16 && store_.caches_keep_less(options_.kept);
+            const bool early = store_.caches_keep_less(options_.kept);
+            if (early && request.own)  // nothing comes together for it in the caches
+                if (detail::pool_block* const b = store_.take_one_kept(request)) return b;
             if (early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
-            seen += return_empty(0).count;
-            if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
+            // Nothing goes back, or as much as it lacks, or else all. What was refused just now is asked for again only if something did.
+            bool asked = request.own && request.size == request.least;
+            const auto held = store_.held();
+            for (const auto target : {held, held - std::min(held, request.least), std::uint64_t{0}}) {
+                const auto back = return_empty(target).count;
+                seen += back;
+                if (back == 0 && asked) continue;
+                asked = true;
+                if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
+            }
             // Each further round means that another thread has got memory from the upstream or given it some.
             if (const auto [b, again] = store_.settle_and_take(request, own, seen, upstream_); b != nullptr || !again) {
                 if (b == nullptr && r.why.code == errc::none) r.why = explain(request);
@@ -329,8 +400,8 @@ private:
     // Neither the upstream nor what is held could ever give it.
     [[nodiscard]] failure impossible(const detail::pool_request& request) const noexcept {
         if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
-        if (store_.could_hold(request)) return {};
-        return upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
+        const failure why = upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
+        return why.code == errc::none || store_.could_hold(request) ? failure{} : why;
     }
     [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
         if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
@@ -342,8 +413,7 @@ private:
     [[nodiscard]] detail::pool_block* grow(std::uint64_t range, std::uint64_t size, const detail::pool_request& request,
                                            refusal& r) noexcept {
         const auto alignment = std::max(request.alignment, detail::pool_granule);
-        if (const bytes takes = upstream_.charged(range, alignment); takes != bytes::max())
-            range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
+        range = range_for(range, alignment);
         detail::pool_move move(upstream_);
         store_.begin_move(move);
         detail::pool_block* b = nullptr;
@@ -361,6 +431,12 @@ private:
         }
         store_.end_move(move, b != nullptr);
         return b;
+    }
+    // Segments in which nothing is go back when there are more than may be needed soon: so what a pool holds stays in proportion to
+    // what is live. An exact one waits for somebody who lacks them, nearly.
+    void limit_idle() noexcept {
+        if (const auto excess = store_.idle_beyond(2 * options_.kept.count(), options_.exact ? 2 : 8); excess != 0)
+            (void)return_empty(store_.held() - std::min(store_.held(), excess));
     }
     struct returned {
         std::uint64_t count = 0;

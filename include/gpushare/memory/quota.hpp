@@ -240,6 +240,13 @@ public:
     /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
+    /// Whether what is charged here is charged to `other` as well: it is that one, or below it.
+    [[nodiscard]] bool counts_in(const quota& other) const noexcept {
+        const detail::quota_node* at = this;
+        while (at != nullptr && at != &other) at = at->parent_;
+        return at != nullptr;
+    }
+
     /// Whose it is, for messages. The text must outlive the quota.
     void name(std::string_view owner) noexcept {
         const std::lock_guard lock(root_->mutex_);

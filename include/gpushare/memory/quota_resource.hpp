@@ -27,14 +27,32 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+namespace detail {
+/// Whether what is allocated there is charged to a quota that charges of `q` count in, as far as resources show theirs.
+template <class Resource>
+[[nodiscard]] bool charges_beside(Resource& r, const quota& q) noexcept {
+    if constexpr (requires { q.counts_in(r.limit()); })
+        return q.counts_in(r.limit());
+    else if constexpr (requires { r.upstream().allocate(1, 1); })
+        return charges_beside(r.upstream(), q);
+    else
+        return false;
+}
+}  // namespace detail
+
 /// An allocator that charges a quota. Refers to a quota and an upstream, both of which must outlive it; copies share
 /// them. Thread-safe if the upstream is. Models `memory`, whatever the upstream models.
 template <memory_resource Upstream>
 class quota_resource {
 public:
-    /// `owner` names the tenant in error messages; the text must outlive the resource.
-    quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {}) noexcept
-        : quota_(&limit), upstream_(upstream), owner_(owner) {}
+    /// `owner` names the tenant in error messages; the text must outlive the resource. Throws operation_error (invalid_specification)
+    /// where the upstream charges the quota, or one above it, itself: each byte would be charged twice. A limit for a part of a tenant's
+    /// memory is a quota of its own, as tenant_memory::child_quota() makes it.
+    quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {})
+        : quota_(&limit), upstream_(upstream), owner_(owner) {
+        if (detail::charges_beside(upstream, limit))
+            raise({errc::invalid_specification}, owner, "a quota that the memory below charges already");
+    }
 
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
     /// (upstream or burst), size_overflow, bad_alignment, device_lost (upstream). What the upstream throws passes through, uncharged.

@@ -31,8 +31,9 @@ inline constexpr std::uint32_t any_slice = ~0U;
 /// What a tenant's memory() is made of, above its quota.
 enum class memory_stack : std::uint8_t {
     direct,  ///< each block is one of the device's: what is freed is everybody's at once, and each call is the driver's
-    pool,    ///< blocks out of segments that the tenant keeps: no driver call while they suffice
-    arena,  ///< a pool whose segments are chunks mapped to addresses; tenants pass chunks on, so nothing fragments. See tenancy::offer
+    pool,  ///< blocks out of segments that the tenant keeps: no driver call while they suffice. Only what is below 16 KiB shares one
+    arena,  ///< a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes whole chunks, or shares one
+            ///< with others that are smaller than a chunk; memory is promised in whole chunks. See tenancy::offer
     stream_ordered,  ///< each block is of the device's pool for all tenants: no call waits for the device. See tenancy::offer
 };
 
@@ -76,6 +77,9 @@ struct tenant_spec {
     std::optional<scrub_policy> scrub{};
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
+    /// While it sleeps, what it doesn't use of its guarantee is lent to others as burst. It is called back when the tenant wakes, which
+    /// waits for that: tenant::recall() says how long. Never promised to another tenant.
+    bool lends_asleep = false;
 
     // For policies of the tenancy that look at it; see client_settings. One that has no caps
     // refuses a cap.
@@ -118,6 +122,7 @@ struct tenant_change {
     std::optional<ns> back_within{};             ///< as in tenant_spec
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
+    std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on
     std::optional<bytes>
         spill{};  ///< as in tenant_spec; only of a tenant that was admitted with some. What is there stays
 };
@@ -149,12 +154,21 @@ struct tenant_usage {
     duration_histogram running{};   ///< how long each lasted on its device
 };
 
+/// What it takes to have a sleeping tenant's guarantee back; see tenant_spec::lends_asleep.
+struct recall_forecast {
+    bytes lent{};  ///< of its guarantee, on all its devices
+    bytes
+        missing{};  ///< of that, what others use now, so that it must be called back; 0: waking waits for nobody's memory
+    ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
+};
+
 /// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.
 struct tenant_event {
     /// What there is to report.
     enum class kind : std::uint8_t {
-        leak,           ///< a block that was still out at close; it was taken back
-        wrong_free,     ///< a free of something that isn't out, or isn't of that size; nothing was changed
+        leak,  ///< a block that was still out at close; it was taken back
+        wrong_free,  ///< a free of something that isn't out, or isn't of that size; nothing was changed, but an adaptor for other
+                     ///< libraries then frees what is out there by its address
         overcommitted,  ///< others than tenants took memory that was promised, `size` bytes of it
         stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
         charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes

@@ -166,6 +166,11 @@ public:
         return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
+    /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by address: not for a hot path.
+    [[nodiscard]] std::optional<block> find(const void* p) const noexcept {
+        return stack([&](const auto& s) { return s.find(p); });
+    }
+
     /// Gives back what its pool keeps for the next allocation, as far as nothing is in it.
     void trim() noexcept {
         if (pool_) pool_->trim();
@@ -256,6 +261,10 @@ public:
         all.refused = refused_.load(std::memory_order_relaxed);
         return all;
     }
+    /// A limit for a part of this memory: for a quota_resource over it, which charges the tenant for what it allocates anyway.
+    ///   quota most = tenant.memory().child_quota(1_GiB);    quota_resource part{most, tenant.memory(), "cache"};
+    /// A child of limit() is charged for memory that comes from elsewhere; a quota_resource over this memory refuses it.
+    [[nodiscard]] static quota child_quota(bytes most) { return quota(most); }
     /// The quota that this memory is charged to; an arena's or workspace's bytes can be charged to it, too.
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 

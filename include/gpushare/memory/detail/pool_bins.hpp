@@ -177,6 +177,25 @@ public:
         return block;
     }
 
+    /// The same, but of exactly `least` to `most` bytes: what was freed last of the classes that those lie in.
+    [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
+                                         std::size_t size) noexcept {
+        const auto fits = [&](const pool_block& b) {
+            return b.size >= least && b.size <= most && b.is_aligned(alignment);
+        };
+        const std::lock_guard lock(lock_);
+        pool_block* found = nullptr;
+        if (latest_ != nullptr && fits(*latest_)) found = std::exchange(latest_, nullptr);
+        const auto last = std::min(layout::of(most / pool_granule), bins - 1);
+        for (auto bin = layout::of(least / pool_granule); found == nullptr && bin <= last; ++bin) {
+            if (counts_[bin] == 0 || !fits(*last_on(bin))) continue;
+            found = last_on(bin);
+            drop_last(bin);
+        }
+        if (found != nullptr) out_.add(size);
+        return found;
+    }
+
     struct freed {
         errc why = errc::none;
         pool_block* homeless = nullptr;  // claimed, but its bin is full or there is none: the caller's to keep
@@ -245,16 +264,27 @@ public:
     /// Returns once nobody is in here who came before.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
-    /// Takes out a block of at least that many granules, the smallest that is here; null if there is none.
+    /// Takes out a block of at least that many granules, the smallest that is here and may be cut; null if there is none.
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
         if (granules > largest) return nullptr;
         const std::lock_guard lock(lock_);
-        if (latest_ != nullptr && latest_->size >= granules * pool_granule) return std::exchange(latest_, nullptr);
-        for (auto s = classes::covering(granules); s < bins; ++s) {
-            pool_block* bigger = nullptr;
-            take_oldest(s, std::min<std::uint32_t>(counts_[s], 1), [&](pool_block& kept) { bigger = &kept; });
-            if (bigger != nullptr) return bigger;
-        }
+        if (latest_ != nullptr && !latest_->own && latest_->size >= granules * pool_granule)
+            return std::exchange(latest_, nullptr);
+        for (auto s = classes::covering(granules); s < bins; ++s)
+            if (counts_[s] != 0 && !on(s)[0]->own) return take_at(s, 0);
+        return nullptr;
+    }
+    /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is none.
+    [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept {
+        const auto fits = [&](const pool_block& b) {
+            return b.size >= least && b.size <= most && b.is_aligned(alignment);
+        };
+        const std::lock_guard lock(lock_);
+        if (latest_ != nullptr && fits(*latest_)) return std::exchange(latest_, nullptr);
+        const auto last = std::min(layout::of(most / pool_granule), bins - 1);
+        for (auto s = layout::of(least / pool_granule); s <= last; ++s)
+            for (std::uint32_t i = 0; i < counts_[s]; ++i)
+                if (fits(*on(s)[i])) return take_at(s, i);
         return nullptr;
     }
 
@@ -320,6 +350,13 @@ private:
         return filled_[first / 64] >> first % 64 | filled_[first / 64 + 1] << 1 << (63 - first % 64);
     }
 
+    pool_block* take_at(std::uint32_t s, std::uint32_t i) noexcept {
+        pool_block** const kept = on(s);
+        pool_block* const taken = kept[i];
+        std::copy(kept + i + 1, kept + counts_[s], kept + i);
+        drop_last(s);
+        return taken;
+    }
     template <class F>
     void take_oldest(std::uint32_t s, std::uint32_t n, F&& receive) noexcept {
         if (n == 0) return;

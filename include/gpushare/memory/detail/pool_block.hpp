@@ -64,11 +64,13 @@ struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
     std::uint32_t label_size = 0;       // of `label`
-    std::uint16_t bin = 0;              // of a cache, that it belongs on; fixed while the block isn't free
+    std::uint8_t bin = 0;               // of a cache, that it belongs on; fixed while the block isn't free
 
     // Under the lock of the pool.
     bool free = false;
-    std::uint64_t size = 0;                          // bytes, whole granules; fixed while the block isn't free
+    bool own = false;                // it is a segment by itself, and is never cut
+    std::uint8_t log_alignment = 0;  // of the range, in its first block: as the upstream was asked for it
+    std::uint64_t size = 0;          // bytes, whole granules; fixed while the block isn't free
     pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
     pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
     union {
@@ -77,6 +79,9 @@ struct alignas(64) pool_block {
     };
 
     [[nodiscard]] bool whole_range() const noexcept { return before == nullptr && after == nullptr; }
+    [[nodiscard]] bool is_aligned(std::size_t alignment) const noexcept {
+        return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
+    }
 
     /// Out, for whoever took it. Release: who takes back what is out (pool_store::take_back) reads the label behind the tag;
     /// whoever frees the block has had the pointer handed over from here.
@@ -100,10 +105,10 @@ public:
     }
     [[nodiscard]] pool_chain take_all() noexcept { return std::exchange(*this, {}); }
 
-    /// The first that has `least` bytes at a multiple of `alignment`, or null. Linear.
-    [[nodiscard]] pool_block* take(std::uint64_t least, std::size_t alignment) noexcept {
+    /// The first of `least` to `most` bytes at a multiple of `alignment`, or null. Linear.
+    [[nodiscard]] pool_block* take(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept {
         for (pool_block** at = &first_; *at != nullptr; at = &(*at)->next)
-            if ((*at)->size >= least && (reinterpret_cast<std::uintptr_t>((*at)->begin) & (alignment - 1)) == 0)
+            if ((*at)->size >= least && (*at)->size <= most && (*at)->is_aligned(alignment))
                 return std::exchange(*at, (*at)->next);
         return nullptr;
     }
@@ -117,10 +122,15 @@ private:
     pool_block* first_ = nullptr;
 };
 
+/// An exact pool wastes at most a part in so many of all it may hold by blocks that are larger than they have to be.
+inline constexpr std::uint64_t pool_waste = 64;
+
 /// What a request is: whole granules, `least` of which will do; `asked` is what the caller said. Bytes.
 struct pool_request {
     std::uint64_t size = 0, least = 0;
     std::size_t alignment = 1, asked = 0;
+    bool own = false;        // large: it gets a segment of its own
+    std::uint64_t most = 0;  // of a block that is used as it is, uncut
 };
 
 }  // namespace detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool without its locks,
-// caches and upstream. It never touches the memory. pool_segments, below, knows which ranges are empty and could go
-// back to the upstream.
+// caches and upstream. It never touches the memory. A range is shared by blocks that are cut out of it, or it is one
+// block's own and is never cut. pool_segments, below, gives ranges in which nothing is back to the upstream.
 //
 //   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -28,7 +27,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, a bitmap of those that aren't empty. Not
+/// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, a bitmap of those that aren't empty. There is a
+/// set of lists for the parts of ranges in which something is, one for empty ranges, and one for blocks with a range of their own. Not
 /// thread-safe, but for the index's readers. Begins, sizes and alignments are in bytes.
 class pool_fit {
 public:
@@ -36,10 +36,13 @@ public:
     pool_fit(const pool_fit&) = delete;
     pool_fit& operator=(const pool_fit&) = delete;
 
-    /// Takes in a range of whole granules, beginning at one. Throws std::bad_alloc, and then nothing has changed.
-    pool_block& add(std::byte* begin, std::uint64_t size) {
+    /// Takes in a range of whole granules, beginning at one: to be cut, or as one block's `own`. Throws std::bad_alloc, and then
+    /// nothing has changed.
+    pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false) {
         index_.reserve(1);
         pool_block& b = fresh(begin, size);
+        b.own = own;
+        b.log_alignment = static_cast<std::uint8_t>(std::countr_zero(alignment));
         insert(b);
         return b;
     }
@@ -55,16 +58,49 @@ public:
     /// Throws std::bad_alloc if the host has no memory for the bookkeeping, and then nothing has changed.
     [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment) {
         const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
-        pool_block* const b = first_from(classes::covering((size + slack) / pool_granule));
+        const auto from = classes::covering((size + slack) / pool_granule);
+        pool_block* b = lists_[parts].first_from(from);
+        if (b == nullptr) b = lists_[wholes].first_from(from);  // what is in use fills up first
         return b == nullptr ? nullptr : &carve(*b, size, alignment);
+    }
+
+    /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest, nearly. Or an empty range like that, which
+    /// is its own from now on. Null if there is none.
+    [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept {
+        const auto last = classes::of(std::min(most, pool_tag::size_limit) / pool_granule);
+        for (const auto part : {owns, wholes})
+            for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) <= last; ++c)
+                for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
+                    if (b->size >= size && b->size <= most && b->is_aligned(alignment)) {
+                        unlink(*b);
+                        b->own = true;
+                        return b;
+                    }
+        return nullptr;
     }
 
     /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment) {
-        for (auto c = classes::of(size / pool_granule); (c = occupied_from(c)) < lists; ++c)
-            for (auto* b = heads_[c]; b != nullptr; b = b->next)
-                if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
+        for (const auto part : {parts, wholes})
+            for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) < lists; ++c)
+                for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
+                    if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
         return nullptr;
+    }
+    /// A range that is free as a whole, as one block.
+    [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept {
+        unlink(whole);
+        return whole;
+    }
+    /// A range in which nothing is: one of the smallest that surely have `wanted` bytes, else one of the largest; null if there is none.
+    [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept {
+        const auto from = classes::covering(std::min(wanted, pool_tag::size_limit / 2) / pool_granule);
+        pool_block *whole = lists_[wholes].first_from(from), *own = lists_[owns].first_from(from);
+        if (whole != nullptr || own != nullptr)
+            return whole == nullptr || (own != nullptr && own->size <= whole->size) ? own : whole;
+        whole = lists_[wholes].last();
+        own = lists_[owns].last();
+        return whole == nullptr || (own != nullptr && own->size >= whole->size) ? own : whole;
     }
 
     /// Cuts `size` bytes out of a free block in which they fit.
@@ -114,14 +150,16 @@ public:
     /// Of all blocks, free or not.
     [[nodiscard]] pool_index& index() noexcept { return index_; }
     [[nodiscard]] const pool_index& index() const noexcept { return index_; }
-    [[nodiscard]] std::uint64_t free_bytes() const noexcept { return free_; }
+    [[nodiscard]] std::uint64_t free_bytes() const noexcept {
+        return lists_[parts].bytes + lists_[wholes].bytes + lists_[owns].bytes;
+    }
+    /// In ranges in which nothing is.
+    [[nodiscard]] std::uint64_t empty_bytes() const noexcept { return lists_[wholes].bytes + lists_[owns].bytes; }
     /// Steps in proportion to the number of blocks in the highest class.
     [[nodiscard]] std::uint64_t largest_free() const noexcept {
         std::uint64_t largest = 0;
-        for (std::uint32_t c = 0; (c = occupied_from(c)) < lists; ++c) {
-            largest = 0;
-            for (auto* b = heads_[c]; b != nullptr; b = b->next) largest = std::max(largest, b->size);
-        }
+        for (const auto& all : lists_)
+            for (const auto* b = all.last(); b != nullptr; b = b->next) largest = std::max(largest, b->size);
         return largest;
     }
 
@@ -138,6 +176,7 @@ private:
         b.begin = begin;
         b.size = size;
         b.before = b.after = nullptr;
+        b.own = false;
         index_.insert(b);
         return b;
     }
@@ -163,49 +202,71 @@ private:
     void insert(pool_block& b) noexcept {
         const auto c = classes::of(b.size / pool_granule);
         b.free = true;
-        b.previous = nullptr;
-        b.next = heads_[c];
-        if (b.next != nullptr) b.next->previous = &b;
-        heads_[c] = &b;
-        words_[c / 64] |= std::uint64_t{1} << c % 64;
-        summary_ |= std::uint64_t{1} << c / 64;
-        free_ += b.size;
+        lists_[set_of(b)].push(b, c);
     }
     void unlink(pool_block& b) noexcept {
-        const auto c = classes::of(b.size / pool_granule);
-        (b.previous != nullptr ? b.previous->next : heads_[c]) = b.next;
-        if (b.next != nullptr) b.next->previous = b.previous;
-        if (heads_[c] == nullptr) {
-            words_[c / 64] &= ~(std::uint64_t{1} << c % 64);
-            if (words_[c / 64] == 0) summary_ &= ~(std::uint64_t{1} << c / 64);
-        }
+        lists_[set_of(b)].remove(b, classes::of(b.size / pool_granule));
         b.free = false;
-        free_ -= b.size;
     }
 
-    // The first class from `c` on with a free block, or `lists`.
-    [[nodiscard]] std::uint32_t occupied_from(std::uint32_t c) const noexcept {
-        if (c >= lists) return lists;
-        auto word = c / 64;
-        if (const auto here = words_[word] >> c % 64; here != 0)
-            return c + static_cast<std::uint32_t>(std::countr_zero(here));
-        const auto later = summary_ & ~std::uint64_t{0} << word << 1;
-        if (later == 0) return lists;
-        word = static_cast<std::uint32_t>(std::countr_zero(later));
-        return word * 64 + static_cast<std::uint32_t>(std::countr_zero(words_[word]));
+    enum set : std::uint8_t { parts, wholes, owns, sets };
+    // As long as a block is free, its neighbours stay what they are.
+    [[nodiscard]] static set set_of(const pool_block& b) noexcept {
+        return b.own ? owns : b.whole_range() ? wholes : parts;
     }
-    [[nodiscard]] pool_block* first_from(std::uint32_t c) const noexcept {
-        c = occupied_from(c);
-        return c < lists ? heads_[c] : nullptr;
-    }
+
+    // Free blocks by class.
+    struct free_lists {
+        std::array<pool_block*, lists> heads{};
+        std::array<std::uint64_t, (lists + 63) / 64> words{};
+        static_assert((lists + 63) / 64 <= 64, "the summary is one word");
+        std::uint64_t summary = 0;  // which words aren't 0
+        std::uint64_t bytes = 0;
+
+        void push(pool_block& b, std::uint32_t c) noexcept {
+            b.previous = nullptr;
+            b.next = heads[c];
+            if (b.next != nullptr) b.next->previous = &b;
+            heads[c] = &b;
+            words[c / 64] |= std::uint64_t{1} << c % 64;
+            summary |= std::uint64_t{1} << c / 64;
+            bytes += b.size;
+        }
+        void remove(pool_block& b, std::uint32_t c) noexcept {
+            (b.previous != nullptr ? b.previous->next : heads[c]) = b.next;
+            if (b.next != nullptr) b.next->previous = b.previous;
+            if (heads[c] == nullptr) {
+                words[c / 64] &= ~(std::uint64_t{1} << c % 64);
+                if (words[c / 64] == 0) summary &= ~(std::uint64_t{1} << c / 64);
+            }
+            bytes -= b.size;
+        }
+        // The first class from `c` on with a free block, or `lists`.
+        [[nodiscard]] std::uint32_t occupied_from(std::uint32_t c) const noexcept {
+            if (c >= lists) return lists;
+            auto word = c / 64;
+            if (const auto here = words[word] >> c % 64; here != 0)
+                return c + static_cast<std::uint32_t>(std::countr_zero(here));
+            const auto later = summary & ~std::uint64_t{0} << word << 1;
+            if (later == 0) return lists;
+            word = static_cast<std::uint32_t>(std::countr_zero(later));
+            return word * 64 + static_cast<std::uint32_t>(std::countr_zero(words[word]));
+        }
+        [[nodiscard]] pool_block* first_from(std::uint32_t c) const noexcept {
+            c = occupied_from(c);
+            return c < lists ? heads[c] : nullptr;
+        }
+        // The first of the highest class; null if there is none.
+        [[nodiscard]] pool_block* last() const noexcept {
+            if (summary == 0) return nullptr;
+            const auto word = static_cast<std::uint32_t>(std::bit_width(summary)) - 1;
+            return heads[word * 64 + static_cast<std::uint32_t>(std::bit_width(words[word])) - 1];
+        }
+    };
 
     pool_index index_;
     detail::pool<pool_block> blocks_;
-    std::array<pool_block*, lists> heads_{};
-    std::array<std::uint64_t, (lists + 63) / 64> words_{};
-    static_assert((lists + 63) / 64 <= 64, "the summary is one word");
-    std::uint64_t summary_ = 0;  // which words aren't 0
-    std::uint64_t free_ = 0;     // bytes
+    std::array<free_lists, sets> lists_{};
 };
 
 /// The block that `take_one` gets. No memory for what is known of a block is no memory for the block: null then.
@@ -225,81 +286,71 @@ struct pool_segment {
     std::size_t alignment = 0;
 };
 
-/// Not thread-safe. Sizes are bytes.
+/// The ranges of a fit, as the upstream knows them; what is known of one is in its first block. Not thread-safe. Sizes are bytes.
 class pool_segments {
 public:
     /// Throws std::bad_alloc, and then nothing has changed.
-    pool_block& add(pool_fit& fit, const pool_segment& s) {
-        all_.push_back({s, nullptr});
-        try {
-            all_.back().first = &fit.add(s.begin, s.size);
-        } catch (...) {
-            all_.pop_back();
-            throw;
-        }
+    pool_block& add(pool_fit& fit, const pool_segment& s, bool own) {
+        pool_block& whole = fit.add(s.begin, s.size, s.alignment, own);
         held_ += s.size;
         peak_ = std::max(peak_, held_);
-        return *all_.back().first;
+        ++count_;
+        return whole;
     }
 
-    /// One in which nothing is, if more than `target` bytes are held. Steps in proportion to the number of segments.
+    /// One in which nothing is, if more than `target` bytes are held: as few as will do.
     [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept {
         if (held_ <= target) return {};
-        for (entry& e : all_)
-            if (e.first->free && e.first->whole_range()) return remove(fit, e);
+        pool_block* const empty = fit.empty_range(held_ - target);
+        return empty == nullptr ? pool_segment{} : remove(fit, *empty);
+    }
+    /// One that is free as a whole, by its block.
+    pool_segment remove(pool_fit& fit, pool_block& whole) noexcept {
+        const auto gone = drop(whole, whole.size);
+        fit.remove(whole);
+        return gone;
+    }
+    /// Any, whatever is in it, once the fit isn't used any more but for its index, which still knows the blocks.
+    [[nodiscard]] pool_segment remove_any(pool_fit& fit) noexcept {
+        for (pool_block* b = fit.index().next(cursor_); b != nullptr; b = fit.index().next(cursor_)) {
+            if (b->before != nullptr) continue;
+            std::uint64_t size = 0;
+            for (const pool_block* part = b; part != nullptr; part = part->after) size += part->size;
+            return drop(*b, size);
+        }
         return {};
     }
-    /// One that is free as a whole, by its first block.
-    pool_segment remove(pool_fit& fit, pool_block& whole) noexcept {
-        std::size_t at = 0;
-        while (all_[at].first != &whole) ++at;
-        return remove(fit, all_[at]);
-    }
-    /// Any, whatever is in it: for the end.
-    [[nodiscard]] pool_segment remove_any() noexcept { return all_.empty() ? pool_segment{} : drop(all_.back()); }
 
-    /// Of the largest one. Steps in proportion to the number of segments.
-    [[nodiscard]] std::uint64_t largest() const noexcept {
+    /// Of the largest one. Steps in proportion to the number of blocks.
+    [[nodiscard]] static std::uint64_t largest(const pool_fit& fit) noexcept {
         std::uint64_t most = 0;
-        for (const entry& e : all_) most = std::max(most, e.segment.size);
+        for_each_block(fit, [&](const pool_block& b) {
+            std::uint64_t size = 0;
+            for (const auto* part = b.before == nullptr ? &b : nullptr; part != nullptr; part = part->after)
+                size += part->size;
+            most = std::max(most, size);
+        });
         return most;
-    }
-    /// In those in which nothing is.
-    [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
-        std::uint64_t empty = 0;
-        for (const entry& e : all_)
-            if (e.first->free && e.first->whole_range()) empty += e.segment.size;
-        return empty;
     }
     /// Calls `look` for every block of all ranges, free or not.
     template <std::invocable<pool_block&> F>
-    void for_each_block(F look) const noexcept(noexcept(look(std::declval<pool_block&>()))) {
-        for (const entry& e : all_)
-            for (pool_block* b = e.first; b != nullptr; b = b->after) look(*b);
+    static void for_each_block(const pool_fit& fit, F look) noexcept(noexcept(look(std::declval<pool_block&>()))) {
+        std::size_t at = 0;
+        while (pool_block* const b = fit.index().next(at)) look(*b);
     }
     [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
     [[nodiscard]] std::uint64_t peak() const noexcept { return peak_; }
-    [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
+    [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
 private:
-    struct entry {
-        pool_segment segment;
-        pool_block* first = nullptr;
-    };
-
-    pool_segment remove(pool_fit& fit, entry& e) noexcept {
-        fit.remove(*e.first);
-        return drop(e);
-    }
-    pool_segment drop(entry& e) noexcept {
-        const pool_segment dropped = std::exchange(e, all_.back()).segment;
-        all_.pop_back();
-        held_ -= dropped.size;
-        return dropped;
+    pool_segment drop(const pool_block& first, std::uint64_t size) noexcept {
+        held_ -= size;
+        --count_;
+        return {first.begin, size, std::size_t{1} << first.log_alignment};
     }
 
-    std::vector<entry> all_;
     std::uint64_t held_ = 0, peak_ = 0;
+    std::size_t count_ = 0, cursor_ = 0;
 };
 
 }  // namespace detail

@@ -92,6 +92,14 @@ public:
             at(i).key.store(empty, std::memory_order_relaxed);
     }
 
+    /// The first block from place `at` on, which goes behind it; null at the end. For whoever alone inserts.
+    [[nodiscard]] pool_block* next(std::size_t& at) const noexcept {
+        for (; at <= current().mask; ++at)
+            if (current().slots[at].key.load(std::memory_order_relaxed) > gap)
+                return current().slots[at++].block.load(std::memory_order_relaxed);
+        return nullptr;
+    }
+
     /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before
     /// this was true, drop_retired() frees them.
     [[nodiscard]] bool has_retired() const noexcept { return retired_ != nullptr; }

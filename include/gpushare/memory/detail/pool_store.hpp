@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -93,10 +94,10 @@ public:
     }
 
     /// A block that `by` freed, reached or not; null if none fits. Linear.
-    [[nodiscard]] pool_block* take(const void* by, std::uint64_t least, std::size_t alignment) noexcept {
+    [[nodiscard]] pool_block* take(const void* by, const pool_request& r) noexcept {
         for (auto* b = open_.front(); b != nullptr; b = b->next)
             if (b->by == by)
-                if (pool_block* const found = b->blocks.take(least, alignment)) return found;
+                if (pool_block* const found = b->blocks.take(r.least, r.most, r.alignment)) return found;
         return nullptr;
     }
     /// Nobody may any more.
@@ -311,11 +312,11 @@ public:
     [[nodiscard]] bool take_back(std::vector<leak>& found) {
         const auto lock = locked();
         std::size_t out = 0;
-        segments_.for_each_block([&](const pool_block& b) { out += b.tag.load(std::memory_order_relaxed) != 0; });
+        segments_.for_each_block(fit_, [&](const pool_block& b) { out += b.tag.load(std::memory_order_relaxed) != 0; });
         found.reserve(found.size() + out);
         pool_chain taken;
         std::uint64_t elsewhere = 0;  // bytes that are neither out nor free
-        segments_.for_each_block([&](pool_block& b) {
+        segments_.for_each_block(fit_, [&](pool_block& b) {
             auto tag = b.tag.load(std::memory_order_relaxed);
             // Acquire: the label. A block may come out beside this, but for those no place was made.
             if (tag == 0 || found.size() == found.capacity() ||
@@ -344,11 +345,11 @@ public:
         const auto lock = locked();
         if (stopped_) [[unlikely]]
             return nullptr;
-        return counted(detail::quietly([&] { return fit_.take(r.size, r.alignment); }), r);
+        return counted(take_soon(r), r);
     }
     /// Of what other workers had too much of, or null; and some more into the bin of this one.
     [[nodiscard]] pool_block* take_from_depot(const pool_request& r, worker& own) noexcept {
-        if (r.size > pool_bins::largest * pool_granule) return nullptr;
+        if (r.size > pool_bins::largest * pool_granule || r.own) return nullptr;
         pool_block* const b = depot_.bins.take(r.least / pool_granule, r.alignment, r.asked);
         if (b != nullptr) depot_.bins.share(r.least / pool_granule, own.bins);
         return b;
@@ -370,6 +371,20 @@ public:
         if (pool_block* const b = take_kept(r)) return counted(b, r);
         reclaim(lock, done);
         return stopped_ ? nullptr : counted(take_any(r, own), r);
+    }
+    /// Of one block that a cache keeps, and leaves the others there.
+    [[nodiscard]] pool_block* take_one_kept(const pool_request& r) noexcept {
+        const auto lock = locked();
+        return stopped_ ? nullptr : counted(take_kept(r), r);
+    }
+    /// Of all that is held, if no more than `most` bytes are out then.
+    [[nodiscard]] pool_block* take_within(const pool_request& r, std::uint64_t most) noexcept {
+        spent done(*this);
+        auto lock = locked();
+        reclaim(lock, done);
+        const auto taken = out_bytes();
+        if (stopped_ || taken > most || most - taken < r.least) return nullptr;
+        return counted(take_any(r, nullptr, true), r);
     }
     /// Whether caches keep less than `each` on average.
     [[nodiscard]] bool caches_keep_less(bytes each) const noexcept {
@@ -397,10 +412,19 @@ public:
         if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);
-        pool_block* const b = counted(take_any(r, own), r);
+        pool_block* const b = counted(take_any(r, own, true), r);
         return {b, b == nullptr && changes_ != seen};
     }
 
+    /// The block that is out at `p`, as it was asked for.
+    [[nodiscard]] std::optional<gpushare::block> find(void* p) const noexcept {
+        const auto lock = locked();
+        const pool_block* const b = fit_.index().find(p);
+        const auto tag = b == nullptr ? 0 : b->tag.load(std::memory_order_relaxed);
+        if (tag == 0) return std::nullopt;
+        const auto [size, alignment] = pool_tag::asked(tag, p);
+        return gpushare::block{p, bytes{size}, alignment, {}};
+    }
     /// Frees a block: unknown_block or wrong_size, changing nothing, if it isn't out like that.
     errc free(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto lock = locked();
@@ -443,7 +467,7 @@ public:
         pool_chain out;
         out.push(block);
         if (bin < pool_bins::bins) w.bins.take_half(bin, [&](pool_block& kept) { out.push(kept); });
-        if (w.record == nullptr) out = depot_.bins.stock(out);
+        if (w.record == nullptr && !block.own) out = depot_.bins.stock(out);
         while (!out.empty()) release(w, out.pop());
         waiters_.tell();
         return errc::none;
@@ -492,9 +516,9 @@ public:
     [[nodiscard]] pool_block* add(const pool_segment& s, std::uint64_t size, const pool_request& r) {
         const auto lock = locked();
         if (stopped_) return nullptr;
-        pool_block& whole = segments_.add(fit_, s);
+        pool_block& whole = segments_.add(fit_, s, r.own);
         try {
-            return counted(&fit_.carve(whole, size, r.alignment), r);
+            return counted(r.own ? &fit_.take_whole(whole) : &fit_.carve(whole, size, r.alignment), r);
         } catch (...) {
             (void)segments_.remove(fit_, whole);
             throw;
@@ -512,7 +536,21 @@ public:
     /// In ranges in which nothing is.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
         const auto lock = locked();
-        return segments_.empty_bytes();
+        return fit_.empty_bytes();
+    }
+    /// What is in blocks beyond what was asked for.
+    [[nodiscard]] std::uint64_t rounding() const noexcept {
+        const auto lock = locked();
+        auto traffic = traffic_;
+        for (const worker* const w : workers_) traffic += w->bins.traffic();
+        const auto out = out_bytes() - std::min(out_bytes(), pending_bytes());
+        return out - std::min(out, traffic.requested());
+    }
+    /// How much of that there is beyond a part of what isn't, and beyond `least`.
+    [[nodiscard]] std::uint64_t idle_beyond(std::uint64_t least, std::uint64_t part) const noexcept {
+        const auto lock = locked();
+        const auto idle = fit_.empty_bytes(), most = std::max(least, (segments_.held() - idle) / part);
+        return idle > most ? idle - most / 2 : 0;
     }
     [[nodiscard]] std::uint64_t held() const noexcept {
         const auto lock = locked();
@@ -521,12 +559,12 @@ public:
     /// Whether a range is held of which such a block could be a part.
     [[nodiscard]] bool could_hold(const pool_request& r) const noexcept {
         const auto lock = locked();
-        return segments_.largest() >= r.least;
+        return segments_.largest(fit_) >= r.least;
     }
     /// Any range, whatever is in it: for the end of the pool. An empty segment when there are no more.
     [[nodiscard]] pool_segment remove_any() noexcept {
         const auto lock = locked();
-        return segments_.remove_any();
+        return segments_.remove_any(fit_);
     }
 
     /// Empties all bins and takes back what streams have reached.
@@ -554,13 +592,9 @@ public:
     [[nodiscard]] pool_usage usage() const noexcept {
         const auto lock = locked();
         if (closed_ && segments_.count() == 0) return {.peak_reserved = bytes{segments_.peak()}};
-        std::uint64_t cached = 0;
-        const auto pending = pending_bytes();
+        const auto cached = cached_bytes(), pending = pending_bytes();
         auto traffic = traffic_;
-        for (const worker* const w : workers_) {
-            w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
-            traffic += w->bins.traffic();
-        }
+        for (const worker* const w : workers_) traffic += w->bins.traffic();
         return {.reserved = bytes{segments_.held()},
                 .used = bytes{segments_.held() - fit_.free_bytes() - cached - pending},
                 .requested = bytes{traffic.requested()},
@@ -610,6 +644,15 @@ private:
         waiters_.tell_all();
         reclaim(lock, done);
     }
+    [[nodiscard]] std::uint64_t cached_bytes() const noexcept {
+        std::uint64_t cached = 0;
+        for (const worker* const w : workers_) w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
+        return cached;
+    }
+    // In blocks, those included that streams haven't reached.
+    [[nodiscard]] std::uint64_t out_bytes() const noexcept {
+        return segments_.held() - fit_.free_bytes() - cached_bytes();
+    }
     [[nodiscard]] std::uint64_t pending_bytes() const noexcept {
         auto all = pending_.bytes() + stranded_.bytes() + recorded_now_;
         for (const worker* const w : workers_) all += w->unrecorded.bytes();
@@ -622,15 +665,22 @@ private:
         return false;
     }
 
-    [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own) noexcept {
-        pool_block* const b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
+    // In a bounded number of steps, nearly.
+    [[nodiscard]] pool_block* take_soon(const pool_request& r) noexcept {
+        return r.own ? fit_.take_own(r.size, r.most, r.alignment)
+                     : detail::quietly([&] { return fit_.take(r.size, r.alignment); });
+    }
+    // Before it is refused, what is large has what is left of shared segments as well.
+    [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own, bool last = false) noexcept {
+        pool_block* b = r.own ? fit_.take_own(r.least, r.most, r.alignment) : nullptr;
+        if (b == nullptr && (last || !r.own)) b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
         return b != nullptr ? b : take_own(own, r);
     }
     // What a worker freed on its stream is in order before whatever it enqueues next, reached or not.
     [[nodiscard]] pool_block* take_own(worker* own, const pool_request& r) noexcept {
         if (own == nullptr) return nullptr;
-        pool_block* const b = own->unrecorded.take(r.least, r.alignment);
-        return b != nullptr ? b : pending_.take(own, r.least, r.alignment);
+        pool_block* const b = own->unrecorded.take(r.least, r.most, r.alignment);
+        return b != nullptr ? b : pending_.take(own, r);
     }
 
     // Out of one block that is in a bin: what spares the workers the loss of all.
@@ -638,6 +688,10 @@ private:
         const auto slack = std::max(r.alignment, pool_granule) - pool_granule;
         for (worker* const w : workers_) {
             if (w->record != nullptr) continue;
+            if (r.own) {
+                if (pool_block* const kept = w->bins.take_within(r.least, r.most, r.alignment)) return kept;
+                continue;
+            }
             if (pool_block* const kept = w->bins.take_bigger((r.size + slack) / pool_granule)) {
                 fit_.give(*kept);
                 return detail::quietly([&] { return fit_.take(r.size, r.alignment); });

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -74,6 +75,7 @@ public:
         });
     }
 
+    [[nodiscard]] std::optional<block> find(const void* p) const noexcept { return blocks_.find(p); }
     void collect() noexcept { frees_.collect(); }
     bool drain(instant deadline) { return frees_.drain(deadline); }
 

@@ -3,6 +3,9 @@
 // and keeps what waits for its stream. The quota counts what the pool holds, and the pool gives back what nobody uses as soon
 // as somebody lacks it: this tenant, a neighbour who was promised it, or nobody, where the quota has become smaller.
 //
+// So that the pool holds nothing else than blocks then, only small blocks share a segment, which is small itself; any other has a segment
+// of its own, of its size.
+//
 //   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
 #pragma once
@@ -47,7 +50,7 @@ public:
     pooled_memory(Resource& resource, trace_function trace)
         : quota_(&resource.limit()),
           resource_(resource),
-          pool_(resource_, {.part = part}),
+          pool_(resource_, options_over(resource)),
           cache_(pool_.make_cache()),
           gives_back_(
               *quota_, std::numeric_limits<int>::min(),
@@ -65,16 +68,19 @@ public:
     /// Behind try_allocate_kept: null, and the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
-        if (lost() || (quota_->pressed() && !fits(size, alignment, why))) [[unlikely]] {
-            if (lost()) why = {.code = errc::device_lost};
+        if (lost()) [[unlikely]] {
+            why = {.code = errc::device_lost};
             return nullptr;
         }
-        if (!traced_ && !quota_->pressed()) [[likely]]
-            return cache_.try_allocate_anew(size, alignment, &why, label);
+        if (quota_->pressed() && still_over()) [[unlikely]]
+            return try_allocate_over(size, alignment, label, why);
+        if (!traced_ && !quota_->pressed()) [[likely]] {
+            void* const p = cache_.try_allocate_anew(size, alignment, &why, label);
+            return p != nullptr ? p : refused(size, alignment, why);
+        }
         // What is kept comes first, though nobody has looked at it while somebody waits.
         void* const p = cache_.try_allocate(size, alignment, &why, label);
-        if (p == nullptr || !traced_) return p;
-        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+        return p == nullptr ? refused(size, alignment, why) : traced(p, size, alignment, label, why);
     }
 
     /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own.
@@ -85,13 +91,13 @@ public:
         if (p != nullptr) return p;
         standing here(resource_, until.deadline);
         p = try_allocate(size, alignment, label, why);
-        if (p != nullptr || (why.code != errc::over_quota && why.code != errc::out_of_memory)) return p;
+        if (p != nullptr || !lacks_memory(why.code)) return p;
         if (const auto never = refuses(size, alignment); never.code != errc::none) {
             why = never;
             return nullptr;
         }
         p = wait_for(here, size, alignment, until, label, why);
-        if (p != nullptr) return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+        if (p != nullptr) return traced(p, size, alignment, label, why);
         // With the figures of somebody who isn't in the queue himself any more.
         if (!is_memory_refusal(why.code)) why = quota_->explain(why.code, bytes{why.asked});
         return nullptr;
@@ -113,6 +119,7 @@ public:
         return wrong;
     }
 
+    [[nodiscard]] std::optional<block> find(const void* p) const noexcept { return pool_.find(p); }
     void collect() noexcept {
         pool_.collect();
         if (quota_->pressed()) relieve();
@@ -158,15 +165,18 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return pool_.refuses(size, alignment);
     }
-    /// Of the quota, and in no block.
+    /// Of the quota, and in no block. Over the limit: of the pool's own, as much as fits the limit beside what is in blocks.
     [[nodiscard]] bytes free() const noexcept {
+        if (closed()) return bytes{};
         const bytes left = quota_->free();
-        return left == bytes{} && (closed() || quota_->over()) ? bytes{} : left + idle();
+        return left == bytes{} && quota_->over() ? free_over() : left + idle();
     }
     /// With what is charged for segments in which nothing is, once the caches are empty.
     [[nodiscard]] bytes largest_free() const noexcept {
         (void)pool_.give_back({});
-        return std::max(pool_.usage().largest_free, resource_.largest_free(pool_.empty()));
+        if (closed()) return bytes{};
+        const bytes held = pool_.usage().largest_free;
+        return quota_->over() ? std::min(held, free_over()) : std::max(held, resource_.largest_free(pool_.empty()));
     }
     [[nodiscard]] bytes idle() const noexcept {
         const auto held = pool_.usage();
@@ -179,9 +189,14 @@ public:
     }
 
 private:
-    // The pool grows by an eighth of what is left to charge, at most: so it presses nobody for more than a request needs, and there
-    // is room for big blocks.
-    static constexpr std::uint32_t part = 8;
+    // A shared segment is eight of the largest blocks that share one, and at most a sixteenth of what is left to charge. What comes in
+    // chunks is shared by whatever is less than a chunk, one chunk at a time.
+    static pool_options options_over(const Resource& resource) noexcept {
+        const bytes least = resource.charged(1, pool_granule);
+        if (least == bytes::max()) return {.segment = 128_KiB, .part = 16, .large = 16_KiB, .exact = true};
+        return {
+            .segment = least > 16_KiB ? least : 128_KiB, .part = 16, .large = std::max(least, 16_KiB), .exact = true};
+    }
 
     // A thread that may wait for the pool, and its place in the queue of the quota. The list is under the mutex of claiming_resource.
     struct place {
@@ -271,13 +286,47 @@ private:
     // What is kept of a lost device is no memory any more, where the device can tell.
     [[nodiscard]] bool lost() const noexcept { return resource_.upstream().lost(); }
     [[nodiscard]] auto& clean() const noexcept { return resource_.upstream(); }
-    // While the quota is over its limit nothing is handed out of what it is charged.
-    bool fits(std::size_t size, std::size_t alignment, failure& why) noexcept {
-        if (!quota_->over()) return true;
+    [[nodiscard]] bool still_over() noexcept {
+        if (!quota_->over()) return false;
         (void)pool_.give_back(bytes::max());
-        if (!quota_->over()) return true;
-        why = quota_->explain(closed() ? errc::closed : errc::over_quota, charged(size, alignment));
-        return false;
+        return quota_->over();
+    }
+    // While the quota is over its limit it is granted nothing, and what the pool can't give back is used as far as it fits the limit.
+    [[gnu::noinline]] void* try_allocate_over(std::size_t size, std::size_t alignment, std::string_view label,
+                                              failure& why) noexcept {
+        if (!closed())
+            if (void* const p = pool_.try_allocate_within(quota_->usage().limit(), size, alignment, label))
+                return traced(p, size, alignment, label, why);
+        const bytes n = charged(size, alignment);
+        why = {.code = closed() ? errc::closed : errc::over_quota,
+               .asked = n.count(),
+               .left = free().count(),
+               .limit = quota_->usage().limit().count()};
+        return refused(size, alignment, why);
+    }
+    [[nodiscard]] bytes free_over() const noexcept {
+        const auto held = pool_.usage();
+        const bytes in_blocks = held.used + held.pending;
+        return std::min(quota_->usage().limit() - in_blocks, idle());
+    }
+    [[nodiscard]] static bool lacks_memory(errc why) noexcept {
+        return why == errc::over_quota || why == errc::out_of_memory;
+    }
+    // What is free would suffice in one block, and is in pieces between blocks that are out: says so. Null.
+    [[gnu::noinline]] void* refused(std::size_t size, std::size_t alignment, failure& why) noexcept {
+        if (why.code != errc::over_quota && why.code != errc::out_of_memory) return nullptr;
+        const bytes n = charged(size, alignment), all = free();
+        if (n <= all && (n > quota_->free() || quota_->over()))
+            why = {.code = why.code,
+                   .asked = n.count(),
+                   .left = largest_free().count(),
+                   .limit = all.count(),
+                   .because = reason::largest_block};
+        return nullptr;
+    }
+    [[nodiscard]] void* traced(void* p, std::size_t size, std::size_t alignment, std::string_view label,
+                               failure& why) noexcept {
+        return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
     void relieve() noexcept {
         if (quota_->wanted_back()) (void)pool_.give_back(bytes::max());

@@ -15,6 +15,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -159,8 +160,19 @@ struct shared_node {
             return any;
         }
 
+        /// Of guarantees, lent while their tenants sleep. Relaxed: written under the mutex, and a reading without it is of some moment.
+        [[nodiscard]] bytes asleep() const noexcept { return bytes{lent_asleep.load(std::memory_order_relaxed)}; }
+        void lends(bytes before, bytes now) noexcept {
+            lent_asleep.fetch_add(now.count() - before.count(), std::memory_order_relaxed);
+        }
+        /// Bytes that could be promised: neither guaranteed to anybody nor lent by somebody who sleeps.
+        [[nodiscard]] bytes unpromised() const noexcept {
+            return std::min(memory.free(), memory.promisable() - asleep());
+        }
+
         device_overhead overhead;
         quota memory;
+        std::atomic<std::uint64_t> lent_asleep{0};             // bytes: see asleep()
         std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
         std::optional<quota_hook> trims;                     // what these keep goes to whoever lacks memory, arenas too
         std::deque<slice> slices;                            // one or more
@@ -174,6 +186,19 @@ struct shared_node {
     /// Under the mutex. A tenant and its successor have the same name for a while.
     void forget(const std::string& name) noexcept {
         if (const auto at = std::find(names.begin(), names.end(), name); at != names.end()) names.erase(at);
+    }
+
+    /// What a tenant's memory on each of its devices must be a multiple of: its own unit and, of an arena, chunks: what is less than one
+    /// could be promised and not be had.
+    [[nodiscard]] bytes unit_of(const tenant_spec& spec) const noexcept {
+        bytes unit = spec.unit;
+        if (spec.stack.value_or(options.stack) != memory_stack::arena) return unit;
+        for (const auto& d : devices) {
+            if (d.arena == nullptr) continue;
+            const bytes chunk = d.arena->charged(1, 1);
+            unit = chunk * (unit.count() / std::gcd(unit.count(), chunk.count()));
+        }
+        return unit;
     }
 
     mutable std::mutex mutex;

@@ -59,6 +59,17 @@ public:
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
     // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
     reservation<quota_draw> reserve(tenant_spec& spec) {
+        const bytes unit = std::exchange(spec.unit, all_->unit_of(spec));
+        if (spec.unit != unit && spec.memory % spec.unit != bytes{})
+            refuse_admission({errc::not_whole, spec.memory.count(), 0, spec.unit.count(), reason::whole_sizes},
+                             spec.name, "memory of an arena comes in whole chunks on each device");
+        auto all = reserve_whole(spec);
+        spec.unit = unit;
+        return all;
+    }
+
+private:
+    reservation<quota_draw> reserve_whole(tenant_spec& spec) {
         std::vector<quota_draw> draws;
         std::vector<bool> lost;
         for (std::uint32_t i = 0; i < all_->devices.size(); ++i) {
@@ -84,8 +95,6 @@ public:
         held.commit();
         return reservation(std::move(draws));
     }
-
-private:
     [[nodiscard]] partition split(const tenant_spec& spec, const std::vector<device_room>& rooms,
                                   const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
         if (spec.memory == bytes{}) {  // nothing is taken: a unit on each says where
@@ -111,7 +120,7 @@ private:
         std::vector<free_device> left(draws.size());
         for (std::uint32_t i = 0; i < draws.size(); ++i) {
             whole.device_memory = std::max(whole.device_memory, all_->devices[i].overhead.available());
-            left[i] = lost[i] ? free_device{.open = false} : free_device{left_on(i, spec), draws[i].left()};
+            left[i] = lost[i] ? free_device{.open = false} : free_device{left_on(i, spec), room_on(i, draws)};
         }
         auto chosen = (*choice_)(spec, rooms, {.whole = whole, .devices = left});
         for (const auto d : chosen.devices) {  // it is the embedder's: what it says is checked
@@ -119,7 +128,7 @@ private:
             for (const auto& r : rooms) offered = offered || r.device == d;
             int taken = 0;
             for (const auto other : chosen.devices) taken += other == d ? 1 : 0;
-            if (!offered || draws[d.index].left() < chosen.per_device || taken != 1)
+            if (!offered || room_on(d.index, draws) < chosen.per_device || taken != 1)
                 refuse_admission({errc::no_room, chosen.per_device.count(), 0, 0}, spec.name,
                                  "the choice of devices took one without room, or twice");
         }
@@ -127,6 +136,11 @@ private:
             refuse_admission({errc::not_whole, spec.memory.count(), chosen.total().count(), 0}, spec.name,
                              "the choice of devices split another amount of memory");
         return chosen;
+    }
+    // What is left, but for what must come back to tenants who sleep: of that, as much as can be is lent as burst.
+    [[nodiscard]] bytes room_on(std::uint32_t device, const std::vector<quota_draw>& draws) const noexcept {
+        const bytes left = draws[device].left(), asleep = all_->devices[device].asleep();
+        return asleep == bytes{} ? left : std::min(left, left + draws[device].lent() - asleep);
     }
     [[nodiscard]] const slice_type* kept_in(std::size_t part) const noexcept {
         return part < kept_->size() ? (*kept_)[part] : nullptr;
@@ -146,7 +160,7 @@ private:
                                        const std::vector<bool>& lost) const {
         const auto asked = spec.compute.permille();
         const auto room = [&](std::uint32_t i) {
-            return device_room{{i}, 0, draws[i].left(), all_->devices[i].overhead.available()};
+            return device_room{{i}, 0, room_on(i, draws), all_->devices[i].overhead.available()};
         };
         const auto lacks_slice = [&](const device_room& r) {
             return all_->devices[r.device.index].slice_for(spec.slice, level_of(spec)) == nullptr;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <concepts>
 #include <cstddef>
@@ -118,6 +119,7 @@ public:
         {
             const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
             if (predecessor.closed()) raise({errc::closed}, name(), "succeed");
+            if (!predecessor.lent_.empty()) raise({errc::asleep}, name(), "succeed whoever lends its memory");
             if (predecessor.changes_ != changes) raise({errc::in_flight}, name(), "succeed, beside a resize");
             predecessor.succeeded_ = true;
             for (std::size_t i = 0; i < by_number_.size(); ++i) {
@@ -180,6 +182,7 @@ public:
         {
             const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
             closed_.store(true, std::memory_order_release);
+            forget_lent();
         }
         with_memory(
             [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
@@ -212,7 +215,7 @@ public:
         bool asleep = true;
         for (auto& p : parts_) asleep = asleep && p.slice.compute.sleep(p.client, deadline, stop, what_waits);
         if (!asleep || wakes_begun_.load(std::memory_order_relaxed) != ended) {  // the limiters' mutexes order this
-            wake();
+            if (!lends()) wake_clients();
             return false;
         }
         for (auto& p : parts_) {
@@ -221,12 +224,50 @@ public:
                 for (hook_cursor asked; p.memory.limit().ask_next(asked, p.memory.capacity());) {
                 }
         }
+        if (lend(ended)) return true;
+        wake_clients();
+        return false;
+    }
+    // What it lends is back, or it sleeps on: then why. `recall` waits for that, called under no lock.
+    template <class Recall>
+    failure wake(Recall recall) {
+        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
+        failure why = take_back_lent();
+        if (why.code == errc::no_room) {
+            const instant began = now();
+            why = recall(why, [this] { return take_back_lent(); });
+            if (why.code == errc::none) note_recall(now() - began);
+        }
+        if (why.code == errc::none)
+            for (auto& p : parts_) p.slice.compute.wake(p.client);
+        wakes_ended_.fetch_add(1, std::memory_order_release);
+        return why;
+    }
+    // While it sleeps and says so in its specification, what it doesn't use of its guarantee is burst of its own, and of all others. False,
+    // and nothing is lent, if it has been woken since `ended` wakes had ended.
+    bool lend(std::uint32_t ended) {
+        const std::lock_guard lock(all_->mutex);
+        if (wakes_begun_.load(std::memory_order_relaxed) != ended) return lent_.empty();
+        if (spec_.lends_asleep && !closed() && !succeeded_) lend_idle();
         return true;
     }
-    void wake() {
-        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
-        for (auto& p : parts_) p.slice.compute.wake(p.client);
-        wakes_ended_.fetch_add(1, std::memory_order_release);
+    // Once more, as what was freed since is to be lent as well. Nothing if it doesn't lend.
+    void lend_more() {
+        const std::lock_guard lock(all_->mutex);
+        if (!lent_.empty()) lend_idle();
+    }
+    [[nodiscard]] bool lends() const {
+        const std::lock_guard lock(all_->mutex);
+        return !lent_.empty();
+    }
+    [[nodiscard]] recall_forecast recall() const {
+        const std::lock_guard lock(all_->mutex);
+        recall_forecast f{.usual_longest = *std::max_element(recalls_.begin(), recalls_.end())};
+        for (std::size_t i = 0; i < lent_.size(); ++i) {
+            f.lent += lent_[i];
+            f.missing += lent_[i] - by_number_[i]->on.memory.free();
+        }
+        return f;
     }
 
     // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
@@ -254,7 +295,8 @@ public:
     [[nodiscard]] failure unfit(const tenant_change& c) const {
         if (closed() || succeeded_) return {errc::closed};
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
-        const bytes step = spec_.unit * spec_.devices;
+        const bytes step = all_->unit_of(spec_) * spec_.devices;
+        if (!lent_.empty() && (memory != spec_.memory || burst != spec_.burst)) return {.code = errc::asleep};
         if (memory == bytes{} && burst == bytes{})
             return {.code = errc::invalid_specification, .because = reason::no_memory_named};
         for (const bytes wanted : {memory, burst == all_burst ? bytes{} : burst})
@@ -265,6 +307,8 @@ public:
     }
     // What the quota of one of its parts is to have.
     [[nodiscard]] quota_limits limits_of(part& p, const tenant_change& c) const {
+        if (const auto now = p.memory.limit().usage(); !lent_.empty())  // as it lends it
+            return {&p.memory.limit(), now.guaranteed, now.burst};
         tenant_spec then{.memory = c.memory.value_or(spec_.memory), .devices = spec_.devices};
         then.burst = c.burst.value_or(spec_.burst);
         return {&p.memory.limit(), then.memory / spec_.devices, burst_on(p, then)};
@@ -287,6 +331,7 @@ public:
         spec_.narrowest = c.narrowest.value_or(spec_.narrowest);
         spec_.cap = c.cap.value_or(spec_.cap);
         spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
+        spec_.lends_asleep = c.lends_asleep.value_or(spec_.lends_asleep);
         spec_.slo = c.slo.value_or(spec_.slo);
         spec_.group = c.group.value_or(spec_.group);
         spec_.longest = c.longest.value_or(spec_.longest);
@@ -323,6 +368,7 @@ public:
                 .back_within = old.back_within,
                 .queue_limit = old.queue_limit,
                 .wait = old.wait,
+                .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
@@ -380,6 +426,42 @@ private:
         }
     }
 
+    void wake_clients() {
+        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
+        for (auto& p : parts_) p.slice.compute.wake(p.client);
+        wakes_ended_.fetch_add(1, std::memory_order_release);
+    }
+
+    // These two under the mutex. What is charged stays guaranteed.
+    void lend_idle() {
+        const bytes guaranteed = spec_.memory / spec_.devices;
+        lent_.resize(by_number_.size());
+        for (std::size_t i = 0; i < by_number_.size(); ++i) {
+            part& p = *by_number_[i];
+            auto& limit = p.memory.limit();
+            const bytes keeps = std::min(guaranteed, limit.usage().current), lends = guaranteed - keeps;
+            if (limit.resize(keeps, burst_on(p, spec_) + lends) != errc::none) continue;
+            p.on.lends(lent_[i], lends);
+            lent_[i] = lends;
+        }
+    }
+    void forget_lent() noexcept {
+        for (std::size_t i = 0; i < lent_.size(); ++i) by_number_[i]->on.lends(lent_[i], {});
+        lent_.clear();
+    }
+    void note_recall(ns took) noexcept {
+        const std::lock_guard lock(all_->mutex);
+        recalls_[recalls_made_++ % recalls_.size()] = took;
+    }
+    // no_room, with the figures of one device, if others use it.
+    failure take_back_lent() {
+        const std::lock_guard lock(all_->mutex);
+        if (lent_.empty() || closed()) return {};
+        const auto why = resize_parts(spec_.memory, spec_.burst);
+        if (why.code == errc::none) forget_lent();
+        return why;
+    }
+
     // Calls it for each part whose memory is this tenant's. Whether it was true of all.
     template <class F>
     bool with_memory(F f) {
@@ -428,9 +510,10 @@ private:
         const share compute = c.compute.value_or(spec_.compute);
         const auto level = level_after(c);
         if (const auto why = lacks_share(compute, level); why.code != errc::none) return why;
-        if (const auto why = resize_parts(c.memory.value_or(spec_.memory), c.burst.value_or(spec_.burst));
-            why.code != errc::none)
-            return why;
+        if (lent_.empty())
+            if (const auto why = grow_and_shrink(c.memory.value_or(spec_.memory), c.burst.value_or(spec_.burst));
+                why.code != errc::none)
+                return why;
         note(c);
         return {};
     }
@@ -465,9 +548,20 @@ private:
         return all > guaranteed ? all - guaranteed : bytes{};
     }
 
+    // What others lend while they sleep is no room to grow.
+    failure grow_and_shrink(bytes memory, bytes burst) {
+        const bytes each = memory / spec_.devices, more = each - spec_.memory / spec_.devices;
+        for (auto& p : parts_) {
+            if (p.on.asleep() == bytes{} || more == bytes{}) continue;
+            if (const bytes room = p.on.memory.promisable() - p.on.asleep(); more > room)
+                return {errc::no_room, each.count(), (each - more + room).count(), p.on.memory.usage().limit().count()};
+        }
+        return resize_parts(memory, burst);
+    }
     // Figures are those of one device.
     failure resize_parts(bytes memory, bytes burst) {
-        const tenant_spec wanted{.memory = memory, .devices = spec_.devices, .burst = burst, .unit = spec_.unit};
+        const tenant_spec wanted{
+            .memory = memory, .devices = spec_.devices, .burst = burst, .unit = all_->unit_of(spec_)};
         std::vector<quota_resize> changes;
         for (auto& p : parts_) changes.emplace_back(p.memory.limit(), memory / spec_.devices, burst_on(p, wanted));
         return try_commit_together(changes);
@@ -501,6 +595,9 @@ private:
     std::uint64_t changes_ = 0;  // of what it is granted: likewise
     std::atomic<bool> closed_{false};
     std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
+    std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
+    std::array<ns, 8> recalls_{};   // how long the last ones took that had to wait: likewise
+    std::size_t recalls_made_ = 0;  // likewise
     std::deque<part> parts_;
     std::vector<part*> by_number_;  // a deque divides to find one
 };
