@@ -17,7 +17,9 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/detail/free_by_address.hpp>
 #include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -45,7 +47,9 @@ public:
     }
     /// No work may use the block any more.
     void deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        memory_->deallocate(p, size, alignment);
+        (void)detail::free_by_address(*memory_, p, size, alignment, [&](std::size_t n, std::size_t a) {
+            return as_upstream(*memory_).deallocate(p, n, a);
+        });
     }
     /// As allocate.
     [[nodiscard]] void* allocate_sync(std::size_t size, std::size_t alignment = default_alignment) {
@@ -70,7 +74,10 @@ public:
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return;
         try {
-            memory_->deallocate_after(node_->point_after(stream.get()), p, size, alignment);
+            const auto used = node_->point_after(stream.get());
+            (void)detail::free_by_address(*memory_, p, size, alignment, [&](std::size_t n, std::size_t a) {
+                return memory_->deallocate_after(used, p, n, a);
+            });
         } catch (...) {  // to free it now could be too early
         }
     }

@@ -13,6 +13,8 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/interop/detail/free_by_address.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -29,9 +31,12 @@ public:
     void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
-    /// As it was allocated. A wrong free changes nothing where the resource checks frees, and is reported where it reports.
+    /// As it was allocated; one of another size goes back by its address where the resource can look it up. Any other wrong free changes
+    /// nothing where the resource checks frees, and is reported where it reports.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        (void)resource_->deallocate(p, std::max<std::size_t>(size, 1), aligned(alignment));
+        (void)detail::free_by_address(
+            *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),
+            [&](std::size_t n, std::size_t a) { return as_upstream(*resource_).deallocate(p, n, a); });
     }
     /// Whether one can free what the other gave.
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }

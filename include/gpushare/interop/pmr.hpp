@@ -16,6 +16,8 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/interop/detail/free_by_address.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -23,8 +25,9 @@ inline namespace GPUSHARE_ABI {
 static_assert(memory_resource<std::pmr::memory_resource>);
 
 /// Refers to `Resource`, which must outlive it. Sizes and alignments in bytes. Throws what the resource throws, a
-/// std::bad_alloc. As safe from any thread as the resource. std::pmr has no way to answer a wrong free: it changes
-/// nothing where the resource checks frees, and is reported where the resource reports it (a tenant's event sink).
+/// std::bad_alloc. As safe from any thread as the resource. std::pmr has no way to answer a wrong free: one of
+/// another size goes back by its address where the resource can look it up, and any other changes nothing where the
+/// resource checks frees, and is reported where the resource reports it (a tenant's event sink).
 /// Two are equal if they refer to one resource, or to two that say that they are equal: only then can one free what the
 /// other gave.
 template <memory_resource Resource>
@@ -39,7 +42,9 @@ public:
 private:
     void* do_allocate(std::size_t size, std::size_t alignment) override { return resource_->allocate(size, alignment); }
     void do_deallocate(void* p, std::size_t size, std::size_t alignment) override {
-        (void)resource_->deallocate(p, size, alignment);
+        (void)detail::free_by_address(*resource_, p, size, alignment, [&](std::size_t n, std::size_t a) {
+            return as_upstream(*resource_).deallocate(p, n, a);
+        });
     }
     [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
         const auto* const same = dynamic_cast<const pmr_adaptor*>(&other);

@@ -32,6 +32,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/detail/free_by_address.hpp>
 #include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/memory/as_upstream.hpp>
@@ -86,8 +87,9 @@ public:
     }
 
     /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
-    /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing: the
-    /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored. On a stream that is captured
+    /// Never throws, since PyTorch calls it from destructors. What isn't out changes nothing: the
+    /// memory's answer is returned, and a tenant_memory has an event for it. So it has for another size than that of the
+    /// allocation, which PyTorch has passed: the block is freed by its address all the same. Null is ignored. On a stream that is captured
     /// the block may be part of the graph: it is credited once that is gone, with all that is made of it.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
@@ -170,7 +172,9 @@ private:
     }
 
     errc free_after(const point& used, const part& on, void* p, std::size_t size) {
-        const errc why = on.memory->deallocate_after(used, p, size, alignment);
+        const errc why = detail::free_by_address(
+            *on.memory, p, size, alignment,
+            [&](std::size_t n, std::size_t align) { return on.memory->deallocate_after(used, p, n, align); });
         if constexpr (requires { used.waits_for_graph(); })
             if (why == errc::none && used.waits_for_graph()) remember({used, size});
         return why;

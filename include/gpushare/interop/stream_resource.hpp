@@ -99,6 +99,10 @@ public:
         }
     }
 
+    /// As the memory's.
+    [[nodiscard]] auto find(const void* p) const noexcept requires requires(const Memory& m) { m.find(p); }
+    { return memory_->find(p); }
+
     /// Of the same memory and the same stream.
     friend bool operator==(const stream_resource& a, const stream_resource& b) noexcept {
         return a.memory_ == b.memory_ && a.stream_ == b.stream_;

@@ -21,6 +21,8 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/interop/detail/free_by_address.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -61,7 +63,12 @@ public:
     [[nodiscard]] pointer allocate(size_type n) {
         return pointer(static_cast<T*>(resource_->allocate(size_of(n), alignment)));
     }
-    void deallocate(pointer p, size_type n) noexcept { (void)resource_->deallocate(p.get(), size_of(n), alignment); }
+    void deallocate(pointer p, size_type n) noexcept {
+        (void)detail::free_by_address(*resource_, p.get(), size_of(n), alignment,
+                                      [&](std::size_t size, std::size_t align) {
+                                          return as_upstream(*resource_).deallocate(p.get(), size, align);
+                                      });
+    }
 
     [[nodiscard]] static constexpr size_type max_size() noexcept {
         return static_cast<size_type>(std::numeric_limits<difference_type>::max()) / sizeof(T);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,13 @@ public:
         traces_.drop(found->trace);
         blocks_.erase(pointer);
         return errc::none;
+    }
+
+    /// The block that begins at `pointer`, if one is in the table.
+    [[nodiscard]] std::optional<block> find(const void* pointer) const noexcept {
+        const std::lock_guard lock(mutex_);
+        const entry* const found = blocks_.find(pointer);
+        return found == nullptr ? std::nullopt : std::optional(found->what);
     }
 
     /// Removes all entries and returns them: the leaks, when every block should have been freed. Throws std::bad_alloc,

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frees for libraries that free with another size than they allocated with, as PyTorch has. The block is the caller's to free, and to
+// refuse that would keep it charged for the tenant's life: it goes back as it was allocated, and the memory's event tells of the
+// wrong size.
+//
+//   return detail::free_by_address(memory, p, size, 256, [&](std::size_t n, std::size_t a) { return memory.deallocate(p, n, a); });
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// What `free(size, alignment)` answers; on wrong_size, of a memory that can look the block up (`find`), what it answers as the block
+/// was allocated.
+template <class Memory, std::invocable<std::size_t, std::size_t> Free>
+errc free_by_address(Memory& memory, const void* p, std::size_t size, std::size_t alignment, Free free) {
+    const errc why = free(size, alignment);
+    if constexpr (requires { memory.find(p)->size; })
+        if (why == errc::wrong_size)
+            if (const auto there = memory.find(p))
+                return free(static_cast<std::size_t>(there->size.count()), there->alignment);
+    return why;
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
