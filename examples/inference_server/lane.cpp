@@ -314,7 +314,8 @@ errc lane::hand_over(const Run& run, bool text, const Done& done) {
     const auto submit = [&] { return tenant_->try_submit(run, options(text), done); };
     auto ticket = submit();
     if (ticket.code() == errc::asleep) {
-        tenant_->wake();
+        if (const auto why = tenant_->try_wake(); why.code != gpushare::errc::none)
+            return why.code;  // others have its memory
         ticket = submit();
     }
     return ticket ? errc::none : ticket.code();

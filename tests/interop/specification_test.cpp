@@ -84,11 +84,11 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     const auto spec = parse_specification(
         "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 ceiling=3 narrowest=75% "
         "slice=4 stack=direct "
-        "scrub=on_free wait=5ms spill=6GiB cap=45.5% soft_cap=yes "
+        "scrub=on_free wait=5ms spill=6GiB lends_asleep=yes cap=45.5% soft_cap=yes "
         "slo=20ms longest=1500us yields_within=2ms keeps=25% back_within=3ms group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
     const auto& [name, memory, devices, compute, level, ceiling, narrowest, burst, on, unit, slice, stack, scrub, wait,
-                 spill, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams, queue_limit] =
+                 spill, lends_asleep, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams, queue_limit] =
         spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
@@ -106,6 +106,7 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(wait == gpushare::ns{std::chrono::milliseconds(5)});
     CHECK(spill == 6_GiB);
     CHECK(cap == 45.5_pct);
+    CHECK(lends_asleep);
     CHECK(soft_cap);
     CHECK(slo == std::chrono::milliseconds(20));
     CHECK(group == 7);
@@ -199,7 +200,7 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
     CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
                       "a\\x1b[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, narrowest, "
                       "ceiling, slice, stack, "
-                      "scrub, wait, spill, cap, soft_cap, "
+                      "scrub, wait, spill, lends_asleep, cap, soft_cap, "
                       "slo, longest, yields_within, keeps, back_within, group, streams, queue_limit");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));

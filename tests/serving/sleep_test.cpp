@@ -234,6 +234,27 @@ TEST_CASE("a tenant holds less at each level, and all of it again for a request"
     }
 }
 
+TEST_CASE("a request of a model whose memory is lent is refused in its time, and served once that is back",
+          "[serving]") {
+    model_rig rig;
+    rig.chat.resize({.lends_asleep = true});
+    void* engine = rig.chat.memory().allocate(4 << 20);
+    gpushare::sleeping_tenant model(rig.chat, at_once(0s, 0s, 1ns),
+                                    {.release = [&] { (void)rig.chat.memory().deallocate(engine, 4 << 20); },
+                                     .restore = [&] { engine = rig.chat.memory().allocate(4 << 20); }});
+    (void)model.tick();
+    REQUIRE(model.state().level() == weights_released);
+    CHECK(rig.chat.recall().lent == 16_MiB);  // what the engine had as well
+    auto other = rig.shared.admit({.name = "other", .compute = 10_pct, .burst = gpushare::all_burst});
+    void* const lent = other.memory().allocate(60 << 20);
+    CHECK(model.use(rig.chat.now() + gpushare::ns{2ms}).code() == errc::deadline_exceeded);
+    CHECK(model.state().level() == weights_released);
+    CHECK(other.memory().deallocate(lent, 60 << 20) == errc::none);
+    CHECK(model.use());
+    CHECK(rig.chat.recall().lent == 0_B);
+    CHECK(rig.chat.memory().deallocate(engine, 4 << 20) == errc::none);
+}
+
 TEST_CASE("a step that throws leaves the tenant at work, and is made again", "[serving]") {
     model_rig rig;
     bool fails = true;

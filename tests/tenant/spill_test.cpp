@@ -7,11 +7,14 @@
 #include <memory_resource>
 #include <new>
 #include <optional>
+#include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -306,6 +309,106 @@ TEST_CASE_METHOD(fixture, "threads that use and allocate lose no byte of a spill
     CHECK(wrong == 0);
     CHECK(used > 0);
     CHECK(a.usage().peak <= 8_MiB);
+}
+
+namespace {
+
+/// A device of 64 MiB for one that sleeps and one that borrows.
+struct lenders {
+    host::node n{{.devices = 1, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled}};
+    tenancy shared{n, {.spill_to = std::pmr::new_delete_resource()}};
+    tenancy::tenant big =
+        shared.admit({.name = "big", .memory = 48_MiB, .compute = 50_pct, .spill = 48_MiB, .lends_asleep = true});
+    tenancy::tenant other =
+        shared.admit({.name = "other", .memory = 8_MiB, .compute = 20_pct, .burst = gpushare::all_burst});
+    std::vector<void*> borrowed;
+
+    std::size_t borrow() {
+        while (void* p = other.memory().try_allocate(2 << 20)) borrowed.push_back(p);
+        return borrowed.size() * 2;
+    }
+    void give_back(bytes at_least) {
+        for (bytes freed; freed < at_least && !borrowed.empty(); freed += 2_MiB, borrowed.pop_back())
+            CHECK(other.memory().deallocate(borrowed.back(), 2 << 20) == errc::none);
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(lenders, "a sleeper that says so lends its guarantee, and has it back when it wakes",
+                 "[tenant][sleep]") {
+    auto weights = big.allocate_spillable(40_MiB);
+    fixture::fill(weights, 7);
+    CHECK(borrow() == 16);
+    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    CHECK(big.usage().current == 0_B);
+    CHECK(big.recall().lent == 48_MiB);
+    CHECK(big.recall().missing == 0_B);
+    CHECK(borrow() == 64);
+    CHECK(big.recall().missing == 48_MiB);
+    CHECK(big.spec().memory == 48_MiB);  // as promised as before
+
+    // Who has it keeps it: in its own time, by name, and nothing is lost.
+    try {
+        big.wake(host::steady_clock::now() + 3ms);
+        FAIL("others have its memory");
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.code() == errc::deadline_exceeded);
+        CHECK(e.tenant() == "big");
+        CHECK(std::string(e.what()).find("'other'") != std::string::npos);
+    }
+    CHECK(big.try_wake().code == errc::deadline_exceeded);
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK(big.try_wake(gpushare::never, stop.get_token()).code == errc::stopped);
+    CHECK(big.recall().lent == 48_MiB);
+    CHECK_FALSE(weights.resident());
+
+    // Who can give it back is asked for it.
+    const gpushare::quota_hook gives{other.memory().limit(), 0, [&](const gpushare::reclaim_request& r) {
+                                         if (r.own) return 0_B;  // of what it asks for itself
+                                         give_back(r.missing);
+                                         return r.missing;
+                                     }};
+    big.wake(host::steady_clock::now() + 20s);
+    CHECK(big.recall().lent == 0_B);
+    CHECK(big.recall().usual_longest > gpushare::ns{});
+    CHECK(fixture::holds(weights, 7));
+    CHECK(big.memory().free() == 8_MiB);
+    void* const p = big.memory().try_allocate(8 << 20);
+    CHECK(p != nullptr);
+    CHECK(big.memory().deallocate(p, 8 << 20) == errc::none);
+    CHECK(borrow() <= 16);
+    CHECK(big.usage().burst == 0_B);
+    give_back(gpushare::bytes::max());
+}
+
+TEST_CASE_METHOD(lenders, "what a sleeper lends is promised to nobody else", "[tenant][sleep]") {
+    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    CHECK(shared.rooms()[0].free == 8_MiB);
+    CHECK(code_of([&] { (void)shared.admit({.name = "third", .memory = 9_MiB}); }) == errc::no_room);
+    CHECK(code_of([&] { other.resize({.memory = 17_MiB}); }) == errc::no_room);
+    CHECK(code_of([&] { big.resize({.memory = 8_MiB}); }) == errc::asleep);
+    big.resize({.compute = 40_pct});
+    CHECK(borrow() == 64);
+    CHECK(shared.rooms()[0].free == 0_B);
+    // What is borrowed of it becomes nobody's guarantee, either.
+    CHECK(code_of([&] { other.resize({.memory = 17_MiB}); }) == errc::no_room);
+    other.resize({.memory = 16_MiB});
+    CHECK(code_of([&] { (void)shared.admit({.name = "third", .memory = 1_MiB}); }) == errc::no_room);
+    give_back(gpushare::bytes::max());
+    big.wake();
+    CHECK(shared.rooms()[0].free == 0_B);
+    big.resize({.memory = 40_MiB});
+    CHECK(shared.rooms()[0].free == 8_MiB);
+    big.resize({.lends_asleep = false});
+    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    CHECK(big.recall().lent == 0_B);
+    big.resize({.lends_asleep = true});
+    REQUIRE(big.sleep(host::steady_clock::now() + 20s));  // again
+    CHECK(big.recall().lent == 40_MiB);
+    CHECK(big.close(host::steady_clock::now() + 20s).complete);
+    CHECK(shared.rooms()[0].free == 48_MiB);
 }
 
 }  // namespace spill_test

@@ -21,6 +21,7 @@
 //   scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
 //   wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
 //   spill      how much may be on the host when bytes lack: as memory; 0B: nothing
+//   lends_asleep  no or yes: what its guarantee leaves free while it sleeps is lent to others
 //   cap        the most of the time of each device: 0.1% to 100%
 //   soft_cap   no or yes: the cap holds only while others want the device
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
@@ -143,6 +144,8 @@ inline constexpr std::array plain_keys{
     plain_key{"scrub", [](auto& f, auto key, auto value) { f.set(f.scrub, checked_scrub(key, value), key); }},
     plain_key{"wait", [](auto& f, auto key, auto value) { f.set(f.wait, checked_time(key, value), key); }},
     plain_key{"spill", [](auto& f, auto key, auto value) { f.set(f.spill, checked_bytes(key, value, 0), key); }},
+    plain_key{"lends_asleep",
+              [](auto& f, auto key, auto value) { f.set(f.lends_asleep, checked_flag(key, value), key); }},
     plain_key{"cap", [](auto& f, auto key, auto value) { f.set(f.cap, checked_share(key, value), key); }},
     plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
     plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},

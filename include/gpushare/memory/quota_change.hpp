@@ -132,6 +132,13 @@ protected:
     static bytes held_left(const quota& root) noexcept {
         return bytes{root.cell_.now().available() + idle_below(root)};
     }
+    // What is lent as burst and used.
+    static bytes held_lent(const quota& root) noexcept {
+        bytes lent{};
+        for (const detail::quota_node* c = root.children_; c != nullptr; c = c->next_)
+            lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
+        return lent - bytes{idle_below(root)};
+    }
     // Thaws what is below, and brings those loans to the root, which stays frozen.
     static void gather_held(quota& root) noexcept {
         const auto idle = root.collect_below(nullptr);
@@ -207,6 +214,8 @@ public:
     }
     /// Only while prepared: how many bytes can be charged.
     [[nodiscard]] bytes left() const noexcept { return held_left(of()); }
+    /// Only while prepared: how many bytes are lent as burst, and used.
+    [[nodiscard]] bytes lent() const noexcept { return held_lent(of()); }
     /// Only while prepared: commit() will charge `n` bytes, at most left(). Without a call it charges nothing.
     void take(bytes n) noexcept { size_ = n; }
     /// Only after prepare(): makes the change.

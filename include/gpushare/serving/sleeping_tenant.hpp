@@ -8,7 +8,8 @@
 //   wait_until(model.tick());                                                       // idle: sleeps when it is time
 //
 // By levels: pools and caches are trimmed; submissions stop and its spillable blocks go to the host (tenant::sleep); the
-// engine itself is released. Its quota and share remain promised: to give these up too, park it (tenant/park.hpp).
+// engine itself is released. Its quota and share remain promised; what the quota leaves free is lent where tenant_spec::lends_asleep says
+// so, and comes back before it wakes. To give the promise up too, park it (tenant/park.hpp).
 #pragma once
 
 #include <chrono>
@@ -57,7 +58,8 @@ public:
         }
         /// Whether it is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't: deadline_exceeded, stopped, closed, in_flight (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
+        /// Why it isn't: deadline_exceeded (others still use the memory that it lent, perhaps), stopped, closed, in_flight
+        /// (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for it.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
@@ -144,13 +146,14 @@ private:
         lock.unlock();
         errc why = errc::none;
         try {
-            why = to == sleep_level::awake ? wake() : deepen(from, to, deadline);
+            why = to == sleep_level::awake ? wake(deadline) : deepen(from, to, deadline);
         } catch (const error& e) {
             why = e.code();
         } catch (...) {
             why = errc::submission_failed;
         }
-        if (why != errc::none && from < sleep_level::weights_spilled && std::exchange(asleep_, false)) tenant_->wake();
+        // What sleeps on, since others have its memory still, sleeps as deep as it was to: the next request wakes it.
+        if (why != errc::none && from < sleep_level::weights_spilled && rouse(deadline) != errc::none) why = errc::none;
         lock.lock();
         changer_ = {};
         state_.ended(why == errc::none, tenant_->now());
@@ -177,11 +180,23 @@ private:
             call(actions_.release);
             released_ = true;
         }
+        if constexpr (requires { tenant_->lend_more(); })
+            if (asleep_) tenant_->lend_more();
         return errc::none;
     }
-    errc wake() {
-        if (asleep_) tenant_->wake();
+    // Its memory comes back first, if it was lent.
+    errc rouse(instant deadline) {
+        if (!asleep_) return errc::none;
+        if constexpr (requires { tenant_->try_wake(deadline); }) {
+            if (const auto why = tenant_->try_wake(deadline); why.code != errc::none) return why.code;
+        } else {
+            tenant_->wake();
+        }
         asleep_ = false;
+        return errc::none;
+    }
+    errc wake(instant deadline) {
+        if (const errc why = rouse(deadline); why != errc::none) return why;
         if (released_) call(actions_.restore);
         if (spilled_ && !released_) call(actions_.unspill);
         released_ = spilled_ = false;

@@ -302,18 +302,18 @@ public:
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back({{i}, 0, shared_.devices[i].memory.free(), shared_.devices[i].overhead.available()});
+            all.push_back({{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
         return all;
     }
     /// The same if all burst that is lent came back; `whole` is what the device has, with all that others than tenants take.
     [[nodiscard]] std::vector<device_room> promisable() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back(
-                lost({i})
-                    ? device_room{{i}}
-                    : device_room{
-                          {i}, 0, shared_.devices[i].memory.promisable(), shared_.devices[i].overhead.capacity()});
+            all.push_back(lost({i}) ? device_room{{i}}
+                                    : device_room{{i},
+                                                  0,
+                                                  shared_.devices[i].memory.promisable() - shared_.devices[i].asleep(),
+                                                  shared_.devices[i].overhead.capacity()});
         return all;
     }
     /// Whether the device is lost, where the node can tell. Throws operation_error (no_device).

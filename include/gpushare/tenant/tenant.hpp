@@ -242,14 +242,43 @@ public:
 
     /// Lets nothing new in, waits until what is in flight has ended, and gives back what its pools, caches and spillable
     /// blocks keep (all hooks of its quota are asked). What waits stays, and what comes waits behind it, until wake(); or both
-    /// are refused with errc::asleep. Quota and share remain promised. False at the deadline, for a request to stop, or after
+    /// are refused with errc::asleep. Quota and share remain promised; with tenant_spec::lends_asleep what the quota leaves free is lent
+    /// to others until it wakes. False at the deadline, for a request to stop, or after
     /// close(): then it isn't asleep on any device, and what was refused stays so. Not from a callback of its own.
     bool sleep(instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep) {
         return state_->sleep(deadline, stop, what_waits);
     }
-    /// Ends sleep(). Does nothing if it isn't asleep.
-    void wake() { state_->wake(); }
+    /// Ends sleep(). Does nothing if it isn't asleep. Where the tenant lends its guarantee in its sleep (tenant_spec::lends_asleep), asks
+    /// those who have it to give it back, by the hooks of their quotas, and waits for that until `deadline`, by default not. Then
+    /// throws operation_error (deadline_exceeded, stopped), which names who has most of it: the tenant sleeps on, and can be woken
+    /// again. Other tenants' wake() doesn't throw.
+    void wake(instant deadline = instant::min(), const std::stop_token& stop = {}) {
+        const patience until{time{state_.get()}, deadline, stop};
+        const auto why = state_->wake([&](failure last, auto again) {
+            detail::idle_room idle{roots()};
+            while (last.code == errc::no_room && idle.gather(lack(last))) last = again();
+            detail::room_wait wait{roots(), until};
+            while (last.code == errc::no_room) {
+                const bytes more = lack(last);
+                if (const errc over = wait.again(more); over != errc::none) wait.refuse(over, last, name(), more);
+                last = again();
+            }
+            return last;
+        });
+        if (why.code != errc::none) raise(why, name(), "wake");
+    }
+    /// The same, with the reason instead of an exception.
+    failure try_wake(instant deadline = instant::min(), const std::stop_token& stop = {}) try {
+        wake(deadline, stop);
+        return {};
+    } catch (const operation_error& e) {
+        return e.figures();
+    }
+    /// While it sleeps and lends its guarantee: lends what was freed since as well. Else nothing.
+    void lend_more() { state_->lend_more(); }
+    /// What waking has to wait for, as of now: how much of its guarantee others use, and how long having it back takes.
+    [[nodiscard]] recall_forecast recall() const { return state_->recall(); }
 
     /// What the tenant uses and has used, as known now; final after close().
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
@@ -324,8 +353,17 @@ private:
     }
     // Whether its devices could promise it so much more, if all that is lent came back.
     [[nodiscard]] bool could_grow(bytes more) const {
-        return std::ranges::all_of(state_->parts(), [&](auto& p) { return p.on.memory.promisable() >= more; });
+        return std::ranges::all_of(state_->parts(), [&](auto& p) { return p.on.memory.promisable() - p.on.asleep() >= more; });
     }
+    // The same of a recall.
+    [[nodiscard]] static bytes lack(const failure& refused) noexcept {
+        return bytes{refused.asked} - bytes{refused.left};
+    }
+    // Its node's.
+    struct time {
+        const state* of;
+        [[nodiscard]] instant now() const noexcept { return of->now(); }
+    };
     // Charged by `charge`, which says why not.
     template <bool OfDevice, class Charge>
     [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {

@@ -69,6 +69,7 @@ inline namespace GPUSHARE_ABI {
     compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
     compare(granted.wait, wanted.wait, c.wait);
     compare(granted.spill, wanted.spill, c.spill);
+    compare(granted.lends_asleep, wanted.lends_asleep, c.lends_asleep);
     return c;
 }
 
@@ -76,7 +77,7 @@ inline namespace GPUSHARE_ABI {
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
     return !c.memory && !c.burst && !c.compute && !c.level && !c.ceiling && !c.narrowest && !c.cap && !c.soft_cap &&
            !c.slo && !c.group && !c.longest && !c.yields_within && !c.keeps && !c.back_within && !c.queue_limit &&
-           !c.wait && !c.spill;
+           !c.wait && !c.spill && !c.lends_asleep;
 }
 
 /// What became of one tenant when a list was applied.

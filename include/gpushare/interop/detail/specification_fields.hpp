@@ -59,7 +59,7 @@ public:
     field<memory_stack> stack;
     field<scrub_policy> scrub;
     field<share> cap, keeps, narrowest;
-    field<bool> soft_cap;
+    field<bool> soft_cap, lends_asleep;
     field<ns> wait, slo, longest, yields_within, back_within;
 
     /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
@@ -81,6 +81,7 @@ public:
         if (narrowest.value) spec.narrowest = sm_width(narrowest.value->fraction());
         if (cap.value) spec.cap = *cap.value;
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;
+        if (lends_asleep.value) spec.lends_asleep = *lends_asleep.value;
         if (slo.value) spec.slo = *slo.value;
         if (longest.value) spec.longest = *longest.value;
         if (yields_within.value) spec.yields_within = *yields_within.value;
