@@ -225,7 +225,7 @@ public:
                 }
         }
         if (lend(ended)) return true;
-        wake_clients();
+        if (!lends()) wake_clients();
         return false;
     }
     // What it lends is back, or it sleeps on: then why. `recall` waits for that, called under no lock.
@@ -247,7 +247,7 @@ public:
     // and nothing is lent, if it has been woken since `ended` wakes had ended.
     bool lend(std::uint32_t ended) {
         const std::lock_guard lock(all_->mutex);
-        if (wakes_begun_.load(std::memory_order_relaxed) != ended) return lent_.empty();
+        if (wakes_begun_.load(std::memory_order_relaxed) != ended) return false;
         if (spec_.lends_asleep && !closed() && !succeeded_) lend_idle();
         return true;
     }
