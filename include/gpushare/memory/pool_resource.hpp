@@ -26,6 +26,7 @@
 #include <string_view>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gpushare/closing.hpp>
@@ -121,7 +122,9 @@ public:
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
-        auto* const b = store_.take({whole, whole, alignment, size, is_large(whole), detail::pool_tag::size_limit});
+        detail::pool_request request{whole, whole, alignment, size, is_large(whole), detail::pool_tag::size_limit};
+        auto* b = store_.take(request);
+        if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of what small ones share
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
     }
 
