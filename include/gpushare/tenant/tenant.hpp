@@ -353,7 +353,8 @@ private:
     }
     // Whether its devices could promise it so much more, if all that is lent came back.
     [[nodiscard]] bool could_grow(bytes more) const {
-        return std::ranges::all_of(state_->parts(), [&](auto& p) { return p.on.memory.promisable() - p.on.asleep() >= more; });
+        return std::ranges::all_of(state_->parts(),
+                                   [&](auto& p) { return p.on.memory.promisable() - p.on.asleep() >= more; });
     }
     // The same of a recall.
     [[nodiscard]] static bytes lack(const failure& refused) noexcept {

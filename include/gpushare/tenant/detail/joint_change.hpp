@@ -78,6 +78,7 @@ private:
             if (const auto why = one.who->unfit(one.change); why.code != errc::none) return why;
         }
         if (const auto why = check_shares(); why.code != errc::none) return why;
+        if (const auto why = check_lent(); why.code != errc::none) return why;
         auto [exchanges, owners] = memory();
         prepared_together held(exchanges);
         if (!held) {
@@ -129,6 +130,25 @@ private:
         return {};
     }
 
+    // What sleepers lend of a device is no room to grow.
+    failure check_lent() {
+        for (auto& device : all_->devices) {
+            if (device.asleep() == bytes{}) continue;
+            bytes before{}, then{};
+            for (std::size_t i = 0; i < list_.size(); ++i)
+                for (auto& p : list_[i].who->parts()) {
+                    if (&p.on != &device) continue;
+                    const bytes has = p.memory.limit().usage().guaranteed;
+                    const bytes wants = list_[i].who->limits_of(p, list_[i].change).guaranteed;
+                    if (wants > has) refused_ = i;
+                    before += has;
+                    then += wants;
+                }
+            if (const bytes room = device.memory.promisable() - device.asleep(); then - before > room)
+                return {errc::no_room, then.count(), (before + room).count(), device.memory.usage().limit().count()};
+        }
+        return {};
+    }
     // One exchange for each device, and whose its quotas are.
     auto memory() {
         std::vector<quota_exchange> exchanges;
