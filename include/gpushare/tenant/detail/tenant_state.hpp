@@ -253,6 +253,7 @@ public:
     }
     // Once more, as what was freed since is to be lent as well. Nothing if it doesn't lend.
     void lend_more() {
+        (void)with_memory([](part& p) { return p.memory.trim(), true; });  // drivers are slow: under no lock
         const std::lock_guard lock(all_->mutex);
         if (!lent_.empty()) lend_idle();
     }
