@@ -401,6 +401,7 @@ void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
 void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
+    const auto passing = gpushare::host::steady_clock{}.now();  // bills memory, also while the time of day is set
     const auto read = [&](tenant& t) {
         auto r = gpushare::reading_of(t.usage());
         const std::lock_guard lock(mutex_);
@@ -408,7 +409,7 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
         r.requests = row.counts->requests.load(std::memory_order_relaxed);
         r.refusals = row.counts->refusals.load(std::memory_order_relaxed);
         if (!row.meter) row.meter.emplace(t.name());
-        if (auto line = row.meter->read(time, r)) unwritten_.push_back(*std::move(line));
+        if (auto line = row.meter->read(time, passing, r)) unwritten_.push_back(*std::move(line));
     };
     for (const auto& t : gone) {
         read(*t);
@@ -417,10 +418,8 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     }
     for (const auto& t : tenants_.all()) read(*t);
     if (!journal_) return unwritten_.clear();
-    const auto why = journal_->try_append(unwritten_);
-    if (why.code == gpushare::errc::none) {
-        unwritten_.clear();
-    } else {  // it is tried again with the next ones: no bill is ever dropped
+    // What can't be written is tried again with the next lines: no bill is ever dropped.
+    if (const auto why = journal_->append_from(unwritten_); why.code != gpushare::errc::none) {
         tell("the journal can't be written: ", to_string(why.code));
         if (unwritten_.size() > options_.kept_lines) sum_by_tenant(unwritten_);
     }

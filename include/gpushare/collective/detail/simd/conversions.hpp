@@ -195,12 +195,13 @@ template <class T>
 #endif
 }
 [[gnu::target("avx2,f16c")]] inline void widen_float16s_by_f16c(const float16* from, simd<float, 8>& to) noexcept {
-    const auto& as_stored = *reinterpret_cast<const in_memory<16>::type*>(from);
+    eight_halves as_stored;
+    __builtin_memcpy(&as_stored, from, sizeof as_stored);  // a cast of the reference would lose its alignment without optimisation
 #if defined(__clang__)  // 22 has no builtin for it any more
     using float16s = _Float16 __attribute__((vector_size(16)));
     const simd<float, 8> x(__builtin_convertvector(__builtin_bit_cast(float16s, as_stored), simd<float, 8>::raw_type));
 #else
-    const simd<float, 8> x(__builtin_ia32_vcvtph2ps256(__builtin_bit_cast(eight_halves, as_stored)));
+    const simd<float, 8> x(__builtin_ia32_vcvtph2ps256(as_stored));
 #endif
     // Every NaN the same. Told by its bits: clang 16 would compare halves one by one.
     to = select((bits_of(x) & 0x7fff'ffff) > 0x7f80'0000, __builtin_bit_cast(float, 0x7fff'ffff), x);
