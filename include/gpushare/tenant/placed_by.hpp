@@ -64,13 +64,7 @@ template <class Tenancy>
 requires requires(const Tenancy& t) {
     { t.rooms() } -> std::same_as<std::vector<device_room>>;
 }
-[[nodiscard]] cluster as_cluster(const Tenancy& shared) {
-    auto rooms = shared.rooms();
-    if constexpr (requires { static_cast<bool>(shared.lost(device_id{})); })
-        for (auto& r : rooms)
-            if (shared.lost(r.device)) r.whole = {};
-    return detail::cluster_of(rooms);
-}
+[[nodiscard]] cluster as_cluster(const Tenancy& shared) { return detail::cluster_of(shared.rooms()); }
 
 /// A choice for tenancy::choose_devices: of the devices with room, those that `policy` would take. A tenant that names
 /// its devices gets those it names. The policy is called under the tenancy's mutex.

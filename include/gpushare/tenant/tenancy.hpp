@@ -297,12 +297,15 @@ public:
     /// The time of the node.
     [[nodiscard]] instant now() const noexcept { return node_->get_clock().now(); }
 
-    /// The memory that could be promised on each device now, of what all tenants may have there by the last measurement; of a lost
-    /// device as before it was lost.
+    /// The memory that could be promised on each device now, of what all tenants may have there by the last measurement. Of a lost
+    /// device that is nothing.
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back({{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
+            all.push_back(
+                lost({i})
+                    ? device_room{{i}}
+                    : device_room{{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
         return all;
     }
     /// The same if all burst that is lent came back; `whole` is what the device has, with all that others than tenants take.
