@@ -244,7 +244,8 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         CHECK(chat.submit([](auto&) {}).wait());
     }
     SECTION("on a device that it doesn't leave it keeps what it has, and needs no room for more") {
-        auto neighbour = shared.admit({.name = "neighbour", .memory = 48_MiB, .compute = 40_pct, .on = {{0}}});
+        auto neighbour =
+            shared.admit({.name = "neighbour", .memory = 48_MiB, .compute = 40_pct, .level = {1}, .on = {{0}}});
         gpushare::pool_resource own(chat.memory(0));  // stands on it, and goes on
         void* const kept = own.allocate(500);
         const bytes used = n.memory({0}).used();
@@ -338,7 +339,7 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         stayed();
     }
     SECTION("no share there") {
-        auto other = shared.admit({.name = "other", .memory = 1_MiB, .compute = 50_pct, .on = {{3}}});
+        auto other = shared.admit({.name = "other", .memory = 1_MiB, .compute = 50_pct, .level = {1}, .on = {{3}}});
         CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::share_exceeded);
         stayed();
     }

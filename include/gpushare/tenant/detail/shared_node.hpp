@@ -88,6 +88,12 @@ public:
         const auto* const l = find(level);
         return l != nullptr ? l->promised : 0;
     }
+    /// Of all levels.
+    [[nodiscard]] std::uint32_t sum() const noexcept {
+        std::uint32_t sum = 0;
+        for (const auto& l : levels_) sum += l.promised;
+        return sum;
+    }
     /// Of the level that was promised most.
     [[nodiscard]] std::uint32_t most() const noexcept {
         std::uint32_t most = 0;
@@ -135,12 +141,14 @@ struct shared_node {
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
 
-        /// Which one a tenant of this level would be in: the one it names, or the one with the most
-        /// left. Null if it isn't there.
+        /// Which slice a tenant of this level would be in: the one that the tenant names, or the one with the most left for
+        /// the level and, of several, the one with the most left beside all levels. Null if the named one isn't there.
         [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
-            return &*std::max_element(slices.begin(), slices.end(),
-                                      [=](const slice& a, const slice& b) { return a.left(level) < b.left(level); });
+            return &*std::max_element(slices.begin(), slices.end(), [=](const slice& a, const slice& b) {
+                if (a.left(level) != b.left(level)) return a.left(level) < b.left(level);
+                return a.size + b.promised.sum() < b.size + a.promised.sum();
+            });
         }
         [[nodiscard]] const slice* slice_for(std::uint32_t wanted, priority level) const noexcept {
             return const_cast<device*>(this)->slice_for(wanted, level);  // NOLINT: changes nothing
