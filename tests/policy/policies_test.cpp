@@ -396,11 +396,11 @@ template <class P>
 ns borrowed_is_repaid_after(P p) {
     CHECK(p.add(a, {.weight = 50_pct, .cap = 10_pct, .soft_cap = true}) == errc::none);
     instant now = start;
-    const auto goes = [&](client_id c, ns predicted, ns took) {
-        const auto lent = gpushare::detail::serve(p, c, predicted, now);
+    const auto goes = [&](client_id who, ns predicted, ns took) {
+        const auto lent = gpushare::detail::serve(p, who, predicted, now);
         now += took;
-        gpushare::detail::correct(p, c, took - predicted, lent);
-        p.wake(c, {.arrival = now}, now);
+        gpushare::detail::correct(p, who, took - predicted, lent);
+        p.wake(who, {.arrival = now}, now);
     };
     p.wake(a, {.arrival = now}, now);
     for (int i = 0; i < 100 && p.pick(now) == a; ++i) goes(a, 1ms, 10ms);

@@ -82,8 +82,7 @@ public:
 
     explicit modelled_device(std::uint32_t sms)
         : sms_(sms),
-          model_({.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = gpushare::host::timing::modelled},
-                 hub_->points) {}
+          model_({.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = gpushare::host::timing::modelled}, *hub_) {}
     modelled_device(const modelled_device&) = delete;
     modelled_device& operator=(const modelled_device&) = delete;
 

@@ -442,7 +442,7 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
     node n(options);
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 48_MiB, .compute = 80_pct, .level = {1}, .on = {{0}}});
-    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 80_pct, .on = {{1}}});
+    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 80_pct, .level = {1}, .on = {{1}}});
     constexpr std::size_t size = std::size_t{5} << 20;
     std::vector<gpushare::moving_block> of_a{{.at = a.memory().allocate(size), .size = size}},
         of_b{{.at = b.memory().allocate(1000), .size = 1000}};
