@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <shared_mutex>
 
 #include <gpushare/config.hpp>
 
@@ -45,8 +46,9 @@ public:
     /// After the driver has ended it.
     void end() noexcept { turn_.fetch_add(1, std::memory_order_release); }
 
-    /// None of ours begins until what is returned goes.
-    [[nodiscard]] std::unique_lock<std::mutex> hold_off() noexcept { return std::unique_lock(mutex_); }
+    /// None of ours begins until what is returned goes. Any number of threads may hold them off at once, and none waits for another
+    /// that is in a call of the driver's meanwhile: only the beginning of a capture does.
+    [[nodiscard]] std::shared_lock<std::shared_mutex> hold_off() noexcept { return std::shared_lock(mutex_); }
 
     /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.
     void hand_out() noexcept {
@@ -56,7 +58,7 @@ public:
     [[nodiscard]] bool handed_out() const noexcept { return handed_out_.load(std::memory_order_relaxed); }
 
 private:
-    std::mutex mutex_;
+    std::shared_mutex mutex_;
     std::atomic<std::uint64_t> turn_{0};
     std::atomic<bool> handed_out_{false};
 };
