@@ -7,6 +7,7 @@
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -200,13 +201,17 @@ TEST_CASE("a launch that fails is told, by every way in, whoever records points 
         node.get_clock(), on, other, [](cuda::stream& s) { cuda_backend::fail(s); },
         [](cuda::stream& s) { cuda_backend::work(s); });
     for (const auto& what : tried.wrong(tried.usual())) FAIL_CHECK(what);
-    cuda::stream shape = node.make_stream({0});
-    cuda::graph_executable run{cuda::capture(shape, [](cuda::stream& s) { cuda_backend::work(s); })};
+    const auto graph_on = [&](gpushare::device_id d) {  // which runs nowhere else
+        cuda::stream shape = node.make_stream(d);
+        return cuda::graph_executable{cuda::capture(shape, [](cuda::stream& s) { cuda_backend::work(s); })};
+    };
+    std::array runs{graph_on({0}), graph_on({1})};
+    const auto run = [&](cuda::stream& s) { runs[s.properties().ordinal == 0 ? 0 : 1].launch(s); };
     const auto graph_fails = [&](cuda::stream& s) {
         standin::inject({.call = "cudaGraphLaunch", .code = cudaErrorInvalidValue});
-        run.launch(s);
+        run(s);
     };
-    failures by_graph(node.get_clock(), on, other, graph_fails, [&](cuda::stream& s) { run.launch(s); });
+    failures by_graph(node.get_clock(), on, other, graph_fails, run);
     for (const auto& what : by_graph.wrong(by_graph.usual())) FAIL_CHECK(what);
     (void)cudaGetLastError();
 }
