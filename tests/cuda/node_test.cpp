@@ -367,6 +367,23 @@ TEST_CASE("readings by threads without a context make none, and leave no errors"
     CHECK(node.lost(first));
 }
 
+TEST_CASE("the current device's loss isn't blamed on another one's pool", "[cuda][node][fault]") {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    {
+        cuda::node node;
+        cuda::memory_pool pool{node, second};
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);
+        standin::poison(0, cudaErrorIllegalAddress);
+        (void)node.memory(first).taken_by_others();
+        (void)node.memory(second).taken_by_others();
+        CHECK(node.lost(first));
+        CHECK_FALSE(node.lost(second));
+        CHECK_NOTHROW(pool.usage());
+        CHECK_NOTHROW(pool.trim());
+    }
+    (void)cudaGetLastError();
+}
+
 TEST_CASE("two nodes of one device share its SMs and the order of its gangs", "[cuda][node][green]") {
     const standin::session gpu{{.devices = 2}};  // 2 units of 8 SMs
     cuda::node one, two{{.devices = {1, 0}}};
@@ -472,10 +489,12 @@ TEST_CASE("cudaDeviceReset loses the device for the nodes that were there, and a
         CHECK_FALSE(all.node.lost(second));
         CHECK(all.shared.record().wait(gpushare::never));
         cuda::node fresh;
-        auto s = fresh.make_stream(first);
+        auto s = fresh.make_stream(first, {}, 5);
         s.launch({}, gpushare::detail::empty_kernel{});
         CHECK(s.record().wait(gpushare::never));
         CHECK(s.record().status() == errc::none);
+        // Nor are the SMs, and the streams, those that there were.
+        CHECK(fresh.state(first)->sms().unpartitioned() == std::vector<std::uint32_t>{5});
     }
     CHECK(cudaPeekAtLastError() == cudaSuccess);
 }

@@ -77,6 +77,8 @@ public:
     [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
     /// The context.
     [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
+    /// Unique over the life of the program; 0 where the driver doesn't say.
+    [[nodiscard]] unsigned long long id() const noexcept { return id_; }
     /// Whether it is the one that was made. It isn't after cudaDeviceReset or cuDevicePrimaryCtxReset, which destroy what it had: the
     /// handle may be that of another one then. (Driver API, cuCtxGetId: unique over the life of the program.)
     [[nodiscard]] bool is_as_made() const noexcept {

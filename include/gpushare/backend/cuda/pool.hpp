@@ -234,7 +234,7 @@ public:
 
     /// Returns reserved memory that isn't used to the device, but for `keep`.
     void trim(bytes keep = {}) {
-        const detail::context_guard any(device().context());
+        const device_guard on(device().context());  // where another one is lost, its context answers for it
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
@@ -289,7 +289,7 @@ private:
 
     [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
         cuuint64_t figure = 0;
-        const detail::context_guard any(device().context());
+        const device_guard on(device().context());  // where another one is lost, its context answers for it
         check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "asking a memory pool");
         return bytes{figure};
     }

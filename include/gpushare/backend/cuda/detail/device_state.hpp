@@ -104,7 +104,7 @@ public:
         : api_(std::move(functions)),
           properties_(query_properties(*api_, ordinal)),
           context_(initialised(*api_, ordinal), ordinal, beside_device_0),
-          sms_(process_wide<sm_registry>(ordinal)) {
+          sms_(process_wide<sm_registry>(of_context{ordinal, context_.id()})) {
         health_.ask_by([this] { return answers(); });
     }
     device_state(const device_state&) = delete;
@@ -118,7 +118,7 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
-    /// Of all nodes that have the device.
+    /// Of all nodes that have the device, in this context.
     [[nodiscard]] sm_registry& sms() noexcept { return *sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
 
@@ -139,10 +139,13 @@ public:
         const std::lock_guard lock(pools_mutex_);
         bytes all{};
         if (pools_.empty()) return all;
-        const context_guard any(context_);
+        // Its own context, not any: where that of another device is current, which is lost, the answer is that one's.
+        auto code = cudaSuccess;
+        const device_guard on(context_, code);
+        if (health_.note(code, "cuCtxPushCurrent") != errc::none) return all;
         for (const cudaMemPool_t p : pools_) {
             cuuint64_t used = 0;
-            const auto code = cudaMemPoolGetAttribute(p, cudaMemPoolAttrUsedMemCurrent, &used);
+            code = cudaMemPoolGetAttribute(p, cudaMemPoolAttrUsedMemCurrent, &used);
             if (health_.note(code, "cudaMemPoolGetAttribute") == errc::none) all += bytes{used};
         }
         return all;

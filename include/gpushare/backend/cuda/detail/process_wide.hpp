@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the nodes of a process share: two of them may have the same device, whose SMs and gangs are the same.
 //
-//   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(ordinal);
+//   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(of_context{ordinal, context.id()});
 //
 // It is there as long as somebody has it. The table behind it is the one thing in the backend that no node owns: without it, two
 // nodes, of two libraries in a process say, would hand out the same SMs twice and enqueue their gangs in different orders.
@@ -19,16 +19,20 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// The process's T of that number, made from `arguments` where there is none. Safe from any thread. Throws what making one throws.
-template <class T, class... Arguments>
-[[nodiscard]] std::shared_ptr<T> process_wide(int number, Arguments&&... arguments) {
+/// Of a device's context: what the device had in another one, before a reset, is gone.
+using of_context = std::pair<int, unsigned long long>;
+
+/// The process's T of that key, made from `arguments` where there is none. Safe from any thread. Throws what making one throws.
+template <class T, class Key, class... Arguments>
+[[nodiscard]] std::shared_ptr<T> process_wide(const Key& key, Arguments&&... arguments) {
     struct table {
         std::mutex mutex;
-        std::map<int, std::weak_ptr<T>> known;
+        std::map<Key, std::weak_ptr<T>> known;
     };
     static table* const all = new table;  // never destroyed: nodes may be made, and go, until the process ends
     const std::lock_guard lock(all->mutex);
-    auto& there = all->known[number];
+    std::erase_if(all->known, [](const auto& one) { return one.second.expired(); });
+    auto& there = all->known[key];
     auto shared = there.lock();
     if (shared == nullptr) there = shared = std::make_shared<T>(std::forward<Arguments>(arguments)...);
     return shared;
