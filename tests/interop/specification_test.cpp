@@ -88,8 +88,8 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
         "slo=20ms longest=1500us yields_within=2ms keeps=25% back_within=3ms group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
     const auto& [name, memory, devices, compute, level, ceiling, narrowest, burst, on, unit, slice, stack, scrub, wait,
-                 spill, lends_asleep, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams, queue_limit] =
-        spec;
+                 spill, lends_asleep, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams,
+                 queue_limit] = spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);

@@ -172,9 +172,9 @@ private:
     }
 
     errc free_after(const point& used, const part& on, void* p, std::size_t size) {
-        const errc why = detail::free_by_address(
-            *on.memory, p, size, alignment,
-            [&](std::size_t n, std::size_t align) { return on.memory->deallocate_after(used, p, n, align); });
+        const errc why = detail::free_by_address(*on.memory, p, size, alignment, [&](std::size_t n, std::size_t align) {
+            return on.memory->deallocate_after(used, p, n, align);
+        });
         if constexpr (requires { used.waits_for_graph(); })
             if (why == errc::none && used.waits_for_graph()) remember({used, size});
         return why;

@@ -196,8 +196,9 @@ template <class T>
 }
 [[gnu::target("avx2,f16c")]] inline void widen_float16s_by_f16c(const float16* from, simd<float, 8>& to) noexcept {
     eight_halves as_stored;
-    __builtin_memcpy(&as_stored, from, sizeof as_stored);  // a cast of the reference would lose its alignment without optimisation
-#if defined(__clang__)  // 22 has no builtin for it any more
+    __builtin_memcpy(&as_stored, from,
+                     sizeof as_stored);  // a cast of the reference would lose its alignment without optimisation
+#if defined(__clang__)                   // 22 has no builtin for it any more
     using float16s = _Float16 __attribute__((vector_size(16)));
     const simd<float, 8> x(__builtin_convertvector(__builtin_bit_cast(float16s, as_stored), simd<float, 8>::raw_type));
 #else
