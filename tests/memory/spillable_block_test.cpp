@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -37,6 +38,18 @@ struct rig {
     fault_resource aside;
     quota tenant{64_KiB};
     quota_resource<host::device_memory> mine{tenant, node.memory({0}), "chat"};
+};
+
+/// A stream whose next copy fails on the device, where it is told to.
+struct failing_copies : host::stream {
+    explicit failing_copies(host::stream of) : host::stream(std::move(of)) {}
+    void copy(void* to, const void* from, std::size_t n) {
+        if (std::exchange(fails, false))
+            launch({}, [](auto&) { throw 1; });
+        else
+            host::stream::copy(to, from, n);
+    }
+    bool fails = false;
 };
 
 }  // namespace
@@ -81,13 +94,14 @@ TEST_CASE("a spill that takes too long goes on, or is called off", "[memory][spi
 
 TEST_CASE("a block whose copy back fails is on the host still", "[memory][spill]") {
     rig r;
-    spillable_block b{r.stream, r.mine, r.aside, 4_KiB};
-    r.stream.fill(b.data(), std::byte{42}, 4 << 10);
+    failing_copies stream(r.node.make_stream({0}, {}, 1));
+    spillable_block b{stream, r.mine, r.aside, 4_KiB};
+    stream.fill(b.data(), std::byte{42}, 4 << 10);
     REQUIRE(b.spill(never) == errc::none);
     const auto fail_back = [&] {
-        r.stream.launch({}, [](auto&) { throw 1; });  // its point tells of the copy as well
+        stream.fails = true;
         CHECK(b.restore() == errc::none);
-        CHECK(r.stream.record().wait(never));
+        CHECK(stream.record().wait(never));
         std::memset(b.data(), 0, 4 << 10);
     };
     fail_back();
@@ -102,6 +116,18 @@ TEST_CASE("a block whose copy back fails is on the host still", "[memory][spill]
     CHECK(b.restore() == errc::none);
     CHECK(b.wait(never) == errc::none);
     CHECK(b.settled());
+    CHECK(static_cast<std::byte*>(b.data())[4095] == std::byte{42});
+}
+
+TEST_CASE("a kernel that fails in front of a copy spoils no copy", "[memory][spill]") {
+    rig r;
+    spillable_block b{r.stream, r.mine, r.aside, 4_KiB};
+    r.stream.fill(b.data(), std::byte{42}, 4 << 10);
+    r.stream.launch({}, [](auto&) { throw 1; });
+    REQUIRE(b.spill(never) == errc::none);
+    r.stream.launch({}, [](auto&) { throw 1; });
+    CHECK(b.restore() == errc::none);
+    CHECK(b.wait(never) == errc::none);
     CHECK(static_cast<std::byte*>(b.data())[4095] == std::byte{42});
 }
 

@@ -57,10 +57,9 @@ namespace detail {
 struct submission_facts {
     queue_head head{};  ///< for the policy
     ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
-    /// It isn't admitted if it may begin later than this behind what is in flight: only once that
-    /// has ended.
-    instant late_at = never;
-    sm_width width{};            ///< the part of the SMs that it can fill, if it was declared
+    instant late_at =
+        never;         ///< it waits until what is in flight has ended, if it might begin later than this behind that
+    sm_width width{};  ///< the part of the SMs that it can fill, if it was declared
     std::uint64_t timeline = 0;  ///< its stream's timeline_of(); 0: not known, and all such of a client are one
     bool of_request = false;     ///< more of its client may follow soon: lower levels are held back meanwhile
 };

@@ -91,7 +91,8 @@ public:
     void take_turns() noexcept {
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
-    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
+    /// Any cap.
+    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }
     /// A client's own, where it has one; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         const auto& client = clients_[c.index];
