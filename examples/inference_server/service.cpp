@@ -94,7 +94,9 @@ std::shared_ptr<const service::key_ring> service::ring_of(tenants_file next) {
     const auto before = keys();
     for (std::size_t i = 0; i < next.keys.size(); ++i) {
         const auto& name = next.tenants_of_keys[i];
-        key_ring::entry e{{tenants_.find(name), nullptr, nullptr}, std::make_shared<std::atomic<bool>>(false)};
+        key_ring::entry e;
+        e.who.who = tenants_.find(name);
+        e.revoked = std::make_shared<std::atomic<bool>>(false);
         {
             const std::lock_guard lock(mutex_);
             e.who.counts = rows_[name].counts;

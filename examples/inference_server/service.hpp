@@ -123,8 +123,8 @@ private:
     /// Who may ask, by the file that holds.
     struct key_ring {
         struct entry {
-            caller who;
-            std::shared_ptr<std::atomic<bool>> revoked;
+            caller who{};
+            std::shared_ptr<std::atomic<bool>> revoked{};
         };
         tenants_file file{};
         std::vector<entry> entries{};  // in the order of the file's keys
