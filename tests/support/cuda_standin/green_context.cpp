@@ -97,7 +97,7 @@ CUresult create_green(CUgreenCtx* out, CUdevResourceDesc what, CUdevice device, 
                 std::ranges::any_of(s->in->sms, [&](auto sm) { return found->second.second.contains(sm); }))
                 m.find("SMs were handed out while work of a destroyed partition is still on them");
         const auto c = std::make_shared<context>(
-            context{.device = device, .sms = found->second.second, .green = true, .id = ++m.last_id});
+            context{.device = device, .sms = found->second.second, .green = true, .id = m.new_context_id()});
         *out = reinterpret_cast<CUgreenCtx>(c.get());
         m.green_contexts.add(*out, c);
         return cudaSuccess;

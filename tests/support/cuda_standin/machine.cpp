@@ -46,8 +46,14 @@ machine::machine(const options& o) : chosen(o), generation(++generations), devic
     ring.reserve(o.log_capacity);
 }
 
+// Driver API, cuCtxGetId: "unique over the life of the program".
+std::uint64_t machine::new_context_id() noexcept {
+    static std::atomic<std::uint64_t> made{0};
+    return ++made;
+}
+
 std::shared_ptr<context> machine::new_context(int d) {
-    auto c = std::make_shared<context>(context{.device = d, .id = ++last_id});
+    auto c = std::make_shared<context>(context{.device = d, .id = new_context_id()});
     for (std::uint32_t sm = 0; sm < chosen.sms; ++sm) c->sms.insert(sm);
     return c;
 }

@@ -87,6 +87,7 @@ struct machine {
     thread_state& thread();
     std::shared_ptr<context> current();  // the primary context of device 0 if there is none yet
     std::shared_ptr<context> primary(int device);
+    [[nodiscard]] static std::uint64_t new_context_id() noexcept;
     std::shared_ptr<context> new_context(int device);
     [[nodiscard]] device_state& device(int d) { return devices[static_cast<std::size_t>(d)]; }
     [[nodiscard]] bool has_device(int d) const { return d >= 0 && static_cast<std::size_t>(d) < devices.size(); }
