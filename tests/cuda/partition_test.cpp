@@ -98,7 +98,7 @@ TEST_CASE("a tenant's streams are in its slice, wherever its memory is", "[cuda]
         REQUIRE(shared.slice<cuda::device_sms>(d, std::array{3U, 1U}) == errc::none);
         CHECK(shared.slices(d) == std::vector{75_pct, 25_pct});
         auto large = shared.admit({.name = "large", .memory = 16_MiB, .compute = 60_pct}),
-             small = shared.admit({.name = "small", .memory = 32_MiB, .compute = 20_pct, .level = {1}});
+             small = shared.admit({.name = "small", .memory = 32_MiB, .compute = 20_pct});
         const auto ours = standin::sms_of(large.work_stream().native_handle()),
                    theirs = standin::sms_of(small.work_stream().native_handle());
         CHECK(ours.size() == 96);
