@@ -86,6 +86,7 @@ struct admission {
     bool declared = false;          ///< the width was given with it
     bool may_share = false;         ///< is short enough to be timed together with others
     bool of_request = false;        ///< more of its request may follow soon
+    bool unproven = false;          ///< the longest is only as its submitter declared its cost: nothing of it was seen
 };
 
 /// What a submission is charged, and how well that is known.

@@ -212,6 +212,7 @@ public:
         ++l->in_flight;
         if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
         l->length = saturating_add(l->length, counted(a));
+        if (a.yields_within <= ns{0}) l->in_the_way = saturating_add(l->in_the_way, a.longest);
         l->back_after = std::max(l->back_after, back_after(a));
         note_if_on_kept(a);
         return alone;
@@ -235,6 +236,7 @@ public:
             return first;
         }
         l->length -= std::min(l->length, counted(a));
+        if (a.yields_within <= ns{0}) l->in_the_way = less(l->in_the_way, in_flight_budget::times(a.longest, times));
         return no_client;
     }
 
@@ -317,6 +319,7 @@ public:
             there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
         }
         if (!any_below) there = saturating_add(own.in_the_way, own.overdue);
+        if (there > own.bound && num_narrow_ > 0) there = std::min(there, side_by_side(own, any_below));
         return std::max(own.bound, there);
     }
     /// What of this level is in flight has taken so much longer than it may.
@@ -405,6 +408,7 @@ private:
         std::uint32_t first = 0;  // the client that was
         double width = 0;         // of the widest; of those whose width is a guess, nothing
         ns length{};              // of all, as predicted
+        ns in_the_way{};          // how long what of it doesn't yield may take
         ns back_after{};          // until the one that takes longest at it gives back its SMs
     };
     [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
@@ -435,7 +439,7 @@ private:
     // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill more of them. One call that was
     // unusually long, as its thread had no core, is no reason to lend nothing for the hundreds of calls for which it is remembered.
     [[nodiscard]] static ns back_after(const admission& a) noexcept {
-        const bool may_take_any = a.usual_longest <= ns{0} && a.yields_within <= ns{0};
+        const bool may_take_any = (a.usual_longest <= ns{0} || a.unproven) && a.yields_within <= ns{0};
         return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
     }
     // In so much time what `above` keeps is given back by work of this level that is lent it.
@@ -478,10 +482,24 @@ private:
             update();
         }
     }
+    // How long what is in flight below this level, or of it, may take where all of that runs side by side; else for ever.
+    [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept {
+        double width = 0;
+        ns most{};
+        for (const auto& l : streams_) {
+            const auto& level = levels_[l.level];
+            if (below ? level.level >= own.level : &level != &own) continue;
+            width += l.width > 0 ? l.width : 1;
+            most = std::max(most, saturating_add(l.in_the_way, level.overdue));
+        }
+        return width <= 1 + uncertain ? most : ns::max();
+    }
     // What ends within this isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
     // What may take any time counts as long.
-    [[nodiscard]] ns counted(const admission& a) const noexcept { return a.longest > ns{0} ? a.length : horizon_; }
+    [[nodiscard]] ns counted(const admission& a) const noexcept { return is_unproven(a) ? std::max(a.length, horizon_) : a.length; }
+    // Nothing of it was seen nor promised: what its submitter says that it takes is no more than that.
+    [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept {
         return l.name == a.timeline && l.level == a.level_index;
     }

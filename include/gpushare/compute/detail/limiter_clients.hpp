@@ -227,6 +227,7 @@ struct limiter_client {
         a.at_least = kind.at_least;
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
         a.usual_longest = kind.longest > ns{0} ? kind.usual : usual_longest();
+        a.unproven = false;
         if (cost_declared) count_declared(a, horizon);
         a.yields_within = settings.yields_within;
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
@@ -339,6 +340,7 @@ private:
     // What its submitter says that it takes counts in the bounds of others, where that is more than
     // what was seen. Where nothing was seen it isn't relied on to be short.
     static void count_declared(admission& a, ns horizon) noexcept {
+        a.unproven = a.longest <= ns{0};
         for (ns* of : {&a.longest, &a.usual_longest}) *of = std::max(*of > ns{0} ? *of : horizon, a.length);
     }
 
