@@ -190,8 +190,9 @@ TEST_CASE("whatever a client says of its work, in a million steps, its neighbour
           "[.long][compute][property]") {
     for (std::uint64_t policy = 0; policy < 3; ++policy) {
         CAPTURE(policy);
+        // In so many, the worst: three calls of 2 ms are in flight at the begin and at the end, all declared to take nothing.
         const auto how = beside_any_settings(support::seed(policy), 350'000, some_policy(policy));
-        CHECK(how.least >= 44ms);
+        CHECK(how.least >= 40ms);
         CHECK_FALSE(how.fell);
     }
 }

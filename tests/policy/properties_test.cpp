@@ -143,10 +143,10 @@ constexpr ns patience = 1200ms;
 
 /// Everybody with work is served again and again.
 template <class Policy>
-bool nobody_starves(std::uint64_t seed, unsigned levels = 1) {
+bool nobody_starves(std::uint64_t seed, unsigned levels = 1, bool caps = true) {
     support::random any(seed);
     scene<Policy> s;
-    populate(s, any, levels);
+    populate(s, any, levels, caps);
     s.world.run_until(start + 5s);
     bool holds = true;
     for (const auto& t : s.tenants) {
@@ -336,9 +336,10 @@ TEST_CASE("a cap on the high class keeps the low one from starving, and strict p
     struct uncapped : strict_priority<> {
         uncapped() : strict_priority<>(share::whole()) {}
     };
+    // Without caps of their own either, which weighted_fair keeps within a class.
     bool starved = false;
     for (std::uint64_t nth = 0; nth < repeats && !starved; ++nth)
-        starved = !nobody_starves<uncapped>(support::seed(nth), 2);
+        starved = !nobody_starves<uncapped>(support::seed(nth), 2, false);
     CHECK(starved);
 }
 

@@ -497,7 +497,9 @@ private:
     // What ends within this isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
     // What may take any time counts as long.
-    [[nodiscard]] ns counted(const admission& a) const noexcept { return is_unproven(a) ? std::max(a.length, horizon_) : a.length; }
+    [[nodiscard]] ns counted(const admission& a) const noexcept {
+        return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
+    }
     // Nothing of it was seen nor promised: what its submitter says that it takes is no more than that.
     [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept {
