@@ -371,7 +371,7 @@ TEST_CASE("a lost device holds no tenant and no name, whatever the tenant's memo
         gpushare::failure why;
         CHECK(there.try_allocate(1 << 20, 256, &why) == nullptr);
         CHECK(why.code == errc::device_lost);
-        const gpushare::patience until{.time = node.get_clock(), .deadline = soon()};
+        const gpushare::patience until{node.get_clock(), soon()};
         CHECK(there.try_allocate_until(1 << 20, 256, until, &why) == nullptr);
         CHECK(why.code == errc::device_lost);
         void* const healthy = a.memory(1 - lost).allocate(size);
