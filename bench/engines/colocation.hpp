@@ -22,7 +22,7 @@
 
 namespace engines {
 
-/// What orders the two.
+/// The mechanism that orders the two.
 enum class strategy : std::uint8_t {
     plain,   ///< nothing: a thread and a stream each
     native,  ///< the urgent stream has the highest priority

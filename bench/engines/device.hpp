@@ -31,7 +31,7 @@ namespace engines {
 using gpushare::instant;
 using gpushare::ns;
 
-/// What an SM has, or what a block takes of it.
+/// The resources of an SM, or a block's part of them.
 struct sm_room {
     std::uint32_t threads, registers, shared_bytes, slots;
 
@@ -103,7 +103,6 @@ public:
 
     [[nodiscard]] instant now() const noexcept { return now_; }
     [[nodiscard]] gpushare::sim::random& random() noexcept { return random_; }
-    [[nodiscard]] std::uint64_t events() const noexcept { return happened_; }
     /// SM time that the client's blocks took, in SMs x ns: by the slots that they filled.
     [[nodiscard]] double sm_time(std::uint32_t client) const noexcept { return neighbours_[client].sm_time; }
 
@@ -171,7 +170,6 @@ private:
     void step() {
         now_ = events_.first_time();
         const event e = events_.pop();
-        ++happened_;
         if (e.what == event::begins) {
             begin(e.index);
         } else if (e.what == event::ends) {
@@ -335,7 +333,6 @@ private:
     gpushare::sim::random random_;
     instant now_{};
     gpushare::sim::event_queue<event> events_;
-    std::uint64_t happened_ = 0;
     std::vector<sm_room> sms_;
     std::vector<std::uint32_t> placed_;
     std::uint32_t next_sm_ = 0;
