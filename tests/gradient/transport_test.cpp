@@ -77,11 +77,11 @@ TEST_CASE("threads of a process are a transport", "[gradient][transport]") {
     for (const auto& w : wrong) CHECK(w == "");
 }
 
-using sizes = std::vector<std::uint32_t>;
+using group_sizes = std::vector<std::uint32_t>;
 
 /// Groups of threads, joined by a transport between their first ones: processes, as far as ranks can tell. `inside`: how many each has.
 struct two_levels {
-    explicit two_levels(sizes inside, gs::two_level_options options = {})
+    explicit two_levels(group_sizes inside, gs::two_level_options options = {})
         : between(static_cast<std::uint32_t>(inside.size())), groups(inside.size()) {
         for (std::uint32_t p = 0; p < inside.size(); ++p) {
             inner.push_back(std::make_unique<gs::communicator>(inside[p]));
@@ -95,7 +95,7 @@ struct two_levels {
         });
     }
     two_levels(std::uint32_t processes, std::uint32_t inside, gs::two_level_options options = {})
-        : two_levels(sizes(processes, inside), options) {}
+        : two_levels(group_sizes(processes, inside), options) {}
 
     [[nodiscard]] std::uint32_t size() const { return groups.front()->size(); }
     [[nodiscard]] std::uint32_t process_of(std::uint32_t r) const { return places[r].first; }
@@ -125,7 +125,7 @@ TEST_CASE("sharded gradients over two levels are those of an all-reduce, to the 
     const auto seed = support::seed(GENERATE(range(1U, 7U)));
     CAPTURE(seed);
     const two_levels all = seed % 2 == 0 ? two_levels(static_cast<std::uint32_t>(1 + seed % 3), 2)
-                                         : two_levels(sizes{1, 2 + static_cast<std::uint32_t>(seed % 2)});
+                                         : two_levels(group_sizes{1, 2 + static_cast<std::uint32_t>(seed % 2)});
     std::vector<std::string> wrong(all.size());
     support::together(all.size(), [&](unsigned r) {
         auto net = all.rank(r);
@@ -136,7 +136,7 @@ TEST_CASE("sharded gradients over two levels are those of an all-reduce, to the 
 
 TEST_CASE("groups of groups are a transport", "[gradient][transport]") {
     struct shape {
-        sizes inside;
+        group_sizes inside;
         std::uint64_t chunk;
     };
     const auto s = GENERATE(shape{{1}, 1 << 20}, shape{{3}, 4096}, shape{{1, 1, 1}, 4096}, shape{{2, 2}, 4096},
@@ -179,7 +179,7 @@ TEST_CASE("an average of halves over two levels holds what their sum can't", "[g
 
 TEST_CASE("processes of different sizes: an average weighs each rank alike, with the same bits on all",
           "[gradient][transport]") {
-    const two_levels all(sizes{2, 3, 1});
+    const two_levels all(group_sizes{2, 3, 1});
     std::vector<std::string> wrong(all.size());
     support::together(all.size(), [&](unsigned r) {
         auto net = all.rank(r);
@@ -211,7 +211,7 @@ TEST_CASE("processes of different sizes: an average weighs each rank alike, with
 
 TEST_CASE("what runs over transports runs over processes of different sizes: top-k, ready bits, buckets in 16 bits",
           "[gradient][transport]") {
-    const two_levels all(sizes{1, 3});
+    const two_levels all(group_sizes{1, 3});
     std::vector<std::string> wrong(all.size());
     support::together(all.size(), [&](unsigned r) {
         auto net = all.rank(r);
@@ -275,7 +275,7 @@ TEST_CASE("threads that call different things all learn it", "[gradient][transpo
 
 TEST_CASE("ranks of two levels that call different things all learn it, whichever level they differ on",
           "[gradient][transport]") {
-    const auto inside = GENERATE(sizes{1, 1}, sizes{2, 1}, sizes{2, 2});
+    const auto inside = GENERATE(group_sizes{1, 1}, group_sizes{2, 1}, group_sizes{2, 2});
     CAPTURE(inside);
     std::uint32_t ranks = 0;
     for (const std::uint32_t n : inside) ranks += n;
@@ -285,7 +285,7 @@ TEST_CASE("ranks of two levels that call different things all learn it, whicheve
 
 TEST_CASE("a process that calls something else is named by its first rank", "[gradient][transport]") {
     const auto odd = GENERATE(0U, 1U, 2U);
-    const two_levels all(sizes{2, 1, 2});
+    const two_levels all(group_sizes{2, 1, 2});
     std::vector<gs::collective_fault> faults(5);
     support::together(5, [&](unsigned r) {
         auto net = all.rank(r);
@@ -300,7 +300,7 @@ TEST_CASE("a process that calls something else is named by its first rank", "[gr
 }
 
 TEST_CASE("who never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
-    const two_levels all(sizes{2, 3}, {.grace = 20s});
+    const two_levels all(group_sizes{2, 3}, {.grace = 20s});
     const auto absent = GENERATE(0U, 1U, 2U, 3U, 4U);
     const auto what = GENERATE(0, 1, 2);
     std::vector<gs::collective_fault> faults(5);
@@ -323,7 +323,7 @@ TEST_CASE("who never comes is named on every rank, in its own process and in oth
 }
 
 TEST_CASE("a process that never comes is named by its first rank", "[gradient][transport]") {
-    const two_levels all(sizes{2, 3, 1}, {.grace = 50ms});
+    const two_levels all(group_sizes{2, 3, 1}, {.grace = 50ms});
     std::vector<gs::collective_fault> faults(6);
     support::together(6, [&](unsigned r) {
         if (all.process_of(r) == 1) return;
@@ -335,7 +335,7 @@ TEST_CASE("a process that never comes is named by its first rank", "[gradient][t
 }
 
 TEST_CASE("a rank that aborts is named by its own number in all processes", "[gradient][transport]") {
-    const two_levels all(sizes{2, 3});
+    const two_levels all(group_sizes{2, 3});
     std::vector<gs::collective_fault> faults(5);
     support::together(5, [&](unsigned r) {
         auto net = all.rank(r);
@@ -350,7 +350,7 @@ TEST_CASE("a rank that aborts is named by its own number in all processes", "[gr
 
 TEST_CASE("groups of groups of groups: three levels, each of another size", "[gradient][transport]") {
     // Two of the middle groups' ranks are processes of the outermost one; all of them are threads.
-    const two_levels middle(sizes{1, 1, 1});
+    const two_levels middle(group_sizes{1, 1, 1});
     std::vector<std::unique_ptr<gs::communicator>> inner;
     for (const std::uint32_t n : {2U, 1U, 2U}) inner.push_back(std::make_unique<gs::communicator>(n));
     std::vector<gs::two_level_group<gs::thread_transport>::rank_type> outer;
@@ -371,7 +371,7 @@ TEST_CASE("groups of groups of groups: three levels, each of another size", "[gr
 }
 
 TEST_CASE("a stop request ends the collectives of all ranks, and names who was stopped", "[gradient][transport]") {
-    const two_levels all(sizes{1, 2});
+    const two_levels all(group_sizes{1, 2});
     std::vector<gs::collective_fault> faults(3);
     std::stop_source source;
     support::together(3, [&](unsigned r) {

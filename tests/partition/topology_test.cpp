@@ -203,9 +203,8 @@ TEST_CASE("what a backend has found out becomes a topology", "[partition][topolo
         struct device {
             gpushare::bytes memory{};
             std::uint32_t sms = 0;
-            std::int32_t host_numa_node = -1;
         };
-        std::vector<device> devices{{80_GiB, 132, 0}, {80_GiB, 132, 0}, {80_GiB, 132, 1}};
+        std::vector<device> devices{{80_GiB, 132}, {80_GiB, 132}, {80_GiB, 132}};
         [[nodiscard]] found_link between(device_id a, device_id b) const {
             if (a == b) return {link_kind::same_device, true};
             if (a.index + b.index == 1) return {link_kind::nvlink, true};
@@ -214,7 +213,7 @@ TEST_CASE("what a backend has found out becomes a topology", "[partition][topolo
         }
     };
     const auto t = gpushare::describe(found{});
-    CHECK(t.device({2}) == gpushare::device_description{80_GiB, 132, 0, 1});
+    CHECK(t.device({2}) == gpushare::device_description{80_GiB, 132});
     CHECK(t.between({0}, {1}) == device_link{link_class::nvlink, 1, true});
     CHECK(t.between({0}, {2}) == device_link{link_class::host_bridge, 1, true});
     CHECK(t.between({1}, {2}) == device_link{link_class::inter_socket, 1, false});

@@ -142,7 +142,6 @@ concept found_topology = requires(const D& d, device_id i) {
     { d.devices.size() } -> std::convertible_to<std::size_t>;
     { d.devices[0].memory } -> std::convertible_to<bytes>;
     { d.devices[0].sms } -> std::convertible_to<std::uint32_t>;
-    { d.devices[0].host_numa_node } -> std::convertible_to<std::int32_t>;
     { d.between(i, i).access } -> std::convertible_to<bool>;
     d.between(i, i).kind;
 };
@@ -152,7 +151,7 @@ concept found_topology = requires(const D& d, device_id i) {
 template <found_topology D>
 [[nodiscard]] topology describe(const D& found) {
     std::vector<device_description> devices;
-    for (const auto& d : found.devices) devices.push_back({d.memory, d.sms, 0, d.host_numa_node});
+    for (const auto& d : found.devices) devices.push_back({d.memory, d.sms});
     topology t(std::move(devices));
     for (std::uint32_t a = 0; a < t.size(); ++a)
         for (std::uint32_t b = a + 1; b < t.size(); ++b) {

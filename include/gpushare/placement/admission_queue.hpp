@@ -259,7 +259,7 @@ private:
         if (auto other = plan_on(policy, left, r); other && harmed(c, *other.placements, ahead, true).empty())
             return other;
         const cluster named = r.on.empty() ? c : only(c, r.on);
-        detail::gang_search search(named, r.members, detail::gang_order(r.members), gang_steps);
+        detail::gang_search search(named, r.members, detail::order_of_placing(r.members), gang_steps);
         const auto harmless = [&](const cluster& before, const placement& p) {
             return harmed(r.members.size() == 1 ? c : before, std::span(&p, 1), ahead, true).empty();
         };

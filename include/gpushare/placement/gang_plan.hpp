@@ -47,7 +47,7 @@ namespace detail {
 
 /// The largest first: most devices, then most device time, then most of the host; equal ones in the order given; after them those
 /// that want to be near another member.
-[[nodiscard]] inline std::vector<std::size_t> gang_order(std::span<const placement_request> members) {
+[[nodiscard]] inline std::vector<std::size_t> order_of_placing(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
@@ -84,7 +84,7 @@ template <class P>
 requires placement_policy<P>
 [[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members,
                                   std::size_t most_steps = gang_steps) {
-    auto order = detail::gang_order(members);
+    auto order = detail::order_of_placing(members);
     gang_plan plan{.placements = std::vector<placement>(members.size())};
     cluster after = c;
     for (const auto i : order) {
@@ -112,7 +112,7 @@ requires placement_policy<P>
     // there is undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
-    const auto order = detail::gang_order(members);
+    const auto order = detail::order_of_placing(members);
     std::size_t done = 0;
     const auto undo = [&] {
         while (done != 0) (void)c.try_release(gang[order[--done]]);
