@@ -26,5 +26,3 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags) {
     return cudaStreamCreateWithPriority(made, flags, 0);
 }
-
-cudaError_t cudaDeviceReset() { return cudaErrorNotSupported; }
