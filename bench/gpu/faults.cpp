@@ -60,6 +60,16 @@ cudaError_t try_launch(cu::stream& s) {
     return cudaStreamSynchronize(s.native_handle());
 }
 
+/// Memory of the current context, filled on a stream of it.
+cudaError_t try_fill(cudaStream_t s) {
+    void* p = nullptr;
+    if (const auto code = cudaMalloc(&p, 1 << 20); code != cudaSuccess) return code;
+    auto code = cudaMemsetAsync(p, 0, 1 << 20, s);
+    if (code == cudaSuccess) code = cudaStreamSynchronize(s);
+    (void)cudaFree(p);
+    return code;
+}
+
 }  // namespace
 
 void fault_in_primary_context(report& r) {
@@ -99,6 +109,7 @@ void fault_beside_other_context(report& r) {
     const cu::driver& api = device.node.api();
     const cu::entry_point<decltype(::cuCtxCreate)> ctx_create{"cuCtxCreate", 13000};
     const cu::entry_point<decltype(::cuCtxSetCurrent)> ctx_set_current{"cuCtxSetCurrent", 4000};
+    const cu::entry_point<decltype(::cuCtxDestroy)> ctx_destroy{"cuCtxDestroy", 4000};
     CUdevice native = 0;
     CUcontext primary = nullptr, other = nullptr;
     cu::check(api.device_get(&native, device.properties().ordinal), "asking for a device");
@@ -107,16 +118,18 @@ void fault_beside_other_context(report& r) {
     cu::check(api.ctx_get_current(&primary), "asking for the primary context");
     cu::check(ctx_create(&other, nullptr, 0, native), "making another context");  // and current
 
-    cudaStream_t handle = nullptr;
-    cu::check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream of another context");
-    cu::stream innocent = device.node.from_native_handle(handle);
-    answer(r, "other_context_before", try_launch(innocent));
+    // Not the library's: its streams are of primary contexts.
+    cudaStream_t innocent = nullptr;
+    cu::check(cudaStreamCreateWithFlags(&innocent, cudaStreamNonBlocking), "making a stream of another context");
+    answer(r, "other_context_before", try_fill(innocent));
     cu::check(ctx_set_current(primary), "making the primary context current");
     break_it(r, "fault_beside_context", guilty);
     cu::check(ctx_set_current(other), "making another context current");
-    answer(r, "fault_beside_context_its_stream", cudaStreamQuery(innocent.native_handle()));
+    answer(r, "fault_beside_context_its_stream", cudaStreamQuery(innocent));
     answer(r, "fault_beside_context_its_malloc", try_malloc());
-    answer(r, "fault_beside_context_its_launch", try_launch(innocent));
+    answer(r, "fault_beside_context_its_fill", try_fill(innocent));
+    (void)cudaStreamDestroy(innocent);
+    (void)ctx_destroy(other);
 }
 
 void fault_and_reset(report& r) {

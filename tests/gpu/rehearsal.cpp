@@ -3,14 +3,22 @@
 // as nvcc compiled them, on the PTX executor. Their figures mean nothing then.
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
+
 #include "support/cuda_standin/standin.hpp"
 
 namespace bench {
 
 namespace {
 
-// Before main, which is the experiments' own: they know of no stand-in.
-const bool started = (standin::reset({.devices = 2, .memory = gpushare::bytes{12ULL << 30}}), true);
+/// Before main, which is the experiments' own: they know of no stand-in. GPUSHARE_REHEARSAL_DRIVER chooses an older driver.
+bool start() {
+    standin::options o{.devices = 2, .memory = gpushare::bytes{12ULL << 30}};
+    if (const char* driver = std::getenv("GPUSHARE_REHEARSAL_DRIVER")) o.driver_version = std::atoi(driver);
+    standin::reset(o);
+    return true;
+}
+const bool started = start();
 
 }  // namespace
 
