@@ -70,7 +70,8 @@ public:
         auto& client = clients_[c.index];
         const auto from = std::exchange(client.level, to);
         if (client.at == from || budget_.of(client.at).level < s.level) client.at = to;
-        budget_.remove_client(from, std::exchange(clients_[c.index].settings, s).keeps);
+        if (s.longest != client.settings.longest || s.narrowest != client.settings.narrowest) client.overran = false;
+        budget_.remove_client(from, std::exchange(client.settings, s).keeps);
         budget_.add_client(to, s.keeps);
         for (const auto l : {from, to}) budget_.survey(l, clients_);
         unblock();
@@ -271,7 +272,7 @@ public:
         budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, lasted);
         correct(g, o.took - g.predicted);
         const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
-        client.learn_trust(o, g.predicted);
+        client.learn_trust(o, lasted, g.width);
         const ns longest = client.longest();
         client.learn(o, lasted, kind);
         if (measured) update_longest(client, longest);
@@ -487,14 +488,16 @@ private:
     }
 
     // Whether `a` may go beside what is in flight under the same hard cap. That can't be taken
-    // back, whatever it takes: so it is one submission that fills the device, or several side by
-    // side, or some that have been short time and again.
+    // back, and dozens of short calls say nothing of the next one: so it is one submission, or
+    // several side by side that fill the device together, or some that take no longer than half
+    // of the horizon if each takes what its client's settings declare.
     [[nodiscard]] bool fits_cap(const admission& a) const noexcept {
         const auto cap = detail::hard_cap_of(policy_, a.client);
         if (cap == 0) return true;
         const auto& own = clients_[a.client.index];
         std::uint32_t in_flight = own.usage.in_flight;
         double width = own.width_in_flight;
+        ns at_most = own.surely_within(1, now_);
         if (cap != detail::own_hard_cap(a.client)) {  // a class's
             for (std::uint32_t i = 0; i < clients_.size(); ++i) {
                 const auto& other = clients_[i];
@@ -503,11 +506,12 @@ private:
                     continue;
                 in_flight += other.usage.in_flight;
                 width += other.width_in_flight;
+                at_most = saturating_add(at_most, other.surely_within(0, now_));
             }
         }
         if (in_flight == 0) return true;
-        if (a.width.known() && width + a.width.part() <= 1.01) return true;  // widths are learnt to a percent
-        return in_flight < own.most_beside_cap(a, quantum(), now_);
+        if (a.width.known() && !own.overran && width + a.width.part() <= 1.01) return true;  // learnt to a percent
+        return at_most <= quantum();
     }
 
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {

@@ -52,14 +52,19 @@ struct client_settings {
     /// The least part of the SMs that its submissions are believed to fill that declare a width:
     /// where the device doesn't tell, they are charged by it. 0: whatever they declare.
     sm_width narrowest{};
-    ns longest{};  ///< its longest kernel, if known; 0: learnt from what it submits
+    /// Its longest kernel, if known; 0: learnt from what it submits. Beside a hard cap, what is in flight can't be taken back: only
+    /// with this set, and until something takes longer, do several go in one behind the other, those that together end in half of
+    /// limiter_options::horizon.
+    ns longest{};
     /// Its work calls yield_point() at least this often: higher levels wait for so long, and not for the whole of it. 0: it doesn't
     /// yield. Its word: what isn't kept breaks a bound, and is an event. Ignored where kernels can't
     /// (yielding_timeline).
     ns yields_within{};
-    share cap = share::whole();  ///< the most of the device's time that it gets
-    bool soft_cap = false;       ///< the cap holds only while others, within theirs, have work
-    sm_width keeps{};            ///< its level keeps this part of the SMs free of long work below; see limiter_core
+    /// The most of the device's time that it gets. A device that doesn't tell how much of it work fills is charged by what is
+    /// declared of that (submit_options::width): a client that may lie wants `narrowest`.
+    share cap = share::whole();
+    bool soft_cap = false;  ///< the cap holds only while others, within theirs, have work
+    sm_width keeps{};       ///< its level keeps this part of the SMs free of long work below; see limiter_core
     /// What its level keeps is lent to work below that ends within this or yields within it (yields_within);
     /// of those that keep a part, the shortest counts. Its level's bound counts what may be lent. 0, or less than an
     /// eighth of limiter_options::horizon: that eighth. Of a kind that doesn't yield, the latest 16 have to have ended within

@@ -87,7 +87,7 @@ struct tenant_spec {
     bool soft_cap = false;       ///< holds only while others want the device
     ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;     ///< its class, where the policy is a tree
-    ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
+    ns longest{};                ///< its longest kernel, for others' waits and beside a cap; 0: learnt
     ns yields_within{};          ///< how often its work yields at least, for the same; 0: it doesn't
     sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of long work below
     ns back_within{};            ///< but lends to what gives it back within this; 0: to what is short

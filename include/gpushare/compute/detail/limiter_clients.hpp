@@ -131,10 +131,10 @@ struct limiter_client {
     bool enqueuing = false;  // its callable is being run
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
     bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
+    bool overran = false;    // something took longer than these settings declare, or filled more than was believed
     std::uint32_t failures_in_row = 0, admitted = 0;
-    std::uint32_t as_predicted = 0;  // so many in a row took no longer than was predicted
-    double width_in_flight = 0;      // what those in flight can fill, together
-    instant since{};  // what is first of these has been there at least so long, where there is a hard cap
+    double width_in_flight = 0;  // what those in flight can fill, together
+    instant since{};             // what is first of these has been there at least so long, where there is a hard cap
     std::uint32_t streams = 0, abreast = 1;  // of its own with something in flight; and the most that there ever were
     return_habit habit{};
     double latest_width = 1;     // of what ended
@@ -300,24 +300,23 @@ struct limiter_client {
         return quarantined = true;
     }
 
-    /// What it takes is seen for what it was told to take: so many more may be in flight that rely
-    /// on that. Beside a hard cap, only what was short time and again is trusted to be short.
-    void learn_trust(const charge& o, ns predicted) noexcept {
+    /// What one lasted, or several together, that were timed: whether that is longer than its
+    /// settings declare, or it was seen to fill more than was believed of it.
+    void learn_trust(const charge& o, ns lasted, sm_width believed) noexcept {
         constexpr ns tolerance{20'000};
-        const ns n{static_cast<ns::rep>(o.times)};
-        const bool kept = o.took <= saturating_add(saturating_add(predicted, predicted), tolerance * n.count());
-        as_predicted = kept ? as_predicted + std::min(o.times, ~as_predicted) : 0;
+        constexpr double percents = 0.1;
+        if (o.width.known() && o.width.part() > believed.part() + percents) overran = true;
+        if (o.from == charge::source::doubt || settings.longest <= ns{0}) return;
+        if (lasted / std::max<ns::rep>(o.times, 1) > saturating_add(settings.longest, tolerance)) overran = true;
     }
-    /// How many of it may be in flight at once beside a hard cap, if each takes as long as the
-    /// longest lately: what is in flight can't be taken back. `quantum`: of all these together.
-    [[nodiscard]] std::uint32_t most_beside_cap(const admission& a, ns quantum, instant now) const noexcept {
-        constexpr std::uint32_t for_each = 16, most = 8;
-        const ns longest = std::max(a.longest, a.length);
-        if (a.longest <= ns{0} || as_predicted < for_each || longest > quantum / 2) return 1;
-        if (now - since > longest * (usage.in_flight + 1)) return 1;  // one takes longer than any did
-        const auto fit =
-            longest > ns{0} ? static_cast<std::uint32_t>(std::min(quantum / longest, ns::rep{most})) : most;
-        return std::min({1 + as_predicted / for_each, most, std::max(fit, 1U)});
+    /// How long all that it has in flight lasts at most, and `more` of them. Nobody is sure of what
+    /// its settings don't declare, of whom took longer than these say, or takes longer at the moment.
+    [[nodiscard]] ns surely_within(std::uint32_t more, instant now) const noexcept {
+        const auto n = static_cast<ns::rep>(usage.in_flight) + more;
+        if (n == 0) return ns{0};
+        if (settings.longest <= ns{0} || overran || settings.longest > ns::max() / n) return ns::max();
+        const ns all = settings.longest * n;
+        return usage.in_flight > 0 && now - since > all ? ns::max() : all;
     }
 
     void pardon() noexcept {

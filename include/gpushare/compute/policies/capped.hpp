@@ -45,7 +45,8 @@ struct cap_of_settings {
 };
 
 /// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a time t, a client
-/// with a hard cap gets at most its cap times (t + 5 ms), plus the submission begun last. A client with a soft cap
+/// with a hard cap gets at most its cap times (t + 5 ms), plus the submission begun last, or those that are in flight at once
+/// by client_settings::longest. A client with a soft cap
 /// isn't charged for what it borrows; borrowers go in the order in which they will be within their caps again. A value;
 /// not thread-safe. A call is O(log waiting) and what `Inner` takes. The members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>

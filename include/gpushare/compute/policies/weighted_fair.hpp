@@ -37,8 +37,8 @@ inline namespace GPUSHARE_ABI {
 /// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses nothing.
 /// What a client has at a higher level, by submissions of a level of their own, is charged to its
 /// share at its own level too. Over a time t, a client with a hard cap gets at most its cap times
-/// (t + 5 ms), plus the submission begun last; a client with a soft cap isn't charged for what it
-/// borrows. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1)
+/// (t + 5 ms), plus the submission begun last, or those in flight at once by
+/// client_settings::longest; a client with a soft cap isn't charged for what it borrows. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1)
 /// while nobody is at its cap, the rest O(log waiting). The members are those of compute_policy.
 class weighted_fair {
 public:
