@@ -2,16 +2,21 @@
 // Tenants from a list that changes: who comes, stays, changes and goes; a bad list changes nothing, a full device refuses
 // one and costs the others nothing.
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory_resource>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/compute/policies/earliest_deadline.hpp>
 #include <gpushare/interop/specification_text.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 
 #include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -187,6 +192,81 @@ TEST_CASE("changes of several tenants are all made or none", "[tenant]") {
     CHECK_THROWS_WITH(shared.resize_together(std::vector{update{&a, {.memory = 2_MiB}}, update{&b, {.memory = 1_MiB}}}),
                       Catch::Contains("'b'"));
     CHECK(a.spec().memory == 40_MiB);
+}
+
+TEST_CASE("shares change together if each level's fit afterwards, and else not at all", "[tenant][property]") {
+    host::node node{{.devices = 2, .memory = 30_MiB, .sms = 1}};
+    std::size_t changed = 0, refused = 0;
+    for (std::uint64_t nth = 0; nth < support::few(std::uint64_t{10}); ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        gpushare::tenancy<host::node> shared{node};
+        using update = gpushare::tenancy<host::node>::update;
+        std::vector<gpushare::tenancy<host::node>::tenant> all;
+        for (int i = 0; i < 5; ++i)
+            all.push_back(shared.admit({.name = std::to_string(i),
+                                        .memory = 1_MiB,
+                                        .compute = 10_pct,
+                                        .level = {i % 2},
+                                        .on = {{static_cast<std::uint32_t>(i % 3 == 0)}}}));
+        struct has {
+            std::uint32_t permille;
+            int level;
+        };
+        std::vector<has> then;
+        for (const auto& t : all) then.push_back({t.spec().compute.permille(), t.spec().level.level});
+        const auto promised = [&](const std::vector<has>& of, std::uint32_t device, int level) {
+            std::uint32_t sum = 0;
+            for (std::size_t i = 0; i < of.size(); ++i)
+                sum += of[i].level == level && all[i].spec().on[0].index == device ? of[i].permille : 0;
+            return sum;
+        };
+        for (int step = 0; step < 100; ++step) {
+            std::vector<update> together;
+            auto after = then;
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                if (any.one_in(3)) continue;
+                after[i] = {static_cast<std::uint32_t>(10 * (1 + any.below(80))), static_cast<int>(any.below(2))};
+                together.push_back({&all[i],
+                                    {.compute = gpushare::share::of_permille(after[i].permille),
+                                     .level = gpushare::priority{after[i].level}}});
+            }
+            bool fit = true;
+            for (const int level : {0, 1})
+                for (const std::uint32_t d : {0U, 1U}) fit = fit && promised(after, d, level) <= 1000;
+            const auto why = shared.try_resize_together(together).why;
+            CHECK(why.code == (fit ? errc::none : errc::share_exceeded));
+            ++(fit ? changed : refused);
+            if (fit) then = after;
+            for (const int level : {0, 1})
+                for (const std::uint32_t d : {0U, 1U})
+                    CHECK(shared.unpromised({d}, gpushare::priority{level}).permille() ==
+                          1000 - promised(then, d, level));
+        }
+    }
+    CHECK(changed > 0);
+    CHECK(refused > 0);
+}
+
+TEST_CASE("a list with a cap that the policy doesn't keep is refused for that tenant alone", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 64_MiB, .sms = 1}};
+    gpushare::tenancy<host::node, gpushare::earliest_deadline> shared{node};
+    gpushare::tenant_directory<host::node, gpushare::earliest_deadline> tenants{shared};
+    const auto apply = [&](const char* text) { return tenants.apply(parse_specifications(text)); };
+    auto told = apply("name=a memory=1MiB compute=30% cap=40%  name=b memory=1MiB compute=30%");
+    REQUIRE(told.size() == 2);
+    CHECK(told[0].what == kind::refused);
+    CHECK(told[0].code == errc::invalid_specification);
+    CHECK_THAT(told[0].why, Catch::Contains("tenant 'a'") && Catch::Contains("no caps"));
+    CHECK(told[1].what == kind::admitted);
+    told = apply("name=a memory=1MiB compute=30%  name=b memory=2MiB compute=30% cap=40%");
+    REQUIRE(told.size() == 2);
+    CHECK(told[0].what == kind::refused);  // b's change: all of it
+    CHECK_THAT(told[0].why, Catch::Contains("tenant 'b'") && Catch::Contains("no caps"));
+    CHECK(tenants.find("b")->spec().memory == 1_MiB);
+    CHECK(tenants.find("b")->spec().cap == gpushare::share::whole());
+    CHECK(told[1].what == kind::admitted);
 }
 
 TEST_CASE("who finds no room is refused with figures, and the others have theirs", "[tenant]") {
