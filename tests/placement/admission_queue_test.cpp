@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -601,6 +603,159 @@ TEST_CASE("whatever fits and delays nobody goes in", "[placement][queue][propert
     }
     CHECK(held > 0);  // else it shows nothing
     CHECK(placed > 0);
+}
+
+TEST_CASE("a gang holds back what competes with it, and nothing else", "[placement][queue]") {
+    cluster c;
+    const auto full = c.add({.cpu_milli = 4'000, .devices = 1, .model = {1}});
+    for (int i = 0; i < 2; ++i) c.add({.cpu_milli = 4'000, .devices = 1, .model = {2}});
+    const auto one = [](std::uint8_t model, std::uint64_t cpu) {
+        return placement_request{
+            .cpu_milli = cpu, .devices = 1, .each = 100_pct, .models = {gpushare::device_model{model}}};
+    };
+    c.apply({one(1, 0), full, {gpushare::device_id{0}}});
+    admission_queue q({.most_overtakes = 2});
+    const auto gang = q.submit(start, best_fit{}, c, {.members = {one(1, 1'000), one(2, 1'000)}});
+    REQUIRE(gang.outcome == admission_result::queued);
+    for (int i = 0; i < 10; ++i) {  // a member that fits on the other node doesn't wait for this one
+        const auto a = q.submit(start, best_fit{}, c, {.members = {one(2, 3'000)}});
+        REQUIRE(a.outcome == admission_result::placed);
+        c.release(a.placements[0]);
+    }
+    const auto first = q.submit(start, best_fit{}, c, {.members = {one(2, 0)}});
+    REQUIRE(first.outcome == admission_result::placed);
+    for (int i = 0; i < 2; ++i) {  // what is left there, it waits for
+        const auto a = q.submit(start, best_fit{}, c, {.members = {one(2, 0)}});
+        REQUIRE(a.outcome == admission_result::placed);
+        c.release(a.placements[0]);
+    }
+    CHECK(q.submit(start, best_fit{}, c, {.members = {one(2, 0)}, .deadline = instant::min()}).why.missing ==
+          shortage::turn);
+}
+
+TEST_CASE("a gang is held what its members could have of a node at once", "[placement][queue]") {
+    cluster c;
+    for (int i = 0; i < 4; ++i) c.add({.cpu_milli = 4'000, .devices = 2});
+    const placement_request member{.cpu_milli = 1'000, .devices = 1, .each = 100_pct};
+    c.apply({{.devices = 2, .each = 10_pct}, {0}, {gpushare::device_id{0}, gpushare::device_id{1}}});
+    admission_queue q({.most_overtakes = 2});
+    REQUIRE(q.submit(start, best_fit{}, c, {.members = std::vector(8, member)}).outcome == admission_result::queued);
+    for (int i = 0; i < 10; ++i) {  // two members to a node leave 2,000 of its cores
+        const auto a = q.submit(start, best_fit{}, c, {.members = {{.cpu_milli = 2'000}}});
+        REQUIRE(a.outcome == admission_result::placed);
+        c.release(a.placements[0]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        const auto a = q.submit(start, best_fit{}, c, {.members = {{.cpu_milli = 2'001}}});
+        REQUIRE(a.outcome == admission_result::placed);
+        c.release(a.placements[0]);
+    }
+    CHECK(q.submit(start, best_fit{}, c, {.members = {{.cpu_milli = 2'001}}, .deadline = instant::min()}).why.missing ==
+          shortage::turn);
+}
+
+namespace {
+
+bool fit_together(const cluster& c, std::span<const placement_request> members) {
+    if (members.empty()) return true;
+    return std::ranges::any_of(all_places(c, members.front(), {}), [&](const placement& p) {
+        cluster after = c;
+        after.apply(p);
+        return fit_together(after, members.subspan(1));
+    });
+}
+
+/// `c` where others have left as much as makes room for `gang`, and no more.
+cluster with_just_room(const cluster& c, std::span<const placement> gang) {
+    const cluster empty = c.emptied();
+    cluster room = empty, all = empty;
+    for (const auto& p : gang) all.hold(p);
+    for (std::uint32_t i = 0; i < c.size(); ++i) {
+        const auto now = c[{i}], then = all[{i}];
+        room.hold({{.cpu_milli = std::min(now.whole.cpu_milli - now.cpu_milli, then.cpu_milli)}, {i}, {}});
+        for (std::uint32_t d = 0; d < now.devices.size(); ++d)
+            room.hold(
+                {{.devices = 1,
+                  .each =
+                      gpushare::share::of_permille(std::min(1000 - now.devices[d].permille, then.devices[d].permille)),
+                  .device_memory = std::min(now.whole.device_memory - now.devices[d].memory, then.devices[d].memory)},
+                 {i},
+                 {gpushare::device_id{d}}});
+    }
+    return room;
+}
+
+/// Whether the gang fits in some future, in which others leave what they like, and not beside the placement.
+bool delays_gang(const cluster& c, const placement& p, std::span<const placement_request> members,
+                 std::vector<placement> planned = {}) {
+    if (planned.size() == members.size()) {
+        cluster beside = with_just_room(c, planned);
+        beside.hold(p);
+        return !fit_together(beside, members);
+    }
+    cluster empty = c.emptied();
+    for (const auto& one : planned) empty.apply(one);
+    return std::ranges::any_of(all_places(empty, members[planned.size()], {}), [&](const placement& one) {
+        auto with = planned;
+        with.push_back(one);
+        return delays_gang(c, p, members, std::move(with));
+    });
+}
+
+}  // namespace
+
+// Against all futures, counted apart from the queue.
+TEST_CASE("a gang is delayed as often as the queue allows, and not more often", "[placement][queue][property]") {
+    constexpr int most = 2;
+    std::size_t delayed = 0, waited = 0, past = 0;
+    for (std::uint64_t run = 0; run < support::few(std::uint64_t{200}); ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        const auto request = [&] {
+            placement_request r{.cpu_milli = 500 * any.below(5), .devices = static_cast<std::uint32_t>(any.below(2))};
+            if (r.devices == 0) return r;
+            r.each = gpushare::share::of_permille(100 * (1 + any.below(10)));
+            if (any.one_in(2)) r.models.add({static_cast<std::uint8_t>(any.below(2))});
+            return r;
+        };
+        cluster c;
+        for (int i = 0; i < 3; ++i)
+            c.add({.cpu_milli = 4'000,
+                   .devices = static_cast<std::uint32_t>(1 + any.below(2)),
+                   .model = {static_cast<std::uint8_t>(any.below(2))}});
+        admission_queue q({.most_overtakes = most});
+        std::vector<placement> placed;
+        const auto submit = [&](std::vector<placement_request> members) {
+            auto a = q.submit(start, best_fit{}, c, {.members = std::move(members)});
+            placed.insert(placed.end(), a.placements.begin(), a.placements.end());
+            return a.outcome;
+        };
+        for (int i = 0; i < 5; ++i) (void)submit({request()});
+        q = admission_queue({.most_overtakes = most});  // whoever waited has gone
+        const std::vector<placement_request> gang{request(), request()};
+        if (submit(gang) != admission_result::queued) continue;
+        ++waited;
+        for (int step = 0, overtaken = 0; step < 40; ++step) {
+            if (any.one_in(3) && !placed.empty()) {
+                std::swap(any.of(placed), placed.back());
+                c.release(placed.back());
+                placed.pop_back();
+                if (fit_together(c, gang)) break;  // its turn
+            }
+            const cluster before = c;
+            auto a = q.submit(start, best_fit{}, c, {.members = {request()}, .deadline = instant::min()});
+            if (a.outcome != admission_result::placed) continue;
+            ++past;
+            placed.push_back(a.placements[0]);
+            if (!delays_gang(before, a.placements[0], gang)) continue;
+            ++delayed;
+            REQUIRE(++overtaken <= most);
+        }
+    }
+    CHECK(waited > 10);
+    CHECK(delayed > 0);
+    CHECK(past > 2 * delayed);
 }
 
 }  // namespace admission_queue_test

@@ -18,6 +18,7 @@
 #include "support/catch.hpp"
 #include "support/host_tenants.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace planner_test {
 
@@ -196,11 +197,14 @@ TEST_CASE_METHOD(fixture, "a tenant in the way is moved with its data, or nothin
 }
 
 TEST_CASE_METHOD(fixture, "tenants of lower levels are told to go, and their place is kept", "[tenant][planner]") {
-    auto a = arrive("a", 60_pct), b = arrive("b", 60_pct);
+    const auto of = [](const char* name, bytes memory, int level) {
+        return tenant_spec{.name = name, .memory = memory, .compute = 80_pct, .level = {level}};
+    };
+    auto a = plan.arrive(of("a", 40_MiB, 0)), b = plan.arrive(of("b", 40_MiB, 0));
     REQUIRE((a.who && b.who));
-    const auto urgent = fixture::spec_of("urgent", 80_pct, 1);
-    CHECK_FALSE(plan.preempt(fixture::spec_of("small", 10_pct, 1), 1s));  // fits anyway
-    CHECK_FALSE(plan.preempt(fixture::spec_of("equal", 80_pct), 1s));
+    const auto urgent = of("urgent", 48_MiB, 1);
+    CHECK_FALSE(plan.preempt(of("small", 8_MiB, 1), 1s));  // fits anyway: shares are of the levels
+    CHECK_FALSE(plan.preempt(of("equal", 48_MiB, 0), 1s));
     const auto notice = plan.preempt(urgent, 10s);
     REQUIRE(notice);
     REQUIRE(notice->victims.size() == 1);
@@ -208,21 +212,22 @@ TEST_CASE_METHOD(fixture, "tenants of lower levels are told to go, and their pla
     CHECK(plan.remaining(*notice) == notice->victims);
     CHECK(code_of([&] { (void)plan.take_place(*notice, urgent); }) == errc::no_room);
     CHECK(plan.try_take_place(*notice, urgent).why().asked == 1);
-    auto beside = arrive("beside", 40_pct);  // fits on either device; one is being cleared
+    auto beside = arrive("beside", 20_pct);  // fits on either device; one is being cleared
     REQUIRE(beside.who);
     CHECK(where(*beside.who) != where(*victim.who));
     victim.who->close();
     plan.left(victim.name);
-    auto waits = arrive("waits", 40_pct);
+    auto waits = arrive("waits", 20_pct);
     CHECK(waits.outcome == admission_result::queued);
     CHECK(plan.remaining(*notice).empty());
     auto there = plan.take_place(*notice, urgent);
     CHECK(there.name() == "urgent");
     CHECK(code_of([&] { (void)plan.take_place(*notice, urgent); }) == errc::invalid_specification);
-    CHECK(plan.advance().empty());
-    CHECK(plan.withdraw(waits.id));
+    auto now = plan.advance();
+    REQUIRE(now.size() == 1);  // beside urgent, whose share is of another level
+    CHECK(where(*now[0].who) == where(there));
 
-    const auto other = plan.preempt(fixture::spec_of("more urgent", 80_pct, 2), 1s);
+    const auto other = plan.preempt(of("more urgent", 48_MiB, 2), 1s);
     REQUIRE(other);
     plan.call_off(*other);
     CHECK(plan.remaining(*other).size() == other->victims.size());
@@ -325,14 +330,16 @@ TEST_CASE("moves that make room can be carried out one by one", "[tenant][planne
 }
 
 TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "[tenant][planner]") {
-    auto a = arrive("a", 60_pct), b = arrive("b", 60_pct);
+    auto a = plan.arrive({.name = "a", .memory = 40_MiB, .compute = 60_pct}),
+         b = plan.arrive({.name = "b", .memory = 40_MiB, .compute = 60_pct});
     REQUIRE((a.who && b.who));
-    const auto first_spec = fixture::spec_of("first", 80_pct, 1), second_spec = fixture::spec_of("second", 50_pct, 1);
+    const tenant_spec first_spec{.name = "first", .memory = 32_MiB, .compute = 80_pct, .level = {1}},
+        second_spec{.name = "second", .memory = 32_MiB, .compute = 50_pct, .level = {1}};
     const auto first = plan.preempt(first_spec, 1ms), second = plan.preempt(second_spec, 1ms);
     REQUIRE((first && second));
     CHECK(first->victims != second->victims);  // one device each
     CHECK(first->added.devices != second->added.devices);
-    CHECK_FALSE(plan.preempt(fixture::spec_of("third", 50_pct, 1), 1ms));
+    CHECK_FALSE(plan.preempt({.name = "third", .memory = 32_MiB, .compute = 50_pct, .level = {1}}, 1ms));
     CHECK_FALSE(plan.reserve(fixture::spec_of("r", 40_pct), shared.now(), shared.now() + 1h));
     CHECK_FALSE(plan.make_room(fixture::spec_of("r", 60_pct)));
     CHECK(plan.earliest(fixture::spec_of("r", 40_pct), 1h) == gpushare::never);
@@ -457,7 +464,9 @@ TEST_CASE_METHOD(planned, "who is refused overtakes nobody", "[tenant][planner]"
     CHECK(big.outcome == admission_result::queued);
     for (int i = 0; i < 20; ++i) {
         CHECK(code_of([&] { (void)arrive("a", 1_MiB, 1_pct); }) == errc::duplicate_name);
-        CHECK(code_of([&] { (void)arrive("big", 1_MiB, 1_pct); }) == errc::duplicate_name);    // it waits
+        const auto again = arrive("big", 1_MiB, 1_pct);  // it waits
+        CHECK(again.outcome == admission_result::refused);
+        CHECK(again.code == errc::duplicate_name);
         CHECK(code_of([&] { (void)arrive("other", 1_MiB, 1_pct); }) == errc::duplicate_name);  // the tenancy says so
     }
     CHECK(arrive("b", 1_MiB, 1_pct).who);
@@ -495,6 +504,110 @@ TEST_CASE_METHOD(planned, "who names a device, and who reserves, doesn't go past
     CHECK(now[0].name == "big");
     CHECK(plan.withdraw(held.id));
     CHECK(plan.withdraw(late.id));
+}
+
+TEST_CASE_METHOD(planned, "shares are planned level by level, as the tenancy promises them", "[tenant][planner]") {
+    const auto of = [](const char* name, gpushare::share compute, int level, bytes memory = 1_MiB) {
+        return tenant_spec{.name = name, .memory = memory, .compute = compute, .level = {level}, .on = {{0}}};
+    };
+    auto low = plan.arrive(of("low", 80_pct, 0)), high = plan.arrive(of("high", 80_pct, 1));
+    REQUIRE((low.who && high.who));
+    const auto waits = plan.arrive(of("waits", 30_pct, 1));
+    CHECK(waits.outcome == admission_result::queued);
+    CHECK(waits.why.missing == gpushare::shortage::device_share);
+    CHECK(waits.why.left == 200);
+    for (int i = 0; i < 30; ++i) {  // takes no share that it waits for
+        auto other = plan.arrive(of("other", 20_pct, 0));
+        REQUIRE(other.who);
+        leave(other);
+    }
+    const auto later = plan.reserve(of("later", 100_pct, 2), shared.now(), shared.now() + 1h);
+    REQUIRE(later);
+    CHECK_FALSE(plan.reserve(of("more", 10_pct, 2), shared.now(), shared.now() + 1h));
+    CHECK(plan.earliest({.name = "more", .memory = 1_MiB, .devices = 2, .compute = 10_pct, .level = {2}}, 1h) ==
+          later->end);
+    auto redeemed = plan.redeem(later->id, of("later", 100_pct, 2));
+    leave(high);
+    const auto now = plan.advance();
+    REQUIRE(now.size() == 1);
+    CHECK(now[0].name == "waits");
+}
+
+TEST_CASE_METHOD(planned, "a move for another level's room needs room at its own", "[tenant][planner]") {
+    const auto of = [](const char* name, bytes memory, gpushare::share compute, int level, std::uint32_t on) {
+        return tenant_spec{.name = name, .memory = memory, .compute = compute, .level = {level}, .on = {{on}}};
+    };
+    auto moves = plan.arrive(of("moves", 30_MiB, 60_pct, 1, 0)), stays = plan.arrive(of("stays", 8_MiB, 60_pct, 1, 1));
+    auto beside = plan.arrive(of("beside", 20_MiB, 10_pct, 0, 1));
+    REQUIRE((moves.who && stays.who && beside.who));
+    const tenant_spec wanted{.name = "wanted", .memory = 40_MiB, .compute = 50_pct};
+    auto all = plan.make_room(wanted, 1);
+    REQUIRE(all);
+    REQUIRE(all->size() == 1);
+    CHECK(all->front().tenant == "beside");  // the others' level has no share left on the other device
+    (void)plan.carry_out(all->front(), *beside.who, {});
+    CHECK(plan.arrive(wanted).who);
+}
+
+TEST_CASE("what the planner's view takes, the tenancy admits, and nothing else", "[tenant][planner][property]") {
+    std::uint64_t taken = 0, refused = 0;
+    for (std::uint64_t nth = 0; nth < support::few(std::uint64_t{20}); ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        planned p;
+        std::vector<tenancy::tenant> there;
+        for (int step = 0; step < 60; ++step) {
+            tenant_spec spec{.name = std::to_string(step),
+                             .memory = 2_MiB * (1 + any.below(9)),
+                             .devices = static_cast<std::uint32_t>(1 + any.below(2)),
+                             .compute = gpushare::share::of_permille(100 * any.below(8)),
+                             .level = {static_cast<int>(any.below(4)) - 1}};
+            if (any.one_in(4) && !there.empty()) {
+                auto& one = any.of(there);
+                (void)one.close();
+                p.plan.left(std::string(one.name()));
+                std::swap(one, there.back());
+                there.pop_back();
+            }
+            (void)p.shared.remeasure();
+            const bool fits = !p.plan.free(spec.level).why_not(gpushare::placement_of(spec));
+            auto admitted = p.shared.try_admit(spec);
+            CAPTURE(step, spec.memory.count(), spec.devices, spec.compute.permille(), spec.level.level);
+            CHECK(fits == static_cast<bool>(admitted));
+            ++(fits ? taken : refused);
+            if (!admitted) continue;
+            if (any.one_in(2)) {
+                (void)admitted->close();
+                auto again = p.plan.arrive(spec);
+                REQUIRE(again.who);
+                there.push_back(*std::move(again.who));
+            } else {
+                there.push_back(*std::move(admitted));
+            }
+        }
+    }
+    CHECK(taken > 0);
+    CHECK(refused > 0);
+}
+
+TEST_CASE_METHOD(planned, "who makes others go overtakes who waits", "[tenant][planner]") {
+    auto keeper = plan.arrive({.name = "keeper", .memory = 40_MiB, .compute = 10_pct, .level = {2}, .on = {{0}}});
+    const auto big = plan.arrive({.name = "big", .memory = 128_MiB, .devices = 2, .compute = 10_pct, .level = {1}});
+    REQUIRE(big.outcome == admission_result::queued);
+    int rounds = 0;
+    for (; rounds < 20; ++rounds) {
+        auto victim = arrive("victim", 40_MiB, 10_pct, {{1}});
+        if (!victim.who) break;
+        const tenant_spec urgent{.name = "urgent", .memory = 40_MiB, .compute = 10_pct, .level = {1}};
+        const auto notice = plan.preempt(urgent, 1ms);
+        REQUIRE(notice);
+        leave(victim);
+        auto there = plan.take_place(*notice, urgent);
+        (void)there.close();
+        plan.left("urgent");
+    }
+    CHECK(rounds == 8);  // each the victim, and who made it go: of 16
 }
 
 TEST_CASE_METHOD(planned, "devices are drained, resumed and removed", "[tenant][planner]") {

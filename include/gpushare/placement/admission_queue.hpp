@@ -24,6 +24,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -77,6 +78,35 @@ enum class carried : std::uint8_t {
     dropped,    ///< not at all: the request is refused, with no code of the queue's
 };
 
+/// What is free as each level sees it, where shares of different levels don't compete (placement_request::level):
+///   of(level)           the cluster as requests of that level see it; a reference that holds until took()
+///   seen(p, level)      what a placement takes of what that level sees
+///   took(level, after)  a plan was carried out, and of(level) is `after` from now on
+template <class V>
+concept level_views = requires(V& v, const placement& p, priority level, cluster&& after) {
+    { v.of(level) } -> std::same_as<cluster&>;
+    { v.seen(p, level) } -> std::same_as<placement>;
+    { v.took(level, std::move(after)) }
+    noexcept;
+};
+
+namespace detail {
+
+/// Of a cluster that looks the same to all levels.
+class one_view {
+public:
+    explicit one_view(cluster& all) noexcept : all_(&all) {}
+    [[nodiscard]] cluster& of(priority) const noexcept { return *all_; }
+    [[nodiscard]] static placement seen(const placement& p, priority) noexcept { return p; }
+    void took(priority, cluster&& after) const noexcept { *all_ = std::move(after); }
+
+private:
+    cluster* all_;
+};
+static_assert(level_views<one_view>);
+
+}  // namespace detail
+
 /// Bounds of a queue.
 struct admission_queue_options {
     std::size_t most_waiting = 1024;    ///< more are refused
@@ -94,18 +124,26 @@ public:
     /// Throws std::bad_alloc, and then nothing has happened.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
-        return submit(now, policy, c, std::move(r), at_once{});
+        detail::one_view all(c);
+        return submit(now, policy, all, std::move(r), at_once{});
     }
     /// The same where `carry(placements, c)` carries the plan out and returns what became of it, see `carried`; `c` hasn't got
     /// the placements yet. Passes on what it throws, and then nothing has happened.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
+        detail::one_view all(c);
+        return submit(now, policy, all, std::move(r),
+                      [&](std::span<const placement> where, auto&) { return carry(where, c); });
+    }
+    /// The same where each level sees another cluster; `carry(placements, views)`.
+    template <class P, level_views Views, class Carry>
+    requires placement_policy<P> admission_result submit(instant now, P&& policy, Views& views, admission_request r,
+                                                         Carry&& carry) {
         admission_result a{.id = ++last_id_};
-        const auto ahead = static_cast<std::size_t>(
-            std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
-        if (place(policy, c, r, ahead, a, carry)) return a;
-        const auto never_fits = impossible(policy, c, r);
+        const std::size_t ahead = before(r);
+        if (place(policy, views, r, ahead, a, carry)) return a;
+        const auto never_fits = impossible(policy, views.of(r.level), r);
         if (never_fits.why && never_fits.proven) {
             a.member = never_fits.member;
             a.why = never_fits.why;
@@ -124,11 +162,22 @@ public:
     /// have come or gone, and when a deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
-        return advance(now, policy, c, [](const admission_result&) { return at_once{}; });
+        detail::one_view all(c);
+        return advance(now, policy, all, [](const admission_result&) { return at_once{}; });
     }
     /// The same where `carry_for(result)`, of which only the id is there, returns the `carry` of a request; see submit().
     template <class P, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c,
+                                                                       CarryFor&& carry_for) {
+        detail::one_view all(c);
+        return advance(now, policy, all, [&](const admission_result& a) {
+            return
+                [&c, carry = carry_for(a)](std::span<const placement> where, auto&) mutable { return carry(where, c); };
+        });
+    }
+    /// The same where each level sees another cluster.
+    template <class P, level_views Views, class CarryFor>
+    requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, Views& views,
                                                                        CarryFor&& carry_for) {
         std::vector<admission_result> done;
         done.reserve(waiting_.size());  // from here on, what was placed is not lost
@@ -138,8 +187,8 @@ public:
             return true;
         });
         try {
-            refuse_impossible(policy, c, done);
-            while (place_next(policy, c, done, carry_for)) {
+            refuse_impossible(policy, views, done);
+            while (place_next(policy, views, done, carry_for)) {
             }
         } catch (...) {
             if (done.empty()) throw;
@@ -157,12 +206,25 @@ public:
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] gang_plan plan(P&& policy, const cluster& c, const admission_request& r) const {
-        const auto ahead = static_cast<std::size_t>(
-            std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
-        return plan(policy, c, r, ahead);
+        cluster as_is = c;
+        detail::one_view all(as_is);
+        return plan(policy, all, r, before(r));
+    }
+    /// The same where each level sees another cluster.
+    template <class P, level_views Views>
+    requires placement_policy<P>
+    [[nodiscard]] gang_plan plan(P&& policy, Views& views, const admission_request& r) const {
+        return plan(policy, views, r, before(r));
     }
     /// Counts placements on `before`, of a request of that level, as overtaking of those from whom they take something.
     void note_overtaken(const cluster& before, priority level, std::span<const placement> taken) {
+        cluster as_is = before;
+        detail::one_view all(as_is);
+        note_overtaken(all, level, taken);
+    }
+    /// The same where each level sees another cluster.
+    template <level_views Views>
+    void note_overtaken(Views& before, priority level, std::span<const placement> taken) {
         for (const auto i : harmed(before, taken, waiting_.size(), false))
             if (level <= waiting_[i].request.level) ++waiting_[i].overtaken;
     }
@@ -192,6 +254,11 @@ private:
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
+    // How many of those that wait go before it.
+    [[nodiscard]] std::size_t before(const admission_request& r) const noexcept {
+        return static_cast<std::size_t>(
+            std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
+    }
 
     // Whether nobody may take from it any more. Not while it waits for somebody who isn't there: they may be behind it.
     [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
@@ -209,22 +276,28 @@ private:
     }
 
     // The first `ahead` entries from which the placements take something; with `held_only`, of those that hold up others.
-    [[nodiscard]] std::vector<std::size_t> harmed(const cluster& c, std::span<const placement> taken, std::size_t ahead,
+    template <level_views Views>
+    [[nodiscard]] std::vector<std::size_t> harmed(Views& views, std::span<const placement> taken, std::size_t ahead,
                                                   bool held_only) const {
         std::vector<std::size_t> all;
         for (std::size_t i = 0; i < ahead; ++i) {
             const entry& e = waiting_[i];
-            if (held_only && !holds_up(c, e)) continue;
-            if (takes_from(c, e, taken)) all.push_back(i);
+            if (held_only && !holds_up(views.of(e.request.level), e)) continue;
+            if (takes_from(views, e, taken)) all.push_back(i);
         }
         return all;
     }
-    static bool takes_from(const cluster& c, const entry& e, std::span<const placement> taken) {
-        if (taken.size() == 1) return detail::competition(c, e.request.members, e.request.on).harmed_by(taken.front());
+    template <level_views Views>
+    static bool takes_from(Views& views, const entry& e, std::span<const placement> taken) {
+        const priority level = e.request.level;
+        const cluster& c = views.of(level);
+        if (taken.size() == 1)
+            return detail::competition(c, e.request.members, e.request.on).harmed_by(views.seen(taken.front(), level));
         cluster after = c;  // each beside those before it
         for (const auto& p : taken) {
-            if (detail::competition(after, e.request.members, e.request.on).harmed_by(p)) return true;
-            after.hold(p);
+            const placement its = views.seen(p, level);
+            if (detail::competition(after, e.request.members, e.request.on).harmed_by(its)) return true;
+            after.hold(its);
         }
         return false;
     }
@@ -246,51 +319,66 @@ private:
 
     // A place that harms none of the first `ahead` entries who hold up others: the policy's own choice, else its choice of
     // what is left beside what they need, else any.
-    template <class P>
-    gang_plan plan(P& policy, const cluster& c, const admission_request& r, std::size_t ahead) const {
+    template <class P, level_views Views>
+    gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
+        cluster& c = views.of(r.level);
         auto first = plan_on(policy, c, r);
         if (!first) return first;
-        const auto in_front = harmed(c, *first.placements, ahead, true);
+        const auto in_front = harmed(views, *first.placements, ahead, true);
         if (in_front.empty()) return first;
-        cluster left = c;
-        for (std::size_t i = 0; i < ahead; ++i)
-            if (const entry& e = waiting_[i]; holds_up(c, e))
-                detail::competition(c, e.request.members, e.request.on).keep(left, r.members);
-        if (auto other = plan_on(policy, left, r); other && harmed(c, *other.placements, ahead, true).empty())
+        const cluster left = beside_held(views, r, ahead);
+        if (auto other = plan_on(policy, left, r); other && harmed(views, *other.placements, ahead, true).empty())
             return other;
         const cluster named = r.on.empty() ? c : only(c, r.on);
         detail::gang_search search(named, r.members, detail::order_of_placing(r.members), gang_steps);
-        const auto harmless = [&](const cluster& before, const placement& p) {
-            return harmed(r.members.size() == 1 ? c : before, std::span(&p, 1), ahead, true).empty();
+        const auto harmless = [&](const cluster& beside, const placement& p) {
+            if (r.members.size() == 1) return harmed(views, std::span(&p, 1), ahead, true).empty();
+            cluster as_is = beside;
+            detail::one_view all(as_is);
+            return harmed(all, std::span(&p, 1), ahead, true).empty();
         };
         if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
         return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
     }
+    // What others may have who go past those that hold them up.
+    template <level_views Views>
+    [[nodiscard]] cluster beside_held(Views& views, const admission_request& r, std::size_t ahead) const {
+        cluster left = views.of(r.level);
+        for (std::size_t i = 0; i < ahead; ++i) {
+            const entry& e = waiting_[i];
+            const cluster& its = views.of(e.request.level);
+            if (!holds_up(its, e)) continue;
+            const placement whole{{.devices = 1, .each = share::whole(), .level = e.request.level}};
+            const bool shares = views.seen(whole, r.level).request.each != share{};
+            detail::competition(its, e.request.members, e.request.on).keep(left, r.members, shares);
+        }
+        return left;
+    }
 
     // Until the plan is carried out, or there is none.
-    template <class P, class Carry>
-    bool place(P& policy, cluster& c, const admission_request& r, std::size_t ahead, admission_result& a,
+    template <class P, level_views Views, class Carry>
+    bool place(P& policy, Views& views, const admission_request& r, std::size_t ahead, admission_result& a,
                Carry& carry) {
         for (;;) {
-            auto found = plan(policy, c, r, ahead);
+            auto found = plan(policy, views, r, ahead);
             a.member = found.member;
             a.why = found.why;
             if (!found) return false;
-            const auto overtakes = harmed(c, *found.placements, ahead, false);
+            const auto overtakes = harmed(views, *found.placements, ahead, false);
             if constexpr (std::is_same_v<std::remove_const_t<Carry>, at_once>) {
-                apply_gang(c, *found.placements);
+                apply_gang(views.of(r.level), *found.placements);
             } else {
-                cluster after = c;
+                cluster after = views.of(r.level);
                 apply_gang(after, *found.placements);
-                const cluster before = c;
-                const carried how = carry(std::span<const placement>(*found.placements), c);
+                const cluster before = views.of(r.level);
+                const carried how = carry(std::span<const placement>(*found.placements), views);
                 if (how == carried::dropped) return a.outcome = admission_result::refused, true;
                 if (how == carried::elsewhere) {
-                    if (c != before) continue;
+                    if (views.of(r.level) != before) continue;
                     a.why = {shortage::consent};
                     return false;
                 }
-                c = std::move(after);
+                views.took(r.level, std::move(after));
             }
             for (const auto i : overtakes) ++waiting_[i].overtaken;
             a.placements = *std::move(found.placements);
@@ -300,12 +388,12 @@ private:
     }
 
     // The first who fits without harm to those before it who have been overtaken too often.
-    template <class P, class CarryFor>
-    bool place_next(P& policy, cluster& c, std::vector<admission_result>& done, CarryFor& carry_for) {
+    template <class P, level_views Views, class CarryFor>
+    bool place_next(P& policy, Views& views, std::vector<admission_result>& done, CarryFor& carry_for) {
         for (std::size_t i = 0; i < waiting_.size(); ++i) {
             admission_result a{.id = waiting_[i].id};
             auto&& carry = carry_for(std::as_const(a));
-            if (!place(policy, c, waiting_[i].request, i, a, carry)) continue;
+            if (!place(policy, views, waiting_[i].request, i, a, carry)) continue;
             waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
             done.push_back(std::move(a));
             return true;
@@ -327,8 +415,10 @@ private:
         return plan_gang(policy, empty, members, 10 * gang_steps);
     }
     // Once for each change of what there is.
-    template <class P>
-    void refuse_impossible(P& policy, const cluster& c, std::vector<admission_result>& done) {
+    template <class P, level_views Views>
+    void refuse_impossible(P& policy, Views& views, std::vector<admission_result>& done) {
+        if (waiting_.empty()) return;
+        const cluster& c = views.of(waiting_.front().request.level);  // what there is, is the same to all
         const extent now{c.size(), c.devices(), c.capacity_memory()};
         if (now == seen_) return;
         std::vector<admission_result> gone;

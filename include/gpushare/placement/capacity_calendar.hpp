@@ -34,11 +34,18 @@ struct booking {
     friend bool operator==(const booking&, const booking&) = default;
 };
 
+/// Which shares of a device's time add up to the whole at most.
+enum class shares_sum : std::uint8_t {
+    of_all,         ///< those of all requests
+    of_each_level,  ///< those of one level (placement_request::level), each of what the levels above leave
+};
+
 /// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
 class capacity_calendar {
 public:
     /// `nodes`: as they are when nothing is placed on them; what is there is not looked at.
-    explicit capacity_calendar(const cluster& nodes) : empty_(nodes.emptied()) {}
+    explicit capacity_calendar(const cluster& nodes, shares_sum sum = shares_sum::of_all)
+        : empty_(nodes.emptied()), sum_(sum) {}
 
     /// The nodes without any booking.
     [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
@@ -55,10 +62,10 @@ public:
     /// booked there: in the order in which they were made, those that those before them leave no room. To be moved, or told.
     [[nodiscard]] std::vector<booking> unkept(instant from) const {
         std::vector<booking> none;
-        capacity_calendar kept(empty_);
+        capacity_calendar kept(empty_, sum_);
         for (const auto& b : bookings_) {
             if (b.end <= from) continue;
-            if (kept.free_during(std::max(b.begin, from), b.end).try_apply(b.where))
+            if (kept.free_during(std::max(b.begin, from), b.end, b.where.request.level).try_apply(b.where))
                 none.push_back(b);
             else
                 kept.bookings_.push_back(b);
@@ -68,8 +75,11 @@ public:
 
     /// What is free during all of [begin, end): for each device, and each node's cores and memory, the minimum over
     /// that time. So a request fits there exactly if it fits into the result. Labels of a booking that overlaps count
-    /// for the whole time, so a request to be near it may stay longer than it does.
-    [[nodiscard]] cluster free_during(instant begin, instant end) const { return free_without(nullptr, begin, end); }
+    /// for the whole time, so a request to be near it may stay longer than it does. `level`: whose shares are counted, where
+    /// they add up level by level.
+    [[nodiscard]] cluster free_during(instant begin, instant end, priority level = {}) const {
+        return free_without(nullptr, begin, end, level);
+    }
 
     /// Books a placement that the policy chooses. The failure's code says what is missing, its figures how much: see
     /// why_not(). invalid_specification if `end` isn't after `begin`.
@@ -77,7 +87,7 @@ public:
     requires placement_policy<P>
     [[nodiscard]] result<booking> try_book(P&& policy, const placement_request& r, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
-        const cluster free = free_during(begin, end);
+        const cluster free = free_during(begin, end, r.level);
         const auto p = choose(policy, free, r);
         if (!p) return to_failure(free.why_not(r));
         bookings_.push_back({++last_id_, begin, end, *p});
@@ -88,7 +98,7 @@ public:
     /// doesn't have or the request doesn't want.
     [[nodiscard]] result<booking> try_book_at(const placement& p, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
-        cluster free = free_during(begin, end);
+        cluster free = free_during(begin, end, p.request.level);
         if (const auto why = free.try_apply(p)) return to_failure(why);
         bookings_.push_back({++last_id_, begin, end, p});
         return bookings_.back();
@@ -96,7 +106,7 @@ public:
 
     /// Why no placement could be booked for that time; nothing if one could.
     [[nodiscard]] refusal why_not(const placement_request& r, instant begin, instant end) const {
-        return free_during(begin, end).why_not(r);
+        return free_during(begin, end, r.level).why_not(r);
     }
 
     /// The first instant from `from` on at which the request could be booked for `length`; `never` if there is none.
@@ -115,7 +125,7 @@ public:
         }
         std::ranges::sort(starts);
         for (const auto s : starts) {
-            cluster room = free_during(s, saturating_add(s, length));
+            cluster room = free_during(s, saturating_add(s, length), r.level);
             take(room);
             if (!room.why_not(r)) return s;
         }
@@ -131,14 +141,14 @@ public:
     [[nodiscard]] bool try_extend(std::uint64_t id, instant end) {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b == bookings_.end() || end <= b->begin) return false;
-        if (end > b->end && free_without(&*b, b->begin, end).try_apply(b->where)) return false;
+        if (end > b->end && free_without(&*b, b->begin, end, b->where.request.level).try_apply(b->where)) return false;
         b->end = end;
         return true;
     }
-    /// What is free during all of [begin, end) if one of the bookings, if it is there, is given up.
-    [[nodiscard]] cluster free_without(std::uint64_t id, instant begin, instant end) const {
+    /// What is free during all of [begin, end) if one of the bookings, if it is there, is given up; `level` as in free_during().
+    [[nodiscard]] cluster free_without(std::uint64_t id, instant begin, instant end, priority level = {}) const {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
-        return free_without(b == bookings_.end() ? nullptr : &*b, begin, end);
+        return free_without(b == bookings_.end() ? nullptr : &*b, begin, end, level);
     }
     /// Another place for a booking, which must fit into what free_without() says of it. Nothing if there is no such booking.
     void move(std::uint64_t id, const placement& to) noexcept {
@@ -155,14 +165,17 @@ public:
 
 private:
     // As if one of the bookings, if given, were not there.
-    [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end) const {
+    [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end, priority level) const {
         cluster free = empty_;
-        for (std::uint32_t i = 0; i < empty_.size(); ++i) use_most(free, {i}, one, begin, end);
+        for (std::uint32_t i = 0; i < empty_.size(); ++i) use_most(free, {i}, one, begin, end, level);
         return free;
+    }
+    [[nodiscard]] std::uint32_t counted(const placement_request& r, priority level) const noexcept {
+        return sum_ == shares_sum::of_all || r.level == level ? r.each.permille() : 0;
     }
 
     // Takes from node `id` of `free` the most that is booked there at any moment, resource by resource.
-    void use_most(cluster& free, node_id id, const booking* but, instant begin, instant end) const {
+    void use_most(cluster& free, node_id id, const booking* but, instant begin, instant end, priority level) const {
         struct use {
             std::uint64_t cpu_milli = 0;
             bytes memory{};
@@ -185,7 +198,7 @@ private:
                 now.cpu_milli += r.cpu_milli;
                 now.memory += r.memory;
                 for (const auto d : b->where.devices) {
-                    now_of[d.index].permille += r.each.permille();
+                    now_of[d.index].permille += counted(r, level);
                     now_of[d.index].memory += r.device_memory;
                 }
             }
@@ -209,6 +222,7 @@ private:
     }
 
     cluster empty_;
+    shares_sum sum_ = shares_sum::of_all;
     std::vector<booking> bookings_;
     std::uint64_t last_id_ = 0;
 };

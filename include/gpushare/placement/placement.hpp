@@ -168,6 +168,9 @@ struct placement_request {
     label near{};                 ///< only on a node with this label; its first member goes anywhere
     label apart{};                ///< only on a node without this label, and the other way round
     node_zone_id zone{};          ///< only on a node of this zone; 0: of any
+    /// Of which level's time `each` is a share, where shares are promised level by level, as a tenancy does. A cluster adds all
+    /// of them up; see capacity_calendar and admission_queue.
+    priority level{};
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
@@ -190,6 +193,12 @@ struct placement {
     friend constexpr auto operator<=>(const placement&, const placement&) = default;
     friend constexpr bool operator==(const placement&, const placement&) = default;
 };
+
+/// What it takes of what that level has: no device time if its share is of another level's.
+[[nodiscard]] constexpr placement seen_at(placement p, priority level) noexcept {
+    if (p.request.level != level) p.request.each = {};
+    return p;
+}
 
 /// What a request lacks.
 enum class shortage : std::uint8_t {

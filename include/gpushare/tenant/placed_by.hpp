@@ -26,18 +26,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A tenant's specification as a placement request: device memory and device time, but no cores and no host memory,
+/// A tenant's specification as a placement request: device memory and device time of its level, but no cores and no host memory,
 /// which a tenancy doesn't promise.
 [[nodiscard]] inline placement_request placement_of(const tenant_spec& spec) noexcept {
     const auto devices = std::max<std::uint32_t>(spec.on.empty() ? spec.devices : 1, 1);
-    return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices};
+    return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices, .level = spec.level};
 }
 
 /// Where an admitted tenant is, on the node of as_cluster(): `granted` is its spec().
 [[nodiscard]] inline placement place_of(const tenant_spec& granted) {
     placement where{.request = placement_of({.memory = granted.memory,
                                              .devices = static_cast<std::uint32_t>(granted.on.size()),
-                                             .compute = granted.compute}),
+                                             .compute = granted.compute,
+                                             .level = granted.level}),
                     .node = node_id{0}};
     for (const auto d : granted.on) where.devices.add(d);
     return where;

@@ -367,6 +367,13 @@ public:
         for (const auto& s : shared_.devices[d.index].slices) left += s.left(level);
         return share::of_permille(left);
     }
+    /// The largest share that one more tenant of this level could be admitted with there, if its memory fits: of one slice.
+    /// Throws as unpromised(d).
+    [[nodiscard]] share admissible(device_id d, priority level) const {
+        check(d);
+        const std::lock_guard lock(shared_.mutex);
+        return share::of_permille(shared_.devices[d.index].slice_for(any_slice, level)->left(level));
+    }
     /// The same for one slice, also as a share of the device. Throws as limiter_of.
     [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const {
         check(d, slice);

@@ -85,18 +85,21 @@ public:
     tenant_planner(Tenancy& shared, Policy policy, admission_queue_options options = {})
         : shared_(&shared),
           policy_(std::move(policy)),
-          calendar_(detail::cluster_of(shared.promisable())),
+          calendar_(detail::cluster_of(shared.promisable()), shares_sum::of_each_level),
           queue_(options) {}
     tenant_planner(const tenant_planner&) = delete;
     tenant_planner& operator=(const tenant_planner&) = delete;
 
     /// Admits a tenant where the policy puts it, or on the devices that it names; lets it wait until `deadline` where there is no
     /// room for good, reservations counted; or refuses it where its devices could never have room, others than tenants apart.
-    /// What isn't a matter of room is thrown, as by tenancy::admit: also duplicate_name if one of that name waits.
+    /// One of a name that waits already is refused, with duplicate_name. What else isn't a matter of room is thrown, as by
+    /// tenancy::admit.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
+        if (std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
+            return {.name = spec.name, .code = errc::duplicate_name};
         const instant now = look();
-        cluster room = free(now);
+        views room([&](priority level) { return free(now, level); });
         attempt its{*this, spec};
         const auto a = queue_.submit(now, policy_, room, request_of(spec, deadline), std::ref(its));
         if (its.thrown) std::rethrow_exception(its.thrown);
@@ -116,7 +119,7 @@ public:
     std::vector<arrival> advance() {
         const instant now = look();
         calendar_.expire(now);
-        cluster room = free(now);
+        views room([&](priority level) { return free(now, level); });
         std::vector<arrival> all;
         all.reserve(queue_.waiting());  // from here on, nobody is lost
         std::map<std::uint64_t, attempt> attempts;
@@ -180,9 +183,12 @@ public:
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
         (void)look();
-        cluster room = calendar_.free_during(begin, end);
-        hold_strangers(room);
-        hold_noticed(room);
+        views room([&](priority level) {
+            cluster c = calendar_.free_during(begin, end, level);
+            hold_strangers(c, level);
+            hold_noticed(c);
+            return c;
+        });
         const auto found = queue_.plan(policy_, room, request_of(spec, never));
         if (!found) return to_failure(found.why);
         auto booked = calendar_.try_book_at(found.placements->front(), begin, end);
@@ -192,8 +198,8 @@ public:
     /// As capacity_calendar::earliest: from when on it could be reserved for so long. Nobody knows when a notice ends,
     /// so none of it is on devices that somebody makes room on now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
-        return calendar_.earliest(placement_of(spec), shared_->now(), length, [this](cluster& room) {
-            hold_strangers(room);
+        return calendar_.earliest(placement_of(spec), shared_->now(), length, [&](cluster& room) {
+            hold_strangers(room, spec.level);
             hold_noticed(room);
         });
     }
@@ -239,15 +245,9 @@ public:
     /// Moves of tenants after which such a tenant fits, `most` at most: each has room when those before it are done. Nothing if that
     /// doesn't help. Whoever is on a device that somebody makes room on stays.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
-        std::vector<std::string> names;
-        std::vector<placement> movable;
-        for (const auto& [name, t] : placed_)
-            if (t.until == never && !noticed(t.where)) names.push_back(name), movable.push_back(t.where);
-        const auto plan = gpushare::make_room(policy_, free(look()), movable, placement_of(spec), most);
-        if (!plan) return std::nullopt;
-        std::vector<tenant_move> moves;
-        for (const auto& m : plan->moves) moves.push_back({names[m.which], m});
-        return moves;
+        const instant now = look();
+        if (auto moves = moves_for(spec, most, now, true)) return moves;
+        return moves_for(spec, most, now, false);
     }
     /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor.
     /// On a device that is in both places it stays, so parts there keep their number, and the others go to the rest in
@@ -259,8 +259,8 @@ public:
             raise({.code = errc::invalid_specification, .because = reason::other_place}, m.tenant, "move, as planned");
         place& its = at->second;
         // On what it keeps it takes nothing more.
-        cluster room = calendar_.free_without(its.booked, look(), never);
-        hold_strangers(room);
+        cluster room = calendar_.free_without(its.booked, look(), never, its.level);
+        hold_strangers(room, its.level);
         hold_noticed(room, its.where.devices);
         if (const auto why = room.try_apply(m.plan.to)) raise(to_failure(why), m.tenant, "a move that was planned");
         auto moved = move_tenant(*shared_, who, in_place(who.spec().on, m.plan.to.devices), blocks, deadline);
@@ -283,10 +283,10 @@ public:
         std::vector<std::string> names;
         std::vector<placed_tenant> all;
         for (const auto& [name, t] : placed_)
-            if (!told(name)) names.push_back(name), all.push_back({t.where, t.level});
+            if (!told(name)) names.push_back(name), all.push_back({seen_at(t.where, spec.level), t.level});
         const instant now = look();
-        const cluster room = free(now);
-        const auto plan = plan_preemption(policy_, room, all, placement_of(spec), spec.level);
+        views room([&](priority level) { return free(now, level); });
+        const auto plan = plan_preemption(policy_, room.of(spec.level), all, placement_of(spec), spec.level);
         if (!plan) return std::nullopt;
         tenant_notice given{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
         for (const auto v : plan->victims) given.victims.push_back(names[v]);
@@ -323,8 +323,9 @@ public:
         std::erase_if(notices_, [&](const tenant_notice& one) { return one.id == n.id; });
     }
 
-    /// What is free for good: beside what is there, what is reserved for later, and devices that somebody is making room on.
-    [[nodiscard]] cluster free() const { return free(shared_->now()); }
+    /// What is free for good to tenants of that level: beside what is there, what is reserved for later, and devices that
+    /// somebody is making room on. Shares are promised level by level, as by the tenancy.
+    [[nodiscard]] cluster free(priority level = {}) const { return free(shared_->now(), level); }
 
 private:
     struct place {
@@ -334,6 +335,38 @@ private:
         instant until = never;
     };
 
+    /// What is free, as the tenants of each level see it: shares of different levels don't compete.
+    class views {
+    public:
+        explicit views(std::function<cluster(priority)> free_at) : free_at_(std::move(free_at)) {}
+
+        cluster& of(priority level) {
+            if (const auto at = by_level_.find(level); at != by_level_.end()) return at->second;
+            cluster c = free_at_(level);
+            for (const auto& p : held_) c.hold(p);
+            for (const auto& [at, where] : drained_)
+                if (at == level) c.drain(where.node, *where.devices.begin());
+            return by_level_.emplace(level, std::move(c)).first->second;
+        }
+        static placement seen(const placement& p, priority level) noexcept { return seen_at(p, level); }
+        void took(priority, cluster&&) noexcept { by_level_.clear(); }
+        /// So much more is taken than anybody knew; or else that level can't have the place.
+        void learn(std::vector<placement> held, priority level, const placement& where) {
+            by_level_.clear();
+            held_.insert(held_.end(), held.begin(), held.end());
+            if (cluster copy = of(level); copy.try_apply(where)) return;
+            drained_.emplace_back(level, where);
+            by_level_.clear();
+        }
+
+    private:
+        std::function<cluster(priority)> free_at_;
+        std::map<priority, cluster> by_level_;
+        std::vector<placement> held_;
+        std::vector<std::pair<priority, placement>> drained_;
+    };
+    static_assert(level_views<views>);
+
     /// Carries out a plan of the queue: the tenancy has the last word.
     struct attempt {
         tenant_planner& of;
@@ -341,7 +374,7 @@ private:
         std::optional<tenant> who{};
         std::exception_ptr thrown{};
 
-        carried operator()(std::span<const placement> where, cluster& view) try {
+        carried operator()(std::span<const placement> where, views& view) try {
             who = of.admit(spec, where.front());
             return carried::out;
         } catch (const operation_error& e) {
@@ -374,9 +407,7 @@ private:
             else if (std::ranges::count(spec.on, d) != 1)
                 raise({.code = errc::duplicate_device, .asked = d.index, .because = reason::device_twice}, spec.name,
                       "arrive");
-        if (placed_.contains(spec.name) ||
-            std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
-            raise({errc::duplicate_name}, spec.name, "arrive");
+        if (placed_.contains(spec.name)) raise({errc::duplicate_name}, spec.name, "arrive");
     }
     void check(device_id d) const {
         const auto there = calendar_.nodes()[{0}].whole.devices;
@@ -397,35 +428,71 @@ private:
         return shared_->now();
     }
     // The tenancy has refused that place: what it lacks by now is no more in `view`, or else the place isn't.
-    void learn(const placement& where, cluster& view) {
-        view = free(look());
+    void learn(const placement& where, views& view) {
+        const cluster now = free(look(), where.request.level);
+        std::vector<placement> lent;
         for (const auto& r : shared_->rooms())  // burst that is lent, and used
-            if (where.devices.contains(r.device) && r.free < view[where.node].devices[r.device.index].memory)
-                view.hold({{.devices = 1, .device_memory = view[where.node].devices[r.device.index].memory - r.free},
-                           where.node,
-                           {r.device}});
-        if (cluster copy = view; !copy.try_apply(where)) view.drain(where.node, *where.devices.begin());
+            if (const auto& d = now[where.node].devices[r.device.index];
+                where.devices.contains(r.device) && r.free < d.memory)
+                lent.push_back({{.devices = 1, .device_memory = d.memory - r.free}, where.node, {r.device}});
+        view.learn(std::move(lent), where.request.level, where);
     }
 
-    [[nodiscard]] cluster free(instant now) const {
-        cluster room = calendar_.free_during(now, never);
+    // As make_room(); of tenants of other levels too, or of this one only.
+    [[nodiscard]] std::optional<std::vector<tenant_move>> moves_for(const tenant_spec& spec, std::size_t most,
+                                                                    instant now, bool any_level) {
+        std::vector<const std::pair<const std::string, place>*> who;
+        std::vector<placement> movable;
+        for (const auto& one : placed_) {
+            const place& t = one.second;
+            if (t.until != never || noticed(t.where) || (!any_level && t.level != spec.level)) continue;
+            who.push_back(&one);
+            movable.push_back(seen_at(t.where, spec.level));
+        }
+        const auto plan = gpushare::make_room(policy_, free(now, spec.level), movable, placement_of(spec), most);
+        if (!plan) return std::nullopt;
+        std::vector<tenant_move> moves;
+        for (const auto& m : plan->moves) {
+            placement_move its = m;
+            its.from.request = its.to.request = who[m.which]->second.where.request;
+            moves.push_back({who[m.which]->first, its});
+        }
+        if (!have_room(moves, now)) return std::nullopt;
+        return moves;
+    }
+    // Whether each has room, as its own level sees it, when those before it are done.
+    [[nodiscard]] bool have_room(const std::vector<tenant_move>& moves, instant now) const {
+        std::map<priority, cluster> rooms;
+        for (const auto& m : moves) {
+            const priority level = m.plan.from.request.level;
+            if (!rooms.contains(level)) rooms.emplace(level, free(now, level));
+        }
+        for (const auto& m : moves)
+            for (auto& [level, room] : rooms)
+                if (!room.try_release(seen_at(m.plan.from, level)) || room.try_apply(seen_at(m.plan.to, level)))
+                    return false;
+        return true;
+    }
+
+    [[nodiscard]] cluster free(instant now, priority level) const {
+        cluster room = calendar_.free_during(now, never, level);
         for (const auto& [name, t] : placed_)
-            if (t.until <= now) room.hold(t.where);  // overdue, and there still
-        hold_strangers(room);
+            if (t.until <= now) room.hold(seen_at(t.where, level));  // overdue, and there still
+        hold_strangers(room, level);
         hold_noticed(room);
         return room;
     }
     // What others than the tenants that were placed have of each device: tenants admitted past the planner, other processes, and
-    // what a tenant was given by a resize. `absent` isn't there yet.
-    void hold_strangers(cluster& room, const place* absent = nullptr) const {
+    // what a tenant was given by a resize; as that level sees it. `absent` isn't there yet.
+    void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {
         for (const auto& r : shared_->promisable()) {
             if (r.whole == bytes{}) continue;  // lost
             bytes memory = r.free;
-            std::uint32_t permille = shared_->unpromised(r.device).permille();
+            std::uint32_t permille = shared_->admissible(r.device, level).permille();
             for (const auto& [name, t] : placed_)
                 if (&t != absent && t.where.devices.contains(r.device)) {
                     memory += t.where.request.device_memory;
-                    permille += t.where.request.each.permille();
+                    permille += seen_at(t.where, level).request.each.permille();
                 }
             const std::uint32_t whole = share::whole().permille();
             room.hold({{.devices = 1,
@@ -492,8 +559,8 @@ private:
             return shared_->admit(spec);
         } catch (const operation_error& e) {
             if (!is_of_room(e.code())) throw;
-            cluster room = calendar_.free_without(b.id, shared_->now(), b.end);
-            hold_strangers(room, &its);
+            cluster room = calendar_.free_without(b.id, shared_->now(), b.end, spec.level);
+            hold_strangers(room, spec.level, &its);
             hold_noticed(room);
             for (const auto d : b.where.devices)
                 if (room.could_serve({}, {0}, d)) room.drain({0}, d);

@@ -6,14 +6,18 @@
 //   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
 //
 // A placement harms who waits only where it takes what is short for them. A resource of which enough is left beside the
-// placement is in nobody's way, and neither is a device if enough others are free for them. A gang is taken to want all of its
-// members' needs on each node where one of them could go.
+// placement is in nobody's way, and neither is a device if enough others are free for them. Of a gang those members count that
+// could be on the placement's node at once, if nobody else were there. Members that share no node with the others wait for
+// nothing if they all fit now, beside the placement: then they leave that capacity to others.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <span>
+#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
@@ -31,10 +35,70 @@ public:
         : cluster_(c), members_(members), on_(on) {}
 
     /// Whether it could wait longer for that placement, which fits.
-    [[nodiscard]] bool harmed_by(const placement& p) const noexcept {
+    [[nodiscard]] bool harmed_by(const placement& p) const {
         const wants w = on_node(p.node);
         if (!w.any) return false;
         if (in_the_way(p.request)) return true;
+        return takes_wanted(p, w) && !fit_beside(p);
+    }
+
+    /// Takes of `left`, which is the cluster, what is kept for it, so that no placement there harms it; `by`: who is to be placed
+    /// there. `shares`: whether these want of the same device time.
+    void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
+        const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
+        for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
+            wants w = on_node({i});
+            if (!w.any) continue;
+            if (!shares) w.permille = w.all_permille = 0;
+            if (apart) {
+                left.drain({i});
+                continue;
+            }
+            left.hold({{.cpu_milli = std::min(w.cpu_milli, left[{i}].cpu_milli),
+                        .memory = std::min(w.memory, left[{i}].memory)},
+                       {i},
+                       {}});
+            keep_devices(left, {i}, w);
+        }
+    }
+
+private:
+    struct wants {
+        bool any = false;
+        std::uint64_t cpu_milli = 0;
+        bytes memory{};
+        std::uint32_t devices = 0;                     // of all members that could be there at once
+        std::uint32_t permille = 0, all_permille = 0;  // the most that one wants of a device; all of them together
+        bytes device_memory{}, all_memory{};           // likewise
+        device_set usable{};
+    };
+    // Of each of those members that could be on a node.
+    struct needs {
+        std::vector<std::uint64_t> cpu_milli, memory, devices, permille, device_memory, time, all_memory;
+
+        void add(const placement_request& m) {
+            cpu_milli.push_back(m.cpu_milli);
+            memory.push_back(m.memory.count());
+            devices.push_back(m.devices);
+            permille.push_back(m.devices != 0 ? m.each.permille() : 0);
+            device_memory.push_back(m.devices != 0 ? m.device_memory.count() : 0);
+            time.push_back(device_permille(m));
+            all_memory.push_back(m.devices * m.device_memory.count());
+        }
+        // How many of them fit into the whole at most: the smallest, resource by resource.
+        [[nodiscard]] static std::size_t most_in(std::vector<std::uint64_t>& each, std::uint64_t whole) {
+            std::ranges::sort(each);
+            std::size_t n = 0;
+            for (std::uint64_t sum = 0; n < each.size() && each[n] <= whole - sum; ++n) sum += each[n];
+            return n;
+        }
+        [[nodiscard]] static std::uint64_t largest(std::vector<std::uint64_t>& each, std::size_t n) {
+            std::ranges::sort(each, std::greater<>());
+            return std::accumulate(each.begin(), each.begin() + static_cast<std::ptrdiff_t>(n), std::uint64_t{0});
+        }
+    };
+
+    [[nodiscard]] bool takes_wanted(const placement& p, const wants& w) const noexcept {
         const node_view n = cluster_[p.node];
         if (takes(p.request.cpu_milli, n.cpu_milli, w.cpu_milli)) return true;
         if (takes(p.request.memory.count(), n.memory.count(), w.memory.count())) return true;
@@ -53,58 +117,91 @@ public:
         });
     }
 
-    /// Takes of `left`, which is the cluster, what is kept for it, so that no placement there harms it; `by`: who is to be placed
-    /// there.
-    void keep(cluster& left, std::span<const placement_request> by) const {
-        const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
-        for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
-            const wants w = on_node({i});
-            if (!w.any) continue;
-            if (apart) {
-                left.drain({i});
-                continue;
-            }
-            left.hold({{.cpu_milli = std::min(w.cpu_milli, left[{i}].cpu_milli),
-                        .memory = std::min(w.memory, left[{i}].memory)},
-                       {i},
-                       {}});
-            keep_devices(left, {i}, w);
-        }
-    }
-
-private:
-    struct wants {
-        bool any = false;
-        std::uint64_t cpu_milli = 0;
-        bytes memory{};
-        std::uint32_t devices = 0;                     // of all members
-        std::uint32_t permille = 0, all_permille = 0;  // the most that one wants of a device; all of them together
-        bytes device_memory{}, all_memory{};           // likewise
-        device_set usable{};
-    };
-
     // Whether so much less of what is free there leaves less than is wanted.
     [[nodiscard]] static bool takes(std::uint64_t n, std::uint64_t free, std::uint64_t wanted) noexcept {
         return n != 0 && wanted != 0 && free - std::min(n, free) < wanted;
     }
 
-    [[nodiscard]] wants on_node(node_id id) const noexcept {
+    // Of those members that could be on that node at once, as many as fit into the whole of it.
+    [[nodiscard]] wants on_node(node_id id) const {
         wants w;
-        for (const placement_request& m : members_) {
-            if (!cluster_.could_fit(m, id, on_) || !may_be_near(m, id)) continue;
-            w.any = true;
-            w.cpu_milli += m.cpu_milli;
-            w.memory += m.memory;
-            w.devices += m.devices;
-            if (m.devices == 0) continue;
-            w.permille = std::max(w.permille, m.each.permille());
-            w.all_permille = std::min(w.all_permille + m.each.permille(), share::whole().permille());
-            w.device_memory = std::max(w.device_memory, m.device_memory);
-            w.all_memory += m.device_memory;
-            for (std::uint32_t d = 0; d < cluster_[id].devices.size(); ++d)
-                if ((on_.empty() || on_.contains({d})) && cluster_.could_serve(m, id, {d})) w.usable.add({d});
+        if (members_.size() == 1) {
+            if (goes_to(members_.front(), id)) want_alone(w, members_.front(), id);
+            return w;
         }
+        needs all;
+        for (const placement_request& m : members_) {
+            if (!goes_to(m, id)) continue;
+            all.add(m);
+            want_alone(w, m, id);
+        }
+        if (!w.any) return w;
+        const node_description whole = cluster_.there(id);
+        const auto devices = std::uint64_t{w.usable.size()};
+        const std::size_t n =
+            std::min({needs::most_in(all.cpu_milli, whole.cpu_milli), needs::most_in(all.memory, whole.memory.count()),
+                      needs::most_in(all.time, devices * share::whole().permille()),
+                      needs::most_in(all.all_memory, devices * whole.device_memory.count())});
+        w.cpu_milli = needs::largest(all.cpu_milli, n);
+        w.memory = bytes{needs::largest(all.memory, n)};
+        w.devices = static_cast<std::uint32_t>(needs::largest(all.devices, n));
+        w.all_permille = static_cast<std::uint32_t>(
+            std::min<std::uint64_t>(needs::largest(all.permille, n), share::whole().permille()));
+        w.all_memory = bytes{needs::largest(all.device_memory, n)};
         return w;
+    }
+    void want_alone(wants& w, const placement_request& m, node_id id) const noexcept {
+        w.any = true;
+        w.cpu_milli = m.cpu_milli;
+        w.memory = m.memory;
+        w.devices = m.devices;
+        if (m.devices == 0) return;
+        w.permille = std::max(w.permille, m.each.permille());
+        w.all_permille = w.permille;
+        w.device_memory = std::max(w.device_memory, m.device_memory);
+        w.all_memory = w.device_memory;
+        for (std::uint32_t d = 0; d < cluster_[id].devices.size(); ++d)
+            if ((on_.empty() || on_.contains({d})) && cluster_.could_serve(m, id, {d})) w.usable.add({d});
+    }
+    [[nodiscard]] bool goes_to(const placement_request& m, node_id id) const noexcept {
+        return cluster_.could_fit(m, id, on_) && may_be_near(m, id);
+    }
+
+    // Whether all members that could be on that node, and those that share others with them, have places now beside the
+    // placement: whoever leaves, they don't wait for it.
+    [[nodiscard]] bool fit_beside(const placement& p) const {
+        if (members_.size() == 1 || !on_.empty() || std::ranges::any_of(members_, has_labels)) return false;
+        const std::vector<std::size_t> all = together_with(p.node);
+        for (const auto i : all)
+            if (cluster_.why_not(members_[i])) return false;  // most often, and without a copy
+        cluster after = cluster_;
+        after.hold(p);
+        return std::ranges::all_of(all, [&](std::size_t i) { return place_first(after, members_[i]); });
+    }
+    [[nodiscard]] static bool place_first(cluster& c, const placement_request& m) {
+        for (std::uint32_t i = 0; i < c.size(); ++i) {
+            if (!c.fits(m, {i})) continue;
+            placement p{m, {i}, {}};
+            for (std::uint32_t d = 0; p.devices.size() < m.devices; ++d)
+                if (fits(m, c[{i}].devices[d])) p.devices.add({d});
+            c.hold(p);
+            return true;
+        }
+        return false;
+    }
+    // The members that could be on that node, those that could be where these could, and so on.
+    [[nodiscard]] std::vector<std::size_t> together_with(node_id id) const {
+        std::vector<std::size_t> all;
+        std::vector<bool> is_in(members_.size());
+        const auto join = [&](node_id at) {
+            for (std::size_t i = 0; i < members_.size(); ++i)
+                if (!is_in[i] && goes_to(members_[i], at)) is_in[i] = true, all.push_back(i);
+        };
+        join(id);
+        for (std::size_t next = 0; next < all.size() && all.size() < members_.size(); ++next)
+            for (std::uint32_t i = 0; i < cluster_.size(); ++i)
+                if (goes_to(members_[all[next]], {i})) join({i});
+        return all;
     }
     [[nodiscard]] bool may_be_near(const placement_request& m, node_id id) const noexcept {
         return !m.near || cluster_.carries(m.near, id) || (m.near == m.group && !cluster_.carries(m.near)) ||
