@@ -496,6 +496,29 @@ TEST_CASE_METHOD(fixture, "an NCCL communicator may be aborted while others ask 
     CHECK(fake().aborted == 2);
 }
 
+TEST_CASE("a default stream is asked on its own device, whatever is current", "[cuda][nccl]") {
+    standin::reset({.devices = 2, .time = standin::timing::manual});
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    for (const cudaStream_t by_default : {cudaStream_t{nullptr}, cudaStreamLegacy}) {
+        const gs::detail::native_queue queue(by_default);
+        (void)standin::detail::launch(by_default, std::chrono::milliseconds(10), [] {});
+        for (const int current : {1, 0}) {
+            REQUIRE(cudaSetDevice(current) == cudaSuccess);
+            CHECK(queue.state() == cudaErrorNotReady);
+            int still = -1;
+            CHECK(cudaGetDevice(&still) == cudaSuccess);
+            CHECK(still == current);
+        }
+        standin::advance(std::chrono::milliseconds(20));
+        CHECK(queue.state() == cudaSuccess);
+        REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    const std::string found = standin::take_findings();  // it notes all that is done to a default stream
+    CAPTURE(found);
+    CHECK(found.find("left behind") == std::string::npos);
+}
+
 TEST_CASE("making an NCCL communicator leaves the thread as it was", "[cuda][nccl]") {
     fake().reset();
     const standin::session gpu{{.devices = 3}};

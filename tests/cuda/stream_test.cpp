@@ -4,7 +4,9 @@
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/point.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <array>
 #include <atomic>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
@@ -160,6 +163,75 @@ TEST_CASE_METHOD(fixture, "another device's loss isn't blamed on the stream's ow
     far.launch({}, gpushare::detail::empty_kernel{});
     CHECK(far.record().wait(never));
     CHECK(far.record().status() == errc::none);
+}
+
+TEST_CASE_METHOD(fixture, "work that uses memory of a device that is lost isn't blamed on the stream's own",
+                 "[cuda][stream][fault]") {
+    constexpr device_id other{1};
+    constexpr std::size_t size = 1 << 16;
+    void* const here = node.memory(d).allocate(size, 256);
+    void* const there = node.memory(other).allocate(size, 256);
+    auto run = cuda::graph_executable{cuda::capture(s, [&](auto& to) { to.copy(here, there, size); })};
+    standin::poison(1, cudaErrorIllegalAddress);
+    const auto works = [&] {
+        CHECK_FALSE(node.lost(d));
+        s.fill(here, std::byte{1}, size);
+        const auto p = s.record();
+        CHECK(p.wait(never));
+        CHECK(p.status() == errc::none);
+    };
+    const auto fails_for = [&](const char* call, auto work) {
+        CAPTURE(call);
+        standin::inject({.call = call, .code = cudaErrorIllegalAddress});  // as a driver may answer
+        CHECK(support::code_of([&] { work(); }) == errc::device_lost);
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        works();
+    };
+    SECTION("a copy from there") {
+        fails_for("cudaMemcpyAsync", [&] { s.copy(here, there, size); });
+    }
+    SECTION("a copy to there") {
+        fails_for("cudaMemcpyAsync", [&] { s.copy(there, here, size); });
+    }
+    SECTION("a copy through the host") {
+        standin::inject({.call = "cudaMemcpyAsync", .code = cudaErrorInvalidValue});
+        fails_for("cudaMemcpyPeerAsync", [&] { s.copy(here, there, size); });
+    }
+    SECTION("a fill") {
+        fails_for("cudaMemsetAsync", [&] { s.fill(there, std::byte{2}, size); });
+    }
+    SECTION("a graph") {
+        fails_for("cudaGraphLaunch", [&] { run.launch(s); });
+    }
+    SECTION("but what its own device answers is its own") {
+        standin::poison(0, cudaErrorIllegalAddress);
+        s.copy(here, there, size);
+        CHECK(node.lost(d));
+        CHECK(s.record().status() == errc::device_lost);
+    }
+    CHECK(node.memory(other).deallocate(there, size, 256) == errc::none);
+    CHECK(node.memory(d).deallocate(here, size, 256) == errc::none);
+}
+
+TEST_CASE_METHOD(fixture, "pools and virtual memory are made and mapped beside a device that is lost",
+                 "[cuda][pool][virtual_memory][fault]") {
+    standin::poison(1, cudaErrorIllegalAddress);
+    standin::inject({.call = "cudaMemPoolSetAccess", .code = cudaErrorIllegalAddress});  // as a driver may answer
+    cuda::memory_pool pool{node, d};
+    void* const p = pool.allocate(s, 1000);
+    s.fill(p, std::byte{1}, 1000);
+    CHECK(pool.deallocate(s, p) == errc::none);
+    cuda::virtual_memory memory{node, d};
+    const auto range = memory.reserve(memory.granularity().count());
+    const auto chunk = memory.create();
+    REQUIRE((range && chunk));
+    standin::inject({.call = "cuMemSetAccess", .code = cudaErrorIllegalAddress});
+    REQUIRE(memory.map(range->data(), *chunk) == errc::none);
+    s.fill(range->data(), std::byte{1}, 1000);
+    CHECK(s.record().wait(never));
+    CHECK(memory.unmap(range->data(), memory.granularity().count()) == errc::none);
+    CHECK_FALSE(node.lost(d));
+    CHECK(standin::faults_left() == 0);
 }
 
 TEST_CASE_METHOD(fixture, "events are used again, never while a copy of their point is left", "[cuda][point]") {

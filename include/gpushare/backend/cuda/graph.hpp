@@ -86,40 +86,58 @@ private:
     CUgreenCtx green_;
     std::shared_ptr<partition_state> partition_;
 };
+
+/// A graph, or an executable, where it was captured, and what it can fill. Movable; one owner.
+template <class Kind>
+struct placed_graph {
+    using native_type = typename Kind::native_type;
+
+    placed_graph(const stream_state& s, native_type handle, graph_fill fill) noexcept
+        : place(s), native(s.device, handle), fills(fill) {}
+    /// Another one at the place of `other`.
+    template <class Other>
+    placed_graph(const placed_graph<Other>& other, native_type handle)
+        : place(other.place), native(other.native.device(), handle), fills(other.fills.known()) {}
+    placed_graph(placed_graph&&) noexcept = default;
+    /// What it had goes, its graph before its partition.
+    placed_graph& operator=(placed_graph other) noexcept {
+        std::swap(place, other.place);
+        std::swap(native, other.native);
+        std::swap(fills, other.fills);
+        return *this;
+    }
+    ~placed_graph() = default;
+
+    /// Others have the handle, for good, and may change the nodes.
+    [[nodiscard]] native_type hand_out() const noexcept {
+        fills.give_up();
+        return native.get();
+    }
+
+    captured_place place;  // the partition goes after the graph
+    owned<Kind> native;
+    mutable graph_fill fills;
+};
 }  // namespace detail
 
 /// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
 class graph {
 public:
-    /// Leaves nothing behind.
-    graph(graph&& other) noexcept = default;
-    /// What it had goes, its graph before its partition.
-    graph& operator=(graph other) noexcept {
-        std::swap(place_, other.place_);
-        std::swap(native_, other.native_);
-        std::swap(fills_, other.fills_);
-        return *this;
-    }
-    ~graph() = default;
-
     /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the partition of `s`, or outside of all
     /// if `s` is; to be launched there.
     [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) { return {s, handle}; }
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
     /// Still owned by this.
-    [[nodiscard]] cudaGraph_t native_handle() const noexcept {
-        fills_.give_up();  // more may be added
-        return native_.get();
-    }
+    [[nodiscard]] cudaGraph_t native_handle() const noexcept { return its_.hand_out(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaGraph_t release() noexcept { return native_.release(); }
+    [[nodiscard]] cudaGraph_t release() noexcept { return its_.native.release(); }
 
     /// Of its own; those of graphs inside it count as one.
     [[nodiscard]] std::size_t num_nodes() const {
         std::size_t count = 0;
-        const detail::context_guard any(native_.device()->context());
-        check(cudaGraphGetNodes(native_.get(), nullptr, &count), "counting the nodes of a graph");
+        const detail::context_guard any(its_.native.device()->context());
+        check(cudaGraphGetNodes(its_.native.get(), nullptr, &count), "counting the nodes of a graph");
         return count;
     }
 
@@ -127,11 +145,9 @@ private:
     friend class graph_capture;
     friend class graph_executable;
     graph(const stream& s, cudaGraph_t native, detail::graph_fill fills = {}) noexcept
-        : place_(s.state()), native_(s.state().device, native), fills_(fills) {}
+        : its_(s.state(), native, fills) {}
 
-    detail::captured_place place_;  // the partition goes after the graph
-    detail::owned<detail::graph_kind> native_;
-    mutable detail::graph_fill fills_;
+    detail::placed_graph<detail::graph_kind> its_;
 };
 
 /// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
@@ -198,19 +214,7 @@ template <std::invocable<stream&> F>
 class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
-    explicit graph_executable(const graph& g)
-        : place_(g.place_), native_(g.native_.device(), instantiate(g)), fills_(g.fills_.known()) {}
-
-    /// Leaves nothing behind.
-    graph_executable(graph_executable&& other) noexcept = default;
-    /// What it had goes, its graph before its partition.
-    graph_executable& operator=(graph_executable other) noexcept {
-        std::swap(place_, other.place_);
-        std::swap(native_, other.native_);
-        std::swap(fills_, other.fills_);
-        return *this;
-    }
-    ~graph_executable() = default;
+    explicit graph_executable(const graph& g) : its_(g.its_, instantiate(g)) {}
 
     /// Takes over one of the embedder's; see graph::from_native_handle.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
@@ -219,56 +223,50 @@ public:
     static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph_executable from_native_handle(const stream&, int) = delete;
     /// Still owned by this.
-    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept {
-        fills_.give_up();  // its nodes may be changed
-        return native_.get();
-    }
+    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return its_.hand_out(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaGraphExec_t release() noexcept { return native_.release(); }
+    [[nodiscard]] cudaGraphExec_t release() noexcept { return its_.native.release(); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
     /// Throws operation_error: errc::invalid_specification for a stream of another device, or another partition, than it was
     /// captured in. Its kernels would run there all the same, past the limiter of that device. (Driver API,
     /// CUDA_KERNEL_NODE_PARAMS: a node has a context of its own, from its capture on.)
     void launch(stream& s) {
-        if (!place_.is_of(s.state()))
+        if (!its_.place.is_of(s.state()))
             throw operation_error(errc::invalid_specification, {},
                                   "a graph keeps the device and the SMs that it was captured on: launch it on a stream "
                                   "of that partition");
-        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.state().native); }, "cudaGraphLaunch",
-                             fills_.known());
+        s.enqueued_on_device([&] { return cudaGraphLaunch(its_.native.get(), s.state().native); }, "cudaGraphLaunch",
+                             its_.fills.known());
     }
 
     /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper than a new one. False, and nothing
     /// has changed, if it isn't: make a new one. Launches before this keep the old arguments.
     [[nodiscard]] bool update(const graph& g) {
-        if (!(g.place_ == place_)) return false;
-        const detail::context_guard any(native_.device()->context());
+        if (!(g.its_.place == its_.place)) return false;
+        const detail::context_guard any(its_.native.device()->context());
         cudaGraphExecUpdateResultInfo info{};
-        const auto code = detail::handled(cudaGraphExecUpdate(native_.get(), g.native_.get(), &info));
+        const auto code = detail::handled(cudaGraphExecUpdate(its_.native.get(), g.its_.native.get(), &info));
         if (code == cudaErrorGraphExecUpdateFailure) return false;
         check(code, "updating a graph");
-        fills_.become(g.fills_);
+        its_.fills.become(g.its_.fills);
         return true;
     }
 
 private:
-    graph_executable(const stream& s, cudaGraphExec_t native) noexcept
-        : place_(s.state()), native_(s.state().device, native) {
-        fills_.give_up();  // the embedder may have kept its handle
+    graph_executable(const stream& s, cudaGraphExec_t native) noexcept : its_(s.state(), native, {}) {
+        its_.fills.give_up();  // the embedder may have kept its handle
     }
 
     static cudaGraphExec_t instantiate(const graph& g) {
-        const detail::device_state& device = *g.native_.device();
+        const detail::device_state& device = *g.its_.native.device();
         const device_guard on(device.context());
         cudaGraphExec_t made = nullptr;
-        check(cudaGraphInstantiate(&made, g.native_.get(), 0), "making a graph executable");
+        check(cudaGraphInstantiate(&made, g.its_.native.get(), 0), "making a graph executable");
         return made;
     }
 
-    detail::captured_place place_;  // the partition goes after the graph
-    detail::owned<detail::graph_executable_kind> native_;
-    mutable detail::graph_fill fills_;
+    detail::placed_graph<detail::graph_executable_kind> its_;
 };
 
 }  // namespace cuda

@@ -127,7 +127,13 @@ public:
         check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
               "setting up a memory pool");
         if (options.peers)
-            for (const device_id other : on.peers_of(d)) open_to(on, other);
+            for (const device_id other : on.peers_of(d)) {
+                const auto code = give_access(on, other);
+                if (is_sticky(code) && device().health().answers())
+                    (void)detail::handled(code);  // the other one is lost
+                else
+                    check(code, "opening a memory pool to another device");
+            }
         native_.device()->enter_pool(made);
     }
     /// Leaves nothing behind.
@@ -244,16 +250,12 @@ public:
     /// another device by cudaMemcpyAsync, as stream::copy has it, and not by cudaMemcpyPeerAsync, which was seen to do nothing
     /// then. Throws operation_error: errc::not_supported if the devices can't reach each other.
     void open_to(const node& on, device_id other) {
-        cudaMemAccessDesc access{};
-        access.location.type = cudaMemLocationTypeDevice;
-        access.location.id = on.state(other)->ordinal();
-        access.flags = cudaMemAccessFlagsProtReadWrite;
+        const int theirs = on.state(other)->ordinal();
         int reach = 1;
-        if (access.location.id != device().ordinal())
-            check(cudaDeviceCanAccessPeer(&reach, access.location.id, device().ordinal()), "opening a memory pool");
+        if (theirs != device().ordinal())
+            check(cudaDeviceCanAccessPeer(&reach, theirs, device().ordinal()), "opening a memory pool");
         if (reach == 0) fail(cudaErrorPeerAccessUnsupported, "opening a memory pool to another device");
-        const detail::context_guard any(device().context());
-        check(cudaMemPoolSetAccess(native_.get(), &access, 1), "opening a memory pool to another device");
+        check(give_access(on, other), "opening a memory pool to another device");
     }
 
 private:
@@ -261,6 +263,14 @@ private:
         : native_(std::move(device), handle) {}
 
     [[nodiscard]] detail::device_state& device() const noexcept { return *native_.device(); }
+    [[nodiscard]] cudaError_t give_access(const node& on, device_id to) {
+        cudaMemAccessDesc access{};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = on.state(to)->ordinal();
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        const detail::context_guard any(device().context());
+        return cudaMemPoolSetAccess(native_.get(), &access, 1);
+    }
     void leave() noexcept {
         if (native_.get() != nullptr) device().leave_pool(native_.get());
     }

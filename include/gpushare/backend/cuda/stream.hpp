@@ -172,17 +172,7 @@ public:
     /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
     void copy(void* to, const void* from, std::size_t size) {
         if (size == 0) return;
-        enqueued_on_device(
-            [&] {
-                const cudaError_t code = copy_on(state_->native, to, from, size);
-                // Of the loss of the other device it may tell as well.
-                if (is_sticky(code) && state_->device->health().answers()) {
-                    (void)detail::handled(code);
-                    fail(code, "copying from or to another device, which is lost");
-                }
-                return code;
-            },
-            "cudaMemcpyAsync");
+        enqueued_on_device([&] { return copy_on(state_->native, to, from, size); }, "cudaMemcpyAsync");
     }
 
     /// Enqueues filling `size` bytes of device memory.
@@ -369,6 +359,11 @@ private:
         {
             const device_guard on(state_->device->context(), code);
             if (code == cudaSuccess) code = call();
+        }
+        // Copies, fills and graphs may use memory of other devices, and tell of the loss of one of those as well.
+        if (is_sticky(code) && state_->device->health().answers()) {
+            (void)detail::handled(code);
+            fail(code, "using memory of another device, which is lost");
         }
         enqueued(code, name);
     }

@@ -176,14 +176,19 @@ public:
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
-    /// Either readable and writable by all the devices, or nothing has changed. backend_failed if something is mapped
+    /// Either readable and writable by all the devices, but for lost ones, or nothing has changed. backend_failed if something is mapped
     /// there already, or `at` is in no range; device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
         errc why = ask("cuMemMap", [&] { return api().mem_map(address, chunk_size_, 0, c.native_.get(), 0); });
         if (why != errc::none) return why;
-        why = ask("cuMemSetAccess",
-                  [&] { return api().mem_set_access(address, chunk_size_, access_.data(), access_.size()); });
+        why = open(address, access_);
+        // Where one of the others is lost, those that are left have it.
+        if (why == errc::device_lost && !device_->health().lost()) {
+            why = open(address, std::span(access_).first(1));
+            for (const auto& other : std::span(access_).subspan(1))
+                if (why == errc::none) (void)open(address, std::span(&other, 1));
+        }
         if (why != errc::none) (void)unmap(at, chunk_size_);
         return why;
     }
@@ -214,7 +219,13 @@ private:
             const detail::relaxed_capture relaxed(api());
             if (code == cudaSuccess) code = to_runtime(call());
         }
-        return code == cudaSuccess ? errc::none : device_->health().note(static_cast<CUresult>(code), name);
+        if (code == cudaSuccess) return errc::none;
+        // It may tell of the loss of a device that it is open to.
+        if (is_sticky(code) && device_->health().answers()) return errc::device_lost;
+        return device_->health().note(static_cast<CUresult>(code), name);
+    }
+    errc open(CUdeviceptr at, std::span<const CUmemAccessDesc> to) noexcept {
+        return ask("cuMemSetAccess", [&] { return api().mem_set_access(at, chunk_size_, to.data(), to.size()); });
     }
 
     static CUmemAllocationProp properties(const detail::device_state& device) noexcept {
@@ -259,7 +270,7 @@ private:
     const std::shared_ptr<detail::device_state> device_;
     const CUmemAllocationProp kind_;
     const std::size_t chunk_size_;
-    std::vector<CUmemAccessDesc> access_;
+    std::vector<CUmemAccessDesc> access_;  // its own device's first
 };
 static_assert(gpushare::virtual_memory<virtual_memory>);
 

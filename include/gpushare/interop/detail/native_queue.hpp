@@ -98,11 +98,18 @@ public:
     }
     /// cudaSuccess once all that was enqueued is done; cudaErrorNotReady; or why it never will be. With a relaxed_thread.
     [[nodiscard]] cudaError_t state() const noexcept {
-        if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
-        return forget(cudaStreamQuery(stream_));
+        // Which default stream that is depends on what is current; any other handle names one.
+        return is_default() ? on_device([this] { return query(); }) : query();
     }
 
 private:
+    [[nodiscard]] bool is_default() const noexcept {
+        return stream_ == nullptr || stream_ == cudaStreamLegacy || stream_ == cudaStreamPerThread;
+    }
+    [[nodiscard]] cudaError_t query() const noexcept {
+        if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
+        return forget(cudaStreamQuery(stream_));
+    }
     // With the primary context of the device, and then what was current before, be it none.
     template <class Call>
     cudaError_t on_device(Call call) const noexcept {
