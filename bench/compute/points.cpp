@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
-#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -15,6 +14,7 @@
 
 #include "compute/measurements.hpp"
 #include "compute/rig.hpp"
+#include "silent_node.hpp"
 
 namespace bench::compute {
 
@@ -22,38 +22,6 @@ namespace {
 
 using gpushare::device_id;
 using gpushare::host::timing;
-
-/// A stream of the host whose points say when, and not how much was used.
-class silent_stream {
-public:
-    class point {
-    public:
-        point() = default;
-        explicit point(gpushare::host::point p) noexcept : inner_(std::move(p)) {}
-        [[nodiscard]] bool reached() const noexcept { return inner_.reached(); }
-        bool wait(instant deadline) const { return inner_.wait(deadline); }
-        static bool wait_any(std::span<const point> points, instant deadline) {
-            std::vector<gpushare::host::point> inner;
-            for (const auto& p : points) inner.push_back(p.inner_);
-            return gpushare::host::point::wait_any(inner, deadline);
-        }
-        [[nodiscard]] gpushare::errc status() const noexcept { return inner_.status(); }
-        friend ns elapsed(const point& a, const point& b) noexcept { return elapsed(a.inner_, b.inner_); }
-        [[nodiscard]] const gpushare::host::point& inner() const noexcept { return inner_; }
-
-    private:
-        gpushare::host::point inner_;
-    };
-
-    explicit silent_stream(gpushare::host::stream s) : inner_(std::move(s)) {}
-    [[nodiscard]] point record() { return point(inner_.record()); }
-    void wait(const point& p) { inner_.wait(p.inner()); }
-    [[nodiscard]] gpushare::host::stream& inner() noexcept { return inner_; }
-
-private:
-    gpushare::host::stream inner_;
-};
-static_assert(gpushare::joining_timeline<silent_stream> && !gpushare::sm_timeline<silent_stream>);
 
 using silent_limiter = gpushare::compute_limiter<silent_stream, gpushare::host::steady_clock>;
 constexpr std::uint32_t sms = 2;

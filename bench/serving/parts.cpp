@@ -30,6 +30,8 @@
 #include <gpushare/serving/usage_meter.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "silent_node.hpp"
+
 namespace bench::serving {
 namespace {
 
@@ -224,13 +226,20 @@ void sleep_figures(report& r) {
 
 // ---- bills
 
-/// What a bill from the journal has of device time, less what the device's own ledger has; the larger of both tenants, ns. `planted`: by
-/// a ledger that lacks a block, the smaller.
-struct bill_error {
-    double off = 0, planted = std::numeric_limits<double>::infinity();
+/// A kernel of so many blocks, each of which holds its SM for so long.
+void launch(gpushare::host::stream& to, std::uint32_t blocks, ns hold) {
+    to.launch({.blocks = blocks, .hold = hold}, [](auto&) {});
+}
+void launch(silent_stream& to, std::uint32_t blocks, ns hold) { launch(to.inner(), blocks, hold); }
+
+/// Two tenants work side by side while a journal is written, rotated and reopened. Then bills are read from it, of seven periods side by
+/// side: device time by tenant.
+struct billed_work {
+    std::array<ns, 2> device_time{};
+    std::array<std::uint32_t, 2> tags{};
 };
-bill_error bill_minus_ledger() {
-    gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 2, .timing = gpushare::host::timing::modelled}};
+template <class Node>
+billed_work bill_work_on(Node& node) {
     gpushare::tenancy shared{node};
     std::array tenants{shared.admit({.name = "chat", .memory = 8_MiB, .compute = 70_pct}),
                        shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct})};
@@ -241,42 +250,34 @@ bill_error bill_minus_ledger() {
     const auto wall = [] { return std::chrono::time_point_cast<ns>(std::chrono::system_clock::now()); };
     const auto begin = wall();
     std::array<gpushare::usage_amounts, 2> sums;
-    {
-        const auto open = [&] {
-            return std::make_unique<gpushare::usage_journal>(path, gpushare::journal_options{.rotate_at = 4_KiB});
-        };
-        auto journal = open();
-        const auto read = [&] {
-            for (std::size_t n = 0; n < 2; ++n)
-                if (const auto line = meters[n].read(wall(), gpushare::reading_of(tenants[n].usage()))) {
-                    journal->append({&*line, 1});
-                    sums[n] += line->amounts;
-                }
-        };
+    billed_work all;
+    const auto open = [&] {
+        return std::make_unique<gpushare::usage_journal>(path, gpushare::journal_options{.rotate_at = 4_KiB});
+    };
+    auto journal = open();
+    const auto read = [&] {
+        for (std::size_t n = 0; n < 2; ++n)
+            if (const auto line = meters[n].read(wall(), gpushare::reading_of(tenants[n].usage()))) {
+                journal->append({&*line, 1});
+                sums[n] += line->amounts;
+            }
+    };
+    read();
+    for (int round = 0; round < 50; ++round) {
+        for (auto& t : tenants) {
+            void* const p = t.memory().allocate(std::size_t{1} << (12 + round % 8));
+            for (std::uint32_t k = 1; k <= 4; ++k) t.submit([&](auto& to) { launch(to, k, 200us + round * 3us); });
+            (void)t.memory().deallocate(p, std::size_t{1} << (12 + round % 8));
+        }
+        for (auto& t : tenants) t.submit([](auto&) {}).wait();
         read();
-        for (int round = 0; round < 50; ++round) {
-            for (std::size_t n = 0; n < 2; ++n) {
-                void* const p = tenants[n].memory().allocate(std::size_t{1} << (12 + round % 8));
-                for (int k = 0; k < 4; ++k)
-                    tenants[n].submit([&](auto& to) {
-                        to.launch({.blocks = 1 + static_cast<std::uint32_t>(k), .hold = 200us + round * 3us},
-                                  [](auto&) {});
-                    });
-                (void)tenants[n].memory().deallocate(p, std::size_t{1} << (12 + round % 8));
-            }
-            for (auto& t : tenants) t.submit([](auto&) {}).wait();
-            read();
-            if (round % 10 == 9) {  // as after a restart
-                journal.reset();
-                journal = open();
-            }
+        if (round % 10 == 9) {  // as after a restart
+            journal.reset();
+            journal = open();
         }
     }
-    const auto ledger = node.ledger({0}).take();
-    if (ledger.dropped != 0) throw std::runtime_error("the ledger isn't complete");
-    // The bills of seven periods side by side.
+    journal.reset();
     const auto end = wall() + 1s;
-    bill_error worst;
     for (std::size_t n = 0; n < 2; ++n) {
         gpushare::usage_amounts billed;
         for (int part = 0; part < 7; ++part) {
@@ -286,19 +287,61 @@ bill_error bill_minus_ledger() {
             billed += invoice.of(n == 0 ? "chat" : "code");
         }
         if (billed != sums[n]) throw std::runtime_error("the bills don't sum to the lines");
-        ns by_ledger{};
-        for (const auto& b : ledger.blocks)
-            if (b.tag == tenants[n].tag()) by_ledger += b.end - b.start;
-        const auto off = [&](ns truth) {
-            return std::abs(static_cast<double>((billed.device_time - truth / 2).count()));
-        };
-        worst.off = std::max(worst.off, off(by_ledger));
-        const auto& lacks = *std::ranges::find(ledger.blocks, tenants[n].tag(), &gpushare::host::block_record::tag);
-        worst.planted = std::min(worst.planted, off(by_ledger - (lacks.end - lacks.start)));
+        all.device_time[n] = billed.device_time;
+        all.tags[n] = tenants[n].tag();
     }
     const std::string command = "rm -r " + folder;
     if (std::system(command.c_str()) != 0) throw std::runtime_error("cannot remove " + folder);
+    return all;
+}
+
+constexpr std::uint32_t billed_sms = 2;
+const gpushare::host::node_options billed_node{
+    .devices = 1, .memory = 64_MiB, .sms = billed_sms, .timing = gpushare::host::timing::modelled};
+
+/// What a bill has of device time, less what the device's own ledger has, which is also what the device told; the larger of both tenants,
+/// ns. `planted`: by a ledger that lacks a block, the smaller.
+struct bill_error {
+    double off = 0, planted = std::numeric_limits<double>::infinity();
+};
+bill_error bill_minus_ledger() {
+    gpushare::host::node node{billed_node};
+    const auto billed = bill_work_on(node);
+    const auto ledger = node.ledger({0}).take();
+    if (ledger.dropped != 0) throw std::runtime_error("the ledger isn't complete");
+    bill_error worst;
+    for (std::size_t n = 0; n < 2; ++n) {
+        ns by_ledger{};
+        for (const auto& b : ledger.blocks)
+            if (b.tag == billed.tags[n]) by_ledger += b.end - b.start;
+        const auto off = [&](ns truth) {
+            return std::abs(static_cast<double>((billed.device_time[n] - truth / billed_sms).count()));
+        };
+        worst.off = std::max(worst.off, off(by_ledger));
+        const auto& lacks = *std::ranges::find(ledger.blocks, billed.tags[n], &gpushare::host::block_record::tag);
+        worst.planted = std::min(worst.planted, off(by_ledger - (lacks.end - lacks.start)));
+    }
     return worst;
+}
+
+/// The same on a node that tells nothing of what was used, as a GPU: both bills together less the time in which anything ran, in percent
+/// of that. `planted`: with the counters billed a second time, as if they had begun anew at the end.
+bill_error bill_by_points() {
+    silent_node node{billed_node};
+    const auto billed = bill_work_on(node);
+    auto blocks = node.ledger({0}).take().blocks;
+    std::ranges::sort(blocks, {}, &gpushare::host::block_record::start);
+    ns busy{};
+    gpushare::instant until{};
+    for (const auto& b : blocks) {
+        busy += std::max(b.end - std::max(b.start, until), ns{0});
+        until = std::max(until, b.end);
+    }
+    const auto off = [&](ns sum) {
+        return 100 * std::abs(static_cast<double>((sum - busy).count())) / static_cast<double>(busy.count());
+    };
+    const ns sum = billed.device_time[0] + billed.device_time[1];
+    return {off(sum), off(sum + sum)};
 }
 
 }  // namespace
@@ -314,6 +357,14 @@ void parts(report& r) {
     });
     r.figure("serving.bill_minus_ledger", off, "ns", {at_most(0), planted, "a ledger that lacks a block"},
              statistic::most);
+    planted = std::numeric_limits<double>::infinity();
+    const auto by_points = repeated(5, [&] {
+        const auto b = bill_by_points();
+        planted = std::min(planted, b.planted);
+        return b.off;
+    });
+    r.figure("serving.bill_minus_ledger_by_points_pct", by_points, "%",
+             {at_most(5), planted, "a counter that is taken to have begun anew"}, statistic::most);
 }
 
 }  // namespace bench::serving
