@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types that compute_limiter, and limiter_core, which decides for it, take and return: options, admitted submissions,
-// what each is charged, a client's account, and events, which report faults and waits longer than promised.
+// The types that compute_limiter, and limiter_core, which decides for it, take and return: options,
+// admitted submissions, what each is charged, a client's account, and events, which report faults
+// and waits longer than promised.
 //
 //   gpushare::compute_limiter<stream, clock> limiter{{.depth = 4, .anticipation = 100us}, clock};
 //   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
@@ -32,8 +33,9 @@ struct limiter_options {
     ns first_guess = ns{100'000};
     /// How many submissions of one client may wait.
     std::uint32_t queue_limit = 65536;
-    /// More than `depth` may be in flight while all of it takes no longer than this, a quarter of it with clients on a level
-    /// above; of several clients, while it is predicted to take no longer than a quarter of that.
+    /// More than `depth` may be in flight while all of it takes no longer than this, a quarter of
+    /// it with clients on a level above; of several clients, while it is predicted to take no
+    /// longer than a quarter of that.
     ns horizon = ns{1'000'000};
     /// How long work of lower levels is held back between two submissions of a request.
     ns anticipation = ns{200'000};
@@ -53,7 +55,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// What is known of a submission that waits: what policies look at, and what says whether there is room for it.
+/// The facts about a waiting submission: policies decide by them, and admission checks by them
+/// whether there is room.
 struct submission_facts {
     queue_head head{};  ///< for the policy
     ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
@@ -89,7 +92,7 @@ struct admission {
     bool unproven = false;          ///< the longest is only as its submitter declared its cost: nothing of it was seen
 };
 
-/// What a submission is charged, and how well that is known.
+/// What a submission is charged, and how reliable that figure is.
 struct charge {
     /// Where the time comes from.
     enum class source : std::uint8_t {
@@ -99,8 +102,8 @@ struct charge {
         doubt,   ///< no more than a prediction
     };
     ns took{};  ///< device time: duration times width
-    /// What its client is billed, where that isn't what it took: of a price, say. Shares,
-    /// predictions and bounds go by `took`.
+    /// The amount billed to its client, where it differs from the time taken (a price, for
+    /// example). Shares, predictions and bounds go by `took`.
     std::optional<ns> billed{};
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
     ns noticed{};               ///< so long after its end that was seen, at most; 0: unknown
@@ -129,7 +132,7 @@ public:
         counts_[i] += times;
         while (times-- > 0) sum_ = saturating_add(sum_, took);
     }
-    /// Of the same things elsewhere.
+    /// Adds the counts of another histogram.
     duration_histogram& operator+=(const duration_histogram& other) noexcept {
         for (std::size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
         sum_ = saturating_add(sum_, other.sum_);
@@ -179,7 +182,7 @@ public:
     /// One more, which ended with this code.
     void add(errc why) noexcept { ++counts_[static_cast<std::size_t>(reason_of(why))]; }
     void add(unrun why) noexcept { ++counts_[static_cast<std::size_t>(why)]; }  ///< The same.
-    /// Of the same elsewhere.
+    /// Adds the counts of another instance.
     unrun_counts& operator+=(const unrun_counts& other) noexcept {
         for (std::size_t i = 0; i < reasons; ++i) counts_[i] += other.counts_[i];
         return *this;
@@ -212,11 +215,11 @@ private:
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
-    /// Charged so far, and settled: it never falls. What ran beside work that is still in flight is
-    /// in it once that has ended, where the device doesn't tell who used what.
+    /// Charged and settled so far; never falls. Where the device doesn't report who used how much,
+    /// the time of work that ran beside work still in flight is added once the latter has ended.
     ns device_time{};
-    ns ran{};      ///< what its work took, whatever it is billed; what it shared with others counts whole
-    ns longest{};  ///< the longest submission seen
+    ns ran{};                       ///< time that its work took, whatever is billed; shared time counts whole
+    ns longest{};                   ///< the longest submission seen
     std::uint64_t completed = 0;    ///< submissions that ran, failed ones included
     std::uint64_t failed = 0;       ///< of these
     std::uint32_t waiting = 0;      ///< submissions that wait
@@ -228,22 +231,28 @@ struct client_usage {
     duration_histogram running{};   ///< how long each lasted on the device, as far as its points tell
 };
 
-/// What a submission that comes now may expect, if nobody else comes: for a 429, or an admission. Of calls that come by chance, of
-/// several widths, streams and tenants of one level, finish() is in the mean 0.88 to 1.2 times what happens, and 1.4 times of
-/// short calls beside longer ones; a single one is off by up to half of that (tests/compute/estimate_test.cpp, in modelled time).
-/// Where others keep coming, who is beyond its share waits longer.
+/// The forecast for a submission that arrives now, if no other client submits: for a 429, or for
+/// admission control. For calls that arrive at random, with several widths, streams and tenants of
+/// one level, finish() is on average 0.88 to 1.2 times the measured time, and 1.4 times for short
+/// calls beside longer ones. A single forecast is off by up to half of that
+/// (tests/compute/estimate_test.cpp, in modelled time). While other clients keep submitting, a
+/// client beyond its share waits longer.
 struct submission_estimate {
-    /// Until it begins, as predicted: nothing where some of the device is free; else until the next end, as if all that is in flight had
-    /// just begun, and for what goes before it. At least for a stream of its client, of which that has as many as it ever used at once.
+    /// Predicted time until it begins: 0 where part of the device is free. Otherwise the time to
+    /// the next end, as if all work in flight had just begun, plus the work that goes before it. If
+    /// its client already uses as many streams as it ever used at once, at least the time until one
+    /// of these is free.
     ns wait{};
     ns lasts{};    ///< so long it then takes, as predicted
     ns longest{};  ///< the longest that its kind lately took: of 512 at least, so one in 512 takes longer; 0: unknown
-    /// Of the `observed` latest of its kind at most one in a hundred took longer; the first, which may be cold, isn't among them. Of
-    /// fewer than a hundred, the longest. 0: unknown.
+    /// The 99th percentile: at most one in a hundred of the `observed` latest submissions of its
+    /// kind took longer. The first, which may be cold, isn't counted. With fewer than a hundred,
+    /// the longest. 0: unknown.
     ns p99{};
     ns bound{};  ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
-    /// The same if nothing that is in flight takes longer than its client's p99: at most one in a hundred of each client's
-    /// does. Of a client with fewer than a hundred, the longest that it declared or showed. 0: unknown, as where one that counts
+    /// The same bound if no work in flight takes longer than its client's p99, which at most one in
+    /// a hundred submissions of each client does. A client with fewer than a hundred counts with
+    /// the longest that it declared or showed. 0: unknown, for example if a client that counts
     /// declared and showed nothing.
     ns bound_p99{};
     std::uint32_t observed = 0;  ///< so many were timed by themselves: up to 1023
@@ -254,7 +263,7 @@ struct submission_estimate {
 
 /// An event: a fault, or work that broke a bound.
 struct limiter_event {
-    /// What it was.
+    /// The kind of event.
     enum class kind : std::uint8_t {
         overran,  ///< a submission took longer than its kind was counted for: others may wait beyond the bound
         waited_beyond_bound,  ///< a submission waited for lower levels longer than the bound published on its arrival
@@ -291,7 +300,8 @@ namespace detail {
 /// Whether anybody drives a limiter while something waits in it. A value.
 class attendance {
 public:
-    /// What waits for so long beyond its turn is forgotten by whoever should drive.
+    /// A submission that waits this long beyond its turn has been forgotten by the thread that
+    /// should drive.
     static constexpr ns patience{1'000'000'000};
 
     /// Whether look() wants to know the time.
@@ -303,7 +313,8 @@ public:
     }
     /// Somebody drives.
     void come() noexcept { left_ = never; }
-    /// The last one who drove leaves something that waits. `turn`: when it may go at the earliest, if that is known, else `never`.
+    /// The last one who drove leaves something that waits. `turn`: when it may go at the earliest,
+    /// if that is known, else `never`.
     void leave(instant now, instant turn) noexcept { left_ = turn == never ? now : std::max(now, turn); }
 
 private:

@@ -5,7 +5,8 @@
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
 //
-// A coroutine may be destroyed while it waits: what waits of it never runs then, and what is on the device goes on without it.
+// A coroutine may be destroyed while it waits: what waits of it never runs then, and what is on the
+// device goes on without it.
 #pragma once
 
 #include <atomic>
@@ -23,16 +24,17 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What async_submit returns. Await it once, in the expression that made it. The limiter and the stream must outlive
-/// the wait.
+/// The awaitable that async_submit returns. Await it once, in the expression that made it. The
+/// limiter and the stream must outlive the wait.
 ///
-/// Destroying the coroutine while it waits, from any thread but one that may resume it at that moment, ends the wait. A callable
-/// that hasn't begun never runs; one that has begun on another thread is waited for, so it may use the coroutine's variables. What it has
-/// enqueued goes on, and what that uses must outlive it.
+/// Destroying the coroutine while it waits, from any thread but one that may resume it at that
+/// moment, ends the wait. A callable that hasn't begun never runs. If it has begun on another
+/// thread, the destructor waits for it, so the callable may use the coroutine's variables. Work
+/// that it has enqueued goes on, and must not outlive the data it uses.
 template <class Limiter>
 class [[nodiscard]] async_submission {
 public:
-    using stream = typename Limiter::stream;  ///< What the work is enqueued on.
+    using stream = typename Limiter::stream;  ///< The stream that work is enqueued on.
 
     /// For async_submit.
     async_submission(Limiter& limiter, client_id c, stream& s, submission_work<stream> work,
@@ -48,8 +50,8 @@ public:
     /// Never: the work isn't queued yet.
     [[nodiscard]] static bool await_ready() noexcept { return false; }
 
-    /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused within the call. Throws
-    /// std::bad_alloc.
+    /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused
+    /// within the call. Throws std::bad_alloc.
     bool await_suspend(std::coroutine_handle<> waiting) {
         auto ticket = limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
             completion_ = c;

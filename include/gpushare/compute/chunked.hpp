@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits long work into pieces, so that a client of a higher level (priority) gets in between them, since a submission can't
-// be preempted. For kernels, copies and scrubbing. For collectives use enqueue_in_pieces (gang_permit.hpp), which never
-// holds back one rank alone.
+// Splits long work into pieces, so that a client of a higher level (priority) gets in between them,
+// since a submission can't be preempted. For kernels, copies and scrubbing. For collectives use
+// enqueue_in_pieces (gang_permit.hpp), which never holds back one rank alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
 //       s.copy(to + i * size, from + i * size, size);
 //   });
 //   done->wait();
 //
-// Others wait for at most one piece (limiter_core::wait_bound). All pieces are charged to the client, so together they get
-// its share of device time.
+// Others wait for at most one piece (limiter_core::wait_bound). All pieces are charged to the
+// client, so together they get its share of device time.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ public:
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return std::ranges::all_of(pieces_, [&](const auto& t) { return t.wait(deadline, stop); });
     }
-    /// Enqueues no further piece; those that are enqueued run. From any thread.
+    /// Enqueues no further pieces; pieces already enqueued run. Callable from any thread.
     void cancel() noexcept { control_->ended.store(true, std::memory_order_relaxed); }
 
     /// Once done: errc::none, or the status of the first piece that failed. No piece is enqueued after a failure has

@@ -8,22 +8,24 @@
 //   limiter.enqueue(chat, s, [&](auto& s) { s.launch(shape, kernel); });               // the gate
 //   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
 //
-// The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends for all clients. A
-// server in which threads wait (at the gate, for a ticket) needs nothing else. One that only submits and never waits gives
-// run() a thread. In detail: a thread that submits admits what can go at once. Of the threads that wait one at a time
-// watches the device for all; before it runs a callable or a callback that isn't known to take less than 100 us, another one
-// takes over. A thread whose own submission is enqueued, or whose wait is over, goes on with others'
-// callables, and with callbacks, for 100 us at most, plus the one that it is in. The rest is left to a thread that waits in the
-// limiter or, if there is none, to the next call.
+// The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends
+// for all clients. A server whose threads wait (at the gate, for a ticket) needs nothing else. A
+// server that only submits and never waits gives run() a thread. In detail: a submitting thread
+// admits at once all submissions that can go. One waiting thread at a time watches the device for
+// all. Before it runs a callable or a callback that isn't known to take less than 100 us, another
+// waiting thread takes over. Once a thread's own submission is enqueued, or its wait is over, it
+// runs callables and callbacks of other clients for at most 100 us, plus the one in progress. It
+// leaves the rest to a thread that waits in the limiter or, if there is none, to the next call.
 //
-// A thread that waits for each submission of its client doesn't wake the other waiting threads. The end of work for
-// which nobody waits is seen within a millisecond.
+// A thread that waits for each submission of its client doesn't wake the other waiting threads. The
+// limiter notices the end of work for which no thread waits within a millisecond.
 //
-// A client is charged the duration of its work, between the points (as CUDA's events) around it, times its width, the part of the
-// SMs that it can fill (submit_options::width, or learnt); detail/charging.hpp says how. Where
-// points cost something, short submissions of a client that alone uses the device share a pair (detail/batches.hpp).
-// Their tickets are done together when the batch ends, and a thread that waits or polls ends it.
-// detail/limiter_engine.hpp shows the life of a submission.
+// A client is charged the duration of its work, between the points (as CUDA's events) around it,
+// times its width, the part of the SMs that it can fill (submit_options::width, or learnt);
+// detail/charging.hpp says how. Where points cost something, short submissions of a client that
+// alone uses the device share a pair (detail/batches.hpp). Their tickets are done together when the
+// batch ends, and a thread that waits or polls ends it. detail/limiter_engine.hpp shows the life of
+// a submission.
 #pragma once
 
 #include <concepts>
@@ -81,8 +83,8 @@ public:
     }
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
-    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in ns: the objective, what others leave of it, what is
-    /// needed). Then nothing has changed.
+    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in ns:
+    /// the objective, what others leave of it, what is needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
         if (!engine_.core().honours(s)) return no_caps;
@@ -91,10 +93,10 @@ public:
         return why;
     }
 
-    /// Replaces the policy while work is in flight. `p`, which has no clients yet, decides from now
-    /// on. What clients had beyond their caps and ahead of their shares they make up for under it,
-    /// too, and what is in flight is counted. share_exceeded: it refuses; invalid_specification: it
-    /// has no caps, and a client has one.
+    /// Replaces the policy while work is in flight. `p`, which has no clients yet, takes over all
+    /// decisions. Clients repay under it what they used beyond their caps and ahead of their
+    /// shares, and work in flight is counted. share_exceeded: `p` refuses a client;
+    /// invalid_specification: `p` doesn't support caps, and a client has one.
     errc set_policy(Policy p) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.core().set_policy(p, engine_.now());
@@ -102,9 +104,12 @@ public:
         return why;
     }
 
-    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held
-    /// permits included, and until their callbacks have been called (not for that, if it is called from a callback; nor for anything
-    /// within a callable or a permit's work of this client, as of exit()). Then removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
+    /// Closes client `c`: takes no more of its submissions and cancels those that wait. Then waits
+    /// until `deadline` for its submissions in flight, held permits included, and for their
+    /// callbacks to return, and removes the client. A call from a callback doesn't wait for
+    /// callbacks; a call within a callable or a permit's work of this client (say, by exit()) waits
+    /// for nothing. `account`, if given, receives the client's usage. Returns false at the
+    /// deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
@@ -125,9 +130,11 @@ public:
         return true;
     }
 
-    /// Admits nothing more of `c` until wake(), and waits until what is in flight has ended and its callbacks were called. What
-    /// waits stays, in its order, and what comes waits behind it; or both are refused, with errc::asleep. False at the deadline,
-    /// for a request to stop, or if there is no such client: then it isn't asleep; what was refused stays so.
+    /// Admits no more submissions of `c` until wake(), and waits until those in flight have ended
+    /// and their callbacks were called. Waiting submissions keep their order and new ones queue
+    /// behind them; with while_asleep::refuse, both are refused with errc::asleep. Returns false at
+    /// the deadline, on a stop request, or if there is no such client: the client isn't asleep
+    /// then, but refused submissions stay refused.
     bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
@@ -170,8 +177,8 @@ public:
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
 
-    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points. What `work` throws passes through.
-    /// Codes are those of acquire, and then `work` wasn't called.
+    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points. Exceptions of
+    /// `work` pass through. Returns the codes of acquire; `work` wasn't called then.
     template <std::invocable<Stream&> F>
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
                  const submit_options& o = no_options) {
@@ -231,8 +238,8 @@ public:
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
-    /// Admits what can go and observes what is done, without waiting. What takes longer than 100 us is left to the next call, see
-    /// resume_at().
+    /// Admits submissions that can go and observes completed ones, without waiting. Work that takes
+    /// longer than 100 us is left to the next call; see resume_at().
     void poll() {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
@@ -248,16 +255,17 @@ public:
             lock, [] { return false; }, nullptr, never, stop);
     }
 
-    /// What `c` has used, as far as it is known now. For a client that isn't there `gone`, which is read under the mutex under which
-    /// close() sets its `account`: so a call beside that is answered by the one or by the other.
+    /// The usage of `c`, as far as it is known. Returns `gone` for a client that isn't there.
+    /// `gone` is read under the mutex under which close() sets its `account`, so a concurrent call
+    /// is answered correctly by one of the two.
     [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {}) {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
         return engine_.core().contains(c) ? engine_.clients().usage(c) : gone;
     }
 
-    /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core. The least instant, if a call
-    /// left callables or callbacks.
+    /// When to call poll() even if nothing happens, where no thread waits or runs; see
+    /// limiter_core. The least instant, if a call left callables or callbacks.
     [[nodiscard]] instant resume_at() const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.resume_at();
@@ -270,14 +278,15 @@ public:
         return engine_.core().wait_bound();
     }
     /// The bound on the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit has it, too.
-    /// `key` and `width` say more of it, as in submit_options. Zero for a client that isn't there, and where no length is known.
+    /// `key` and `width` say more of it, as in submit_options. Zero for a client that isn't there,
+    /// and where no length is known.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().contains(c) ? engine_.core().bound_of(c, key, width) : ns{0};
     }
 
-    /// What a submission of `c` of this kind may expect that comes now: when it would begin and be over; see limiter_core. All zero
-    /// for a client that isn't there.
+    /// The forecast for a submission of `c` of this kind that arrives now: when it would begin and
+    /// end; see limiter_core. All zero for a client that isn't there.
     [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().contains(c) ? engine_.core().estimate(c, key) : submission_estimate{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts what a submission will take from what earlier ones of its kind took. The kind is a 64-bit key that the client
-// gives, such as the id of a kernel or graph together with a class of sizes. Without a key, all of a client's submissions
-// are one kind.
+// Predicts what a submission will take from what earlier ones of its kind took. The kind is a
+// 64-bit key that the client gives, such as the id of a kernel or graph together with a class of
+// sizes. Without a key, all of a client's submissions are one kind.
 //
 //   gpushare::cost_model costs;
 //   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
@@ -22,9 +22,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The longest of the latest 512 to 1023 measurements, and what at most one in a hundred of them exceeds; a longer one before these
-/// is forgotten. One that may be cold (memory, code that is compiled) counts as the longest for the next 16 only, and never among
-/// the hundred. A value.
+/// The longest of the latest 512 to 1023 measurements, and what at most one in a hundred of them
+/// exceeds; a longer one before these is forgotten. One that may be cold (memory, code that is
+/// compiled) counts as the longest for the next 16 only, and never among the hundred. A value.
 class recent_longest {
 public:
     /// One more measurement. `cold`: the first of a kind.
@@ -48,8 +48,9 @@ public:
         for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
         return std::max(*now, *before);
     }
-    /// What the next may well end within, though a longer one is remembered: the latest 16 to 31 all did, and of the latest 512 to 1023
-    /// at most one in a hundred took longer (p99). 0 before the first.
+    /// The time within which the next measurement probably ends, even if a longer one is
+    /// remembered: all of the latest 16 to 31 did, and at most one in a hundred of the latest 512
+    /// to 1023 took longer (p99). 0 before the first.
     [[nodiscard]] ns usual() const noexcept { return std::max({lately_, before_lately_, p99(), cold_}); }
     /// How many measurements these are.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
@@ -59,7 +60,8 @@ public:
     static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
-    // Of 512, the sixth longest is one that five exceed. Of more, the tenth would do: what is told then is a little more.
+    // Of 512 measurements, five exceed the sixth longest. Of more, the tenth would do, so the value
+    // is slightly high then.
     static constexpr std::uint32_t few = window / 100 + 1;
     struct measurements {
         std::array<ns, few> longest{};  // in falling order
@@ -82,16 +84,17 @@ private:
     std::uint32_t cold_for_ = 0;
 };
 
-/// What is known of the device time of one kind of submissions. A value; not thread-safe.
+/// The measured device time of one kind of submissions. A value; not thread-safe.
 struct cost_estimate {
-    ns typical{};                  ///< smoothed mean of what they took; 0: none was seen
+    ns typical{};                  ///< smoothed mean of the times taken; 0: none was seen
     recent_longest longest{};      ///< how long the longest of them lasted
     ns shortest_alone{};           ///< how long the shortest lasted with the device to itself; 0: not known
     sm_width width{};              ///< the part of the SMs that they were seen to fill, the most of late
     std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
     std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
 
-    /// One more took this much device time and lasted so long; `alone`: with the device to itself; `cold`: the first of a kind.
+    /// One more took this much device time and lasted so long; `alone`: with the device to itself;
+    /// `cold`: the first of a kind.
     void learn(ns took, ns lasted, bool alone, bool cold = false) noexcept {
         learn_mean(took);
         longest.learn(lasted, cold);
@@ -99,14 +102,16 @@ struct cost_estimate {
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
     }
-    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is narrower by and by; in a `mixture` of
-    /// kinds, where a few narrow ones in a row say little of the next, eight times as slowly.
+    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is
+    /// narrower by and by; in a `mixture` of kinds, where a few narrow ones in a row say little of
+    /// the next, eight times as slowly.
     void learn_width(sm_width seen_now, bool mixture = false) noexcept {
         const double most = width.known() ? width.part() : 0, now = seen_now.part();
         width = sm_width(now >= most ? now : most - (most - now) / (mixture ? 64 : 8));
     }
-    /// What one more takes at least; 0: not known. If all are of one kind, one that was seen is enough to tell. In a `mixture`
-    /// of kinds the next may be shorter than all before, and it takes 64.
+    /// The least time that one more takes; 0: unknown. If all submissions are of one kind, one
+    /// measurement is enough. In a `mixture` of kinds the next one may be shorter than all before,
+    /// so 64 measurements are needed.
     [[nodiscard]] ns at_least(bool mixture) const noexcept {
         return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
@@ -136,8 +141,8 @@ class cost_model {
 public:
     static constexpr std::size_t capacity = 256;  ///< Kinds that are remembered.
 
-    /// What is known of this kind of a client. Of key 0, and of what is new or forgotten, nothing: `seen` is 0. Valid until
-    /// the next call of a function that isn't const.
+    /// The estimate for this kind of a client. `seen` is 0 for key 0 and for a kind that is new or
+    /// forgotten. Valid until the next call of a non-const function.
     [[nodiscard]] const cost_estimate& find(client_id c, std::uint64_t key) const noexcept {
         if (key != 0)
             for (const auto& e : sets_[set_of(c, key)])
@@ -145,7 +150,7 @@ public:
         return unknown_;
     }
 
-    /// What the next submission may take.
+    /// Bounds and predictions for the next submission.
     struct outlook {
         ns at_least{};       ///< 0: unknown
         ns longest{};        ///< 0: as long as any of its client
@@ -153,7 +158,8 @@ public:
         bool known = false;  ///< whether enough were seen to say anything
         sm_width width{};    ///< that it can fill
     };
-    /// What the next submission of this kind of a client may take; `all` tells of all of the client's submissions.
+    /// The outlook for the next submission of this kind of a client; `all` is the estimate over all
+    /// of the client's submissions.
     [[nodiscard]] outlook next(client_id c, std::uint64_t key, const cost_estimate& all) const noexcept {
         if (key == 0)  // whatever the client submits
             return {.at_least = all.at_least(true), .known = all.seen >= seen_enough, .width = all.width};
@@ -168,8 +174,8 @@ public:
                 .width = kind.width};
     }
 
-    /// Where to write what one of this kind took; it may take the place of the kind that was used longest ago. Valid until
-    /// the next call. Null for key 0.
+    /// Where to write what one of this kind took; it may take the place of the kind that was used
+    /// longest ago. Valid until the next call. Null for key 0.
     [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
         if (key == 0) return nullptr;
         auto& set = sets_[set_of(c, key)];

@@ -8,17 +8,22 @@
 //   // or, for a call that enters the gang order by itself:
 //   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });
 //
-// No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in the order of the devices
-// (ordered resources, Havender 1968), and the work is enqueued within the node's gang order.
+// No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in
+// the order of the devices (ordered resources, Havender 1968), and the work is enqueued within the
+// node's gang order.
 //
-// A gang holds its first permits while it waits for the others, and so keeps those devices from their other clients. For each
-// further device it does so for 2 * bound_of(client) there plus gang_patience at first. Then it gives its permits back, waits
-// without any until its turn has come on the device that was late, and begins anew. It isn't charged for what it didn't use,
-// so its turns come soon; in case they don't, as behind a long line in the order of arrival, it is twice as patient each time.
+// A gang holds its first permits while it waits for the others, and so keeps those devices from
+// their other clients. For each further device it does so for 2 * bound_of(client) there plus
+// gang_patience at first. Then it gives its permits back, waits without any until its turn has come
+// on the device that was late, and begins anew. It isn't charged for what it didn't use, so its
+// turns come soon; in case they don't, as behind a long line in the order of arrival, it is twice
+// as patient each time.
 //
-// Other clients of a device may wait so much longer than their own bound says: after n times that a gang came too late, 2^n
-// times that, for each of its further devices. No number bounds n, or a gang behind a longer line would never come through; its
-// deadline does, at which it holds nothing. Who shares a device with others' gangs has them give one.
+// Other clients of a device may wait so much longer than their own bound says: after n times that a
+// gang came too late, 2^n times that, for each of its further devices. No number bounds n, since
+// otherwise a gang behind a longer line would never come through. The gang's deadline bounds the
+// wait: at the deadline it holds nothing. If you share a device with other people's gangs, require
+// a deadline of them.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +48,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How long a gang that holds permits waits for another one, beyond twice the bound that was published to it there; twice as
-/// long after each time that this wasn't enough.
+/// How long a gang that holds permits waits for another one, beyond twice the bound that was
+/// published to it there; twice as long after each time that this wasn't enough.
 inline constexpr ns gang_patience{1'000'000};
 
 /// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. The destructor
@@ -52,8 +57,8 @@ inline constexpr ns gang_patience{1'000'000};
 template <class Limiter>
 class [[nodiscard]] gang_permit {
 public:
-    using stream = typename Limiter::stream;  ///< What members enqueue on.
-    using permit = typename Limiter::permit;  ///< What it has of each limiter.
+    using stream = typename Limiter::stream;  ///< The stream that members enqueue on.
+    using permit = typename Limiter::permit;  ///< The permit of each limiter.
 
     /// One rank: a client of the limiter of one device.
     struct member {
@@ -62,9 +67,10 @@ public:
         device_id device{};          ///< no other member has it
     };
 
-    /// Waits for a permit of every member, as is said above, at most until `deadline`; without all of them it holds none. The codes of
-    /// Limiter::acquire, duplicate_device, invalid_specification (no member). A thread must not call it while it holds
-    /// a permit of one of these limiters: it might wait for itself for ever.
+    /// Waits for a permit of every member, as is said above, at most until `deadline`; without all
+    /// of them it holds none. The codes of Limiter::acquire, duplicate_device,
+    /// invalid_specification (no member). A thread must not call it while it holds a permit of one
+    /// of these limiters: it might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         if (members.empty()) return failure{.code = errc::invalid_specification, .because = reason::no_members};
@@ -101,9 +107,9 @@ public:
         return acquire(std::span<const member>(members.begin(), members.size()), deadline, stop, o);
     }
 
-    /// Calls `enqueue_part(rank, *streams[rank])` for each member, in the order of the devices, with no other gang
-    /// between. Once only. What it throws passes through. Later devices have got nothing then, so a part that was
-    /// enqueued must not wait for theirs without a deadline.
+    /// Calls `enqueue_part(rank, *streams[rank])` for each member, in the order of the devices,
+    /// with no other gang between. Call once. Exceptions pass through. Later devices received no
+    /// work then, so a part that was enqueued must not wait for theirs without a deadline.
     template <gang_order Order, std::invocable<std::size_t, stream&> F>
     void enqueue(Order& order, std::span<stream* const> streams, F enqueue_part) {
         std::vector<device_id> devices;
@@ -114,9 +120,10 @@ public:
         for (auto& p : parts) p.taken.enqueue(*streams[p.rank], [&](stream& s) { enqueue_part(p.rank, s); });
     }
 
-    /// Calls `enqueue_all()` once, which enqueues on all the streams and enters the node's gang order itself, as
-    /// submitted collectives do. Each member is charged what its stream takes. Returns what `enqueue_all` returns. Once
-    /// only. What it throws passes through, after what it had enqueued until then is accounted for.
+    /// Calls `enqueue_all()` once, which enqueues on all the streams and enters the node's gang
+    /// order itself, as submitted collectives do. Each member is charged what its stream takes.
+    /// Returns what `enqueue_all` returns. Call once. Exceptions pass through, after the work
+    /// enqueued until then is accounted for.
     template <std::invocable<> F>
     std::invoke_result_t<F&> enqueue(std::span<stream* const> streams, F enqueue_all) {
         auto parts = std::move(parts_);
@@ -129,7 +136,7 @@ public:
 private:
     struct part;
 
-    // How long those that are held wait for that of `m`.
+    // Until when the permits already held wait for the permit of `m`.
     [[nodiscard]] static instant patience_of(const member& m, int times_late) {
         const ns bound = m.limiter->bound_of(m.client);
         ns patience = saturating_add(saturating_add(bound, bound), gang_patience);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two handles that a compute limiter gives. At the gate a thread gets a permit, the right to enqueue one submission by
-// itself. For a callable that it queues it gets a ticket, which tells when the work is done and whether it failed.
+// The two handles that a compute limiter gives. At the gate a thread gets a permit, the right to
+// enqueue one submission by itself. For a callable that it queues it gets a ticket, which tells
+// when the work is done and whether it failed.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
@@ -58,8 +59,8 @@ public:
         if (engine_ != nullptr) engine_->give_back(*submission_);
     }
 
-    /// Calls `enqueue_work(s)`, which enqueues onto `s`. Once only. What it throws passes through; what it had enqueued
-    /// until then is charged. Throws operation_error if a <<<>>> launch in it fails.
+    /// Calls `enqueue_work(s)`, which enqueues onto `s`. Call once. Exceptions pass through; work
+    /// enqueued until then is charged. Throws operation_error if a <<<>>> launch in it fails.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
         stream_ = &s;
@@ -72,8 +73,9 @@ public:
         }
     }
 
-    /// From within the work that it was used for, on the thread that this runs on: lets higher levels have the SM. See yield_point().
-    /// Until that work is done the permit is neither moved nor destroyed.
+    /// From within the work that it was used for, on the thread that this runs on: lets higher
+    /// levels have the SM. See yield_point(). Until that work is done the permit is neither moved
+    /// nor destroyed.
     bool yield() noexcept {
         if constexpr (requires(stream & s) { s.yield(); })
             return stream_ != nullptr && stream_->yield();
@@ -182,14 +184,14 @@ public:
     }
 
     /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The limiter must still
-    /// exist unless done(). Throws operation_error (stuck) where the limiter's clock only passes as its program steps it, and nothing
-    /// is left to happen that would end the wait.
+    /// exist unless done(). Throws operation_error (stuck) where the limiter's clock only passes as
+    /// its program steps it, and nothing is left to happen that would end the wait.
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return done() || engine_->wait_for(*submission_, deadline, stop);
     }
 
-    /// If it waits still, it never runs, and is done with errc::stopped: its callback is called, too. False if it was admitted
-    /// or is done. The limiter must still exist unless done().
+    /// If it waits still, it never runs, and is done with errc::stopped: its callback is called,
+    /// too. False if it was admitted or is done. The limiter must still exist unless done().
     bool cancel() const { return !done() && engine_->cancel_waiting(*submission_); }
 
     /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of.
@@ -199,8 +201,9 @@ public:
     /// where it never ran: closed, quarantined, stopped (by cancel()), deadline_exceeded (dropped).
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
-    /// Once done: nothing where it went well. Else throws what the callable or the kernel threw, with its tenant's name and text;
-    /// without any such, an operation_error with status(). See completion::rethrow.
+    /// Once done: nothing where it went well. Else throws what the callable or the kernel threw,
+    /// with its tenant's name and text; without any such, an operation_error with status(). See
+    /// completion::rethrow.
     void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
 
     /// Once done: when the limiter noticed, on its clock.
@@ -213,7 +216,7 @@ private:
     friend async_submission<Limiter>;
     using engine = typename Limiter::engine;
 
-    // Who waits by its callback is gone, or goes now.
+    // The callback that waits for it is gone, or goes now.
     void abandon() const noexcept {
         if (!done()) engine_->abandon(*submission_);
     }

@@ -9,15 +9,17 @@
 //   gate.finished(batch, 20us, 22us, now);                     // predicted, and measured
 //   gate.left(urgent, now);                                    // batch goes on after the linger
 //
-// A plain value without a clock, a thread or a device. Whoever drives it asks before each launch, holds the launching
-// thread or closes a gate in its stream while the answer is no, and asks again when something finished or left, or at the
-// time that the answer names. Not thread-safe: its driver locks.
+// A plain value without a clock, a thread or a device. Its driver asks before each launch. While
+// the answer is no, the driver holds the launching thread or closes a gate in its stream. It asks
+// again when a launch finished or a client left, or at the time that the answer names. Not
+// thread-safe: its driver locks.
 //
 // Three rules, in this order. A client holds back while a client of a higher level is present, and for a linger after
-// that, since the next request often follows at once. Where a client of a higher level exists at all, a client has little
-// in flight. Among clients of one level, device time is divided by weight, in virtual time (start-time fair queueing,
-// Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say: the engine may hold a
-// lock that the urgent client needs.
+// that, since the next request often follows at once. Where a client of a higher level exists at
+// all, a client has little in flight. Among clients of one level, device time is divided by weight,
+// in virtual time (start-time fair queueing, Goyal et al., SIGCOMM 1996). A launch that was held
+// for longest_hold goes whatever the rules say: the engine may hold a lock that the urgent client
+// needs.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +40,7 @@ struct launch_gate_options {
     ns longest_hold{100'000'000};  ///< after which a launch goes in any case
 };
 
-/// What a client of a launch_gate is.
+/// Options of a launch_gate's client.
 struct launch_client_options {
     int level = 0;             ///< the higher goes first
     std::uint32_t weight = 1;  ///< of the level's device time, relative to the weights of others; not 0
@@ -108,7 +110,7 @@ public:
         s.virtual_time += predicted.count() / s.weight;
         s.seen = now;
     }
-    /// What was launched is over. `measured` replaces the prediction in the client's charge.
+    /// A launch has ended. `measured` replaces the prediction in the client's charge.
     void finished(client c, ns predicted, ns measured, instant now) noexcept {
         state& s = clients_[c];
         s.in_flight -= std::min(predicted, s.in_flight);
@@ -132,17 +134,17 @@ public:
         return a;
     }
 
-    /// How long a request of `c` that arrives now waits for what may be in flight of lower clients, at most: in device time, if
-    /// launches take what they are predicted to take.
+    /// How long a request of `c` that arrives now waits for what may be in flight of lower clients,
+    /// at most: in device time, if launches take what they are predicted to take.
     [[nodiscard]] ns bound(client c) const noexcept {
         ns sum{0};
         for (const state& o : clients_)
             if (o.used && o.level < clients_[c].level) sum += std::max({options_.in_flight, o.longest, o.in_flight});
         return sum;
     }
-    /// What is in flight of `c`, as predicted.
+    /// Predicted time of the launches of `c` in flight.
     [[nodiscard]] ns in_flight(client c) const noexcept { return clients_[c].in_flight; }
-    /// What `c` was charged: the time of its launches, as measured.
+    /// Time charged to `c`: the time of its launches, as measured.
     [[nodiscard]] ns charged(client c) const noexcept { return clients_[c].charged; }
 
 private:
@@ -175,8 +177,8 @@ private:
     [[nodiscard]] static bool competes(const state& o) noexcept {
         return o.waits || o.requests != 0 || o.in_flight != ns{0};
     }
-    // An idle client saves nothing up: it goes on where the least served competitor of its level is or, without any, where
-    // the last one has been.
+    // An idle client saves nothing up: it goes on where the least served competitor of its level is
+    // or, without any, where the last one has been.
     void catch_up(client c) noexcept {
         bool any = false;
         std::int64_t least = 0, greatest = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decisions of a compute limiter, as a plain value: whose submission is admitted next, what it is charged before its
-// true cost is known, and how much may be in flight. It has no clock: compute_limiter, a simulator, a test pass the time.
+// The decisions of a compute limiter, as a plain value: whose submission is admitted next, what it
+// is charged before its true cost is known, and how much may be in flight. It has no clock:
+// compute_limiter, a simulator, a test pass the time.
 //
 //   gpushare::limiter_core core{{.depth = 4}};
 //   auto chat = core.add({.weight = 70_pct});
@@ -33,13 +34,14 @@ inline namespace GPUSHARE_ABI {
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
-    /// `policy` decides among the clients, of which it has none yet. `turns`: on this device, work that fills it waits for other
-    /// clients' work before it runs; such a wait costs time, so the policy may let a client go several times in a row.
+    /// `policy` decides among the clients, of which it has none yet. `turns`: on this device, work
+    /// that fills it waits for other clients' work before it runs; such a wait costs time, so the
+    /// policy may let a client go several times in a row.
     explicit limiter_core(limiter_options options = {}, Policy policy = {}, bool turns = false)
         : options_(detail::usable(options)), turns_(turns), policy_(std::move(detail::in_turn(policy, turns))) {}
 
-    /// A new client. Throws operation_error where the policy refuses, or `keeps` isn't a part (invalid_specification), and
-    /// std::bad_alloc: then nothing has changed.
+    /// A new client. Throws operation_error where the policy refuses, or `keeps` isn't a part
+    /// (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         std::uint32_t index = 0;
         while (index < clients_.size() && clients_[index].present) ++index;
@@ -81,10 +83,10 @@ public:
     /// Whether the policy holds a client to the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(policy_, s); }
 
-    /// From now on `p`, which must have no clients yet, decides among the same. What clients owe,
-    /// and are owed, they owe yet, where both policies can tell (client_standing); what is in
-    /// flight was charged by the old one, and is corrected by the new one. The old policy is in `p`
-    /// afterwards. If `p` refuses a client, nothing has changed.
+    /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
+    /// clients. Clients keep what they owe and are owed, where both policies can tell
+    /// (client_standing). The old policy charged the work in flight; the new one corrects these
+    /// charges. Afterwards `p` holds the old policy. If `p` refuses a client, nothing has changed.
     errc set_policy(Policy& p, instant now) {
         now_ = std::max(now_, now);
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
@@ -139,7 +141,8 @@ public:
     /// The same.
     void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
 
-    /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` says what is first now, if anything is.
+    /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` says what is first
+    /// now, if anything is.
     template <std::invocable<client_id> F>
     void withdraw(client_id c, instant now, F facts_of) noexcept {
         auto& client = clients_[c.index];
@@ -164,10 +167,12 @@ public:
         return true;
     }
 
-    /// Whether the next submission can be admitted now, and what is known of it: one waits, there is room beside what is in
-    /// flight of its level and above (detail/in_flight_budget.hpp), and no request of a higher level is under way. Asked
-    /// twice, it answers the same. `other_stream(c)` is asked where what waits first of `c` is for a stream that has enough:
-    /// whoever keeps the queues may move one forward for an idle stream, call set_first() and return true.
+    /// Whether the next submission can be admitted now, and what is known of it: one waits, there
+    /// is room beside what is in flight of its level and above (detail/in_flight_budget.hpp), and
+    /// no request of a higher level is under way. Asked twice, it answers the same.
+    /// `other_stream(c)` is asked where what waits first of `c` is for a stream that has enough:
+    /// whoever keeps the queues may move one forward for an idle stream, call set_first() and
+    /// return true.
     template <std::predicate<client_id> F = detail::strict_order>
     [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
@@ -249,13 +254,15 @@ public:
     /// The same, where nothing is known of what waits behind.
     [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
-    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is admitted, so
-    /// it is enqueued in order, and no level waits for another's callables.
+    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or
+    /// its level is admitted, so it is enqueued in order, and no level waits for another's
+    /// callables.
     void set_enqueuing(const admission& g, bool on) noexcept {
         clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
 
-    /// After next() admitted nothing: when to call it again though nothing else happened, as a policy holds work back; or `never`.
+    /// After next() admitted nothing: when to call it again though nothing else happened, as a
+    /// policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
     /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
@@ -319,7 +326,7 @@ public:
         budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, device_time);
     }
 
-    /// Of what `c` was charged for completed submissions, it shared this with somebody.
+    /// Client `c` shared `time` of its completed submissions' charge with other clients.
     void give_back(client_id c, ns time) noexcept {
         if (!contains(c)) return;
         clients_[c.index].give_back(time);
@@ -375,20 +382,23 @@ public:
     /// Whether nothing is admitted of `c`, as its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
-    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< What happened that nobody asked for.
+    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< Events that nobody asked for.
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }          ///< The same.
     void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }  ///< With the name.
 
-    /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
-    /// in flight at once, each as long as the longest that a client of its level declared or lately
-    /// showed, and what is in flight, each as it was declared, as its kind showed, or as it has
-    /// taken already; where none of that level did, the longest of all, and if nobody did, 0:
-    /// unknown. Where none is below, for what of its own is in flight. It waits for levels above
-    /// without a bound. What takes longer breaks that bound, and is an event. Where its level keeps
-    /// a part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its
-    /// kind, waits for short work below (a quarter of the horizon a level), for the longest that
-    /// may be lent that part (client_settings::back_within, which says how often a call that is
-    /// lent it may be longer), and for what is too wide to be kept off.
+    /// The longest time that a submission of `c` arriving now waits, once admitted, for work of
+    /// lower levels.
+    /// The bound counts all work that may be in flight at once, each submission as long as the
+    /// longest that a client of its level declared or lately showed. Work in flight counts as long
+    /// as it was declared, as its kind showed, or as it has already taken. If no client of a level
+    /// declared or showed a length, the longest of all levels counts; without any, the bound is 0:
+    /// unknown. Without lower levels, the bound covers the work of its own level in flight. Waits
+    /// for higher levels are unbounded. A submission that takes longer breaks the bound and raises
+    /// an event. If its level keeps part of the SMs (client_settings::keeps), a submission that
+    /// fits there, as `declared` or as its kind showed, waits for three things: short work below (a
+    /// quarter of the horizon a level); the longest work that may be lent that part
+    /// (client_settings::back_within, which says how often a borrower may be longer); and work too
+    /// wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         return bound_at(clients_[c.index].level, c, key, declared);
     }
@@ -401,14 +411,14 @@ public:
             }
         return bound_at(at, c, key, declared);
     }
-    /// What of these levels is in flight has taken so much longer than it was to: for bounds, and
-    /// for what goes behind it.
+    /// Work in flight of this level has exceeded its expected time by `by`: counts in bounds, and
+    /// for work that queues behind it.
     void set_overdue(std::uint32_t level_index, ns by) noexcept { budget_.set_overdue(level_index, by); }
     /// Whether clients of more than one level are there, or have work in flight.
     [[nodiscard]] bool several_levels() const noexcept { return budget_.several_levels(); }
     /// The same of the highest level in use.
     [[nodiscard]] ns wait_bound() const noexcept { return budget_.bound(); }
-    /// What one of this kind that comes now may expect. Linear in the clients.
+    /// The forecast for a submission of this kind that arrives now. Linear in the clients.
     [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const noexcept {
         return detail::estimate(clients_, costs_, budget_, c, key, options_.first_guess, bound_of(c, key));
     }
@@ -419,7 +429,8 @@ public:
         look_for_undriven(now);
         attendance_.come();
     }
-    /// Somebody looks in. If something was left to nobody for a second, an event tells. `now` is asked for where something was left.
+    /// Somebody looks in. If something was left to nobody for a second, an event tells. `now` is
+    /// asked for where something was left.
     template <std::invocable F>
     void look_for_undriven(F now) noexcept {
         if (!attendance_.is_left()) return;
@@ -439,7 +450,7 @@ public:
     }
 
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }  ///< Submissions, of all clients.
-    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }  ///< Of clients so far.
+    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }  ///< Clients so far.
     /// The account of `c`.
     [[nodiscard]] const client_usage& usage(client_id c) const noexcept { return clients_[c.index].usage; }
     /// The settings of `c` that are in force.
@@ -526,8 +537,8 @@ private:
         return client;
     }
 
-    // Something of this timeline has ended, of client `c`: it may have others for it behind its first. By an end, as by other
-    // settings, there may be room beside what is kept.
+    // Something of this timeline has ended, of client `c`: it may have others for it behind its
+    // first. By an end, as by other settings, there may be room beside what is kept.
     void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which implementation of an operation to use for which shape (our kernel, a vendor library's, an engine's): a table that is
-// measured once, saved as text, and read and changed by people.
+// Which implementation of an operation to use for which shape (our kernel, a vendor library's, an
+// engine's): a table that is measured once, saved as text, and read and changed by people.
 //
 //   auto table = gpushare::operator_table::load("matmul f16:4096x4096x8 cublaslt 41200 3\n");
 //   if (const auto* best = table.find("matmul", "f16:4096x4096x8")) use(best->candidate);
 //
-// serving/operator_selection.hpp measures candidates and fills it in. A line is: operation, shape, candidate, how long it took (ns),
-// among how many. Lines that begin with # are comments.
+// serving/operator_selection.hpp measures candidates and fills it in. A line is: operation, shape,
+// candidate, how long it took (ns), among how many. Lines that begin with # are comments.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The best that was found for one operation and shape. Texts are words: not empty, without blanks and control characters.
+/// The best that was found for one operation and shape. Texts are words: not empty, without blanks
+/// and control characters.
 struct operator_choice {
     std::string operation{};       ///< such as "matmul"
     std::string shape{};           ///< all that the choice depends on: sizes, types, layout
@@ -47,8 +48,8 @@ public:
         const auto at = place_of(operation, shape);
         return at != rows_.end() && at->operation == operation && at->shape == shape ? &*at : nullptr;
     }
-    /// In place of what was known of this operation and shape. Throws operation_error: invalid_specification for what are no words, or
-    /// a time below 0.
+    /// In place of what was known of this operation and shape. Throws operation_error:
+    /// invalid_specification for what are no words, or a time below 0.
     void keep(operator_choice c) {
         if (!is_word(c.operation) || c.operation.front() == '#' || !is_word(c.shape) || !is_word(c.candidate) ||
             c.took < ns{})
@@ -78,8 +79,9 @@ public:
                     std::to_string(r.candidates) + '\n';
         return text;
     }
-    /// What save() wrote, and people changed. Throws operation_error: invalid_specification with the line in `asked`, for one that isn't
-    /// as it should be, or the second of an operation and shape.
+    /// Reads text that save() wrote, possibly edited by hand. Throws operation_error:
+    /// invalid_specification with the line in `asked`, for a malformed line or a second entry for
+    /// one operation and shape.
     [[nodiscard]] static operator_table load(std::string_view text) {
         operator_table table;
         for (std::uint64_t line = 1; !text.empty(); ++line) {

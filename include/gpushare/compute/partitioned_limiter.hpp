@@ -55,14 +55,15 @@ enum class sm_sharing : std::uint8_t {
 template <stream_source Device, clock Clock, compute_policy Policy = weighted_fair>
 class partitioned_limiter {
 public:
-    using stream = typename Device::stream;                  ///< Of each client, in its partition.
-    using limiter = compute_limiter<stream, Clock, Policy>;  ///< Of each partition.
-    using ticket = typename limiter::ticket;                 ///< What submit returns.
-    using permit = typename limiter::permit;                 ///< What acquire returns.
+    using stream = typename Device::stream;                  ///< The stream of each client, in its partition.
+    using limiter = compute_limiter<stream, Clock, Policy>;  ///< The limiter of each partition.
+    using ticket = typename limiter::ticket;                 ///< The type that submit returns.
+    using permit = typename limiter::permit;                 ///< The type that acquire returns.
 
-    /// Partitions `device` for `clients`: `weight` and `cap` of each are shares of the device, and `tag` is that of its stream.
-    /// `options` are those of each limiter. Throws operation_error: invalid_specification, share_exceeded (see plan_sms, and what
-    /// the policy refuses), too_few_sms (there are other partitions on the device).
+    /// Partitions `device` for `clients`: `weight` and `cap` of each are shares of the device, and
+    /// `tag` is that of its stream. `options` are those of each limiter. Throws operation_error:
+    /// invalid_specification, share_exceeded (see plan_sms, and what the policy refuses),
+    /// too_few_sms (there are other partitions on the device).
     partitioned_limiter(Device device, std::span<const client_settings> clients, Clock time = {},
                         const limiter_options& options = {}, sm_sharing how = sm_sharing::weighted)
         : partitioned_limiter(std::move(device), clients, std::move(time), options, how, [] { return Policy{}; }) {}
@@ -90,13 +91,14 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return settings_.size(); }
     /// Which clients have SMs of their own, and which share.
     [[nodiscard]] const sm_plan& plan() const noexcept { return plan_; }
-    /// Why the device isn't partitioned: not_supported if it can't be, too_few_sms if all clients would share one partition;
-    /// errc::none if it is.
+    /// Why the device isn't partitioned: not_supported if it can't be, too_few_sms if all clients
+    /// would share one partition; errc::none if it is.
     [[nodiscard]] errc why_gated() const noexcept {
         return plan_.partitioned() ? errc::none : can_.units == 0 ? errc::not_supported : errc::too_few_sms;
     }
 
-    /// The limiter of a client's partition. With it, id_of and stream_of, all of compute/ works: requests, gangs, coroutines.
+    /// The limiter of a client's partition. With it, id_of and stream_of, all of compute/ works:
+    /// requests, gangs, coroutines.
     [[nodiscard]] limiter& limiter_of(std::size_t client) noexcept {
         return *limiters_[plan_.clients[client].partition];
     }
@@ -125,8 +127,9 @@ public:
         for (const auto& l : limiters_) l->poll();
     }
 
-    /// Other settings for a client, while work is in flight. Throws operation_error as the constructor, and not_supported if SMs
-    /// would have to move; then nothing has changed. For one thread at a time.
+    /// Other settings for a client, while work is in flight. Throws operation_error as the
+    /// constructor, and not_supported if SMs would have to move; then nothing has changed. For one
+    /// thread at a time.
     void change(std::size_t client, const client_settings& s) {
         auto wanted = settings_;
         wanted[client] = s;
@@ -138,7 +141,7 @@ public:
             !std::equal(then.clients.begin(), then.clients.end(), plan_.clients.begin(), same_partition))
             throw operation_error(errc::not_supported, {},
                                   "SMs can't move from one partition to another while streams are there");
-        // Those whose weight goes down first: no policy ever sees a sum over the whole.
+        // Clients whose weight falls go first, so no policy ever sees a sum over the whole.
         std::vector<std::size_t> order(size());
         std::iota(order.begin(), order.end(), std::size_t{0});
         std::stable_partition(order.begin(), order.end(),
@@ -155,9 +158,9 @@ public:
         plan_ = then;
     }
 
-    /// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if
-    /// streams of the device are in no partition, since their kernels run on everybody's SMs. Does nothing where the device isn't
-    /// partitioned.
+    /// Throws operation_error (invalid_specification, with the tags in its text, the first one and
+    /// how many in its figures) if streams of the device are in no partition, since their kernels
+    /// run on everybody's SMs. Does nothing where the device isn't partitioned.
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;
@@ -195,7 +198,7 @@ private:
         return device_.make_stream(s.level, s.tag);
     }
 
-    // What a client's settings for the device are for the limiter of its partition.
+    // Translates a client's settings for the device into settings for the limiter of its partition.
     [[nodiscard]] static client_settings inside(client_settings s, std::size_t i, const sm_plan& plan) {
         s.weight = plan.clients[i].weight;
         if (plan.partitioned()) {

@@ -42,35 +42,40 @@ struct client_id {
     friend constexpr bool operator==(client_id, client_id) = default;
 };
 
-/// What a client asks for. Each policy looks at some of these; its comment says at which.
+/// What a client asks for. Each policy uses some of these settings; its comment says which.
 struct client_settings {
     share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
     priority level{};               ///< a higher level always goes first
-    /// The highest level that its requests and submissions may have: what asks for more goes at
-    /// this one. At least `level`.
+    /// The highest level that its requests and submissions may have: a request for more is served
+    /// at this one. At least `level`.
     priority ceiling = no_priority;
     /// The least part of the SMs that its submissions are believed to fill that declare a width:
     /// where the device doesn't tell, they are charged by it. 0: whatever they declare.
     sm_width narrowest{};
-    /// Its longest kernel, if known; 0: learnt from what it submits. Beside a hard cap, what is in flight can't be taken back: only
-    /// with this set, and until something takes longer, do several go in one behind the other, those that together end in half of
+    /// Its longest kernel, if known; 0: learnt from its submissions. Under a hard cap, work in
+    /// flight can't be taken back. So several submissions go in one behind the other only if this
+    /// is set and nothing has taken longer, and only as many as end together within half of
     /// limiter_options::horizon.
     ns longest{};
-    /// Its work calls yield_point() at least this often: higher levels wait for so long, and not for the whole of it. 0: it doesn't
-    /// yield. Its word: what isn't kept breaks a bound, and is an event. Ignored where kernels can't
-    /// (yielding_timeline).
+    /// Its work calls yield_point() at least this often: higher levels wait for so long, and not
+    /// for the whole of it. 0: it doesn't yield. The limiter relies on this value: a longer stretch
+    /// breaks a bound and raises an event. Ignored where kernels can't yield (yielding_timeline).
     ns yields_within{};
-    /// The most of the device's time that it gets. A device that doesn't tell how much of it work fills is charged by what is
-    /// declared of that (submit_options::width): a client that may lie wants `narrowest`.
+    /// The most of the device's time that it gets. A device that doesn't tell how much of it work
+    /// fills is charged by what is declared of that (submit_options::width): a client that may lie
+    /// wants `narrowest`.
     share cap = share::whole();
     bool soft_cap = false;  ///< the cap holds only while others, within theirs, have work
     sm_width keeps{};       ///< its level keeps this part of the SMs free of long work below; see limiter_core
-    /// What its level keeps is lent to work below that ends within this or yields within it (yields_within);
-    /// of those that keep a part, the shortest counts. Its level's bound counts what may be lent. 0, or less than an
-    /// eighth of limiter_options::horizon: that eighth. Of a kind that doesn't yield, the latest 16 have to have ended within
-    /// this, and of the latest 512 to 1023 all but one in a hundred (of fewer than a hundred, all; recent_longest::usual). So at
-    /// most about one in a hundred of its calls keeps such an SM for longer, which breaks the bound, and the next 16 to 31 aren't
-    /// lent it; a kind that turns slow is found out by its first slow ones, those in flight together.
+    /// The part that its level keeps is lent to lower work that ends or yields (yields_within)
+    /// within this time. If several clients of a level keep a part, the shortest time counts. The
+    /// level's bound counts work that may be lent. 0, or less than an eighth of
+    /// limiter_options::horizon: that eighth. A kind that doesn't yield qualifies if its latest 16
+    /// submissions ended within this time, and all but one in a hundred of the latest 512 to 1023
+    /// (with fewer than a hundred, all; recent_longest::usual). So at most about one in a hundred
+    /// of its calls occupies such an SM for longer and breaks the bound; the next 16 to 31 aren't
+    /// lent it. A kind that turns slow is detected by its first slow calls, those in flight
+    /// together.
     ns back_within{};
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
@@ -88,24 +93,24 @@ struct queue_head {
     instant arrival{};         ///< when it began to wait
     instant deadline = never;  ///< when it is due
     std::uint64_t key = 0;     ///< its kind, for the cost model; 0: none
-    /// The level at which it goes, if that is above its client's. What it takes is its client's all
-    /// the same: a policy that holds clients to shares charges it to the share.
+    /// The level at which it goes, if that is above its client's. Its client is charged all the
+    /// same: a policy that enforces shares charges the client's share.
     priority level = no_priority;
 };
 
-/// What a policy knows of a client's past that another one is to go on with: what it had beyond its
-/// cap, and ahead of its share. A policy over others (a policy_tree) tells of each of them in turn:
-/// the client's own, then its class's, and so on outwards.
+/// A client's past as one policy hands it to the next: device time used beyond its cap and ahead of
+/// its share. A policy over other policies (a policy_tree) tells of each of them in turn: the
+/// client's own, then its class's, and so on outwards.
 class client_standing {
 public:
-    /// Of one policy.
+    /// The standing with one policy.
     struct scope {
         ns ahead{};   ///< device time ahead of its share; negative: behind
         ns beyond{};  ///< device time beyond its cap, which is yet to be made up for
     };
     static constexpr std::size_t most = 4;  ///< Policies, one over the other, that are told of; others are forgotten.
 
-    [[nodiscard]] const scope& here() const noexcept { return of_[at_]; }  ///< Of the present policy.
+    [[nodiscard]] const scope& here() const noexcept { return of_[at_]; }  ///< The scope of the present policy.
     /// It has had so much ahead of its share, in ns.
     void ahead(double time) noexcept {
         of_[at_].ahead = ns{static_cast<ns::rep>(time < -9e18 ? -9e18 : time > 9e18 ? 9e18 : time)};
@@ -212,7 +217,7 @@ template <class P>
         return std::is_void_v<decltype(std::declval<P&>().serve(client_id{}, ns{}, instant{}))> ? 0 : 64;
 }
 
-/// What `p` says of it, or 0.
+/// The value that `p` returns for it, or 0.
 template <compute_policy P>
 [[nodiscard]] std::uint64_t serve(P& p, client_id c, ns cost, instant now) noexcept {
     if constexpr (std::is_void_v<decltype(p.serve(c, cost, now))>) {
@@ -231,7 +236,7 @@ void correct(P& p, client_id c, ns delta, std::uint64_t lent) noexcept {
         p.correct(c, delta);
 }
 
-/// What `p` knows of the past of `c`.
+/// Tells what `p` knows of the past of `c`.
 template <class P>
 void tell_standing(const P& p, client_id c, client_standing& s, instant now) noexcept {
     if constexpr (requires { p.tell_standing(c, s, now); }) p.tell_standing(c, s, now);

@@ -19,25 +19,25 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What is known of a request beforehand.
+/// What the caller knows of a request beforehand.
 struct request_options {
     instant deadline = never;      ///< when it is to be done, for policies that look at it
     ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
     priority level = no_priority;  ///< its own, where it is above its client's; at most client_settings::ceiling
 };
 
-/// Submissions of a client that belong together. While one of them is in flight, and for limiter_options::anticipation
-/// after the latest was seen to be done, no work of levels below theirs is admitted. That ends when
-/// the request ends. A request's own level is that of its submissions, and of nothing else: of its
-/// client's that wait they go before those of a lower level, whatever their streams. What they
-/// take, and what is held back for them, is charged to the client's share. A request above its
-/// client's ceiling goes at the ceiling. It doesn't change the priority of a stream: use a stream
-/// of that level. Neither copied nor moved; for one thread at a time, though others may wait for
-/// its tickets. Must not outlive its limiter.
+/// Submissions of a client that belong together. While one of them is in flight, and for
+/// limiter_options::anticipation after the end of the latest was seen, no work of lower levels is
+/// admitted. This ends with the request. A request's own level is the level of its submissions and
+/// of nothing else: they go before waiting submissions of its client of a lower level, whatever
+/// their streams. Their time, and time held back for them, is charged to the client's share. A
+/// request above its client's ceiling goes at the ceiling. It doesn't change the priority of a
+/// stream: use a stream of that level. Neither copied nor moved; for one thread at a time, though
+/// others may wait for its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
-    using stream = typename Limiter::stream;  ///< What its submissions are enqueued on.
+    using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
 
     /// Begins. Throws std::bad_alloc.
     request(Limiter& limiter, client_id client, request_options options = {})
@@ -50,7 +50,8 @@ public:
     /// Ends the request. Its submissions go on.
     ~request() { limiter_.end_request(client_, options_.level); }
 
-    /// As limiter.submit. What remains, and a deadline before that of `o`, are the request's.
+    /// As limiter.submit. The remaining time is the request's; so is the deadline, if it is earlier
+    /// than the deadline of `o`.
     [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
                                                           const submit_options& o = {},
                                                           submission_callback on_done = {}) {

@@ -21,17 +21,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What enqueues the work of one submission. Stored in place: a callable of up to 128 bytes.
+/// The callable that enqueues the work of one submission. Stored in place: a callable of up to 128
+/// bytes.
 template <timeline Stream>
 using submission_work = detail::inplace_function<void(Stream&), 128>;
 
-/// What becomes of a client's submissions while it sleeps; see compute_limiter::sleep.
+/// How a sleeping client's submissions are treated; see compute_limiter::sleep.
 enum class while_asleep : std::uint8_t {
-    keep,    ///< what waits and what comes waits until it wakes
+    keep,    ///< submissions that wait or arrive stay queued until it wakes
     refuse,  ///< both end with errc::asleep
 };
 
-/// What is known of one submission beforehand. Everything may be left out.
+/// What the caller knows of one submission beforehand. Every field may be left out.
 struct submit_options {
     std::uint64_t key = 0;  ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
     sm_width
@@ -43,10 +44,10 @@ struct submit_options {
     /// or before where it is late when it comes. It isn't admitted behind work that may take beyond
     /// the deadline, as declared or seen of its kind.
     bool drop_if_late = false;
-    /// Its own. Of its client's that wait it goes before those of a lower one, whatever their streams; those without are of the
-    /// client's level. It is admitted at this level, if that is above its client's, but at most at
-    /// client_settings::ceiling; what it takes is charged to its client's share. A stream keeps its
-    /// priority.
+    /// Its own priority. Among its client's waiting submissions it goes before those of a lower
+    /// priority, whatever their streams; those without one have the client's level. It is admitted
+    /// at this level if it is above its client's, but at most at client_settings::ceiling. Its time
+    /// is charged to its client's share. A stream keeps its priority.
     gpushare::priority priority = no_priority;
     instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
     std::uint32_t stream = 0;  ///< of a tenant's streams the one that it is for; a limiter is told the stream itself
@@ -86,14 +87,16 @@ struct completion {
     std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
     tenant_name tenant{};      ///< of one that failed: its client's name
 
-    /// If it failed: throws what was thrown, as it is, for a client without a name; for one with a name an operation_error with status,
-    /// name and text, in which that is nested (std::rethrow_if_nested). Else it does nothing.
+    /// If it failed: throws what was thrown, as it is, for a client without a name; for one with a
+    /// name an operation_error with status, name and text, in which that is nested
+    /// (std::rethrow_if_nested). Else it does nothing.
     void rethrow() const { detail::rethrow(status, tenant, error); }
 };
 
 /// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but
-/// not wait for it, nor for a thread that waits to get in below: while a callback is under way lower levels may have to wait for
-/// it, and try_acquire finds no room for them. Must not throw. Stored in place: a callable of up to 64 bytes.
+/// not wait for it, nor for a thread that waits to get in below: while a callback is under way
+/// lower levels may have to wait for it, and try_acquire finds no room for them. Must not throw.
+/// Stored in place: a callable of up to 64 bytes.
 using submission_callback = detail::inplace_function<void(const completion&), 64>;
 
 /// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was reached, as near as can

@@ -20,9 +20,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Holds a policy of any type, weighted_fair by default. Movable; what was moved from can only be assigned to or destroyed.
-/// Each call is a virtual call; making one allocates. Not thread-safe. The members are those of compute_policy, and go to the
-/// policy that it holds.
+/// Holds a policy of any type, weighted_fair by default. Movable; what was moved from can only be
+/// assigned to or destroyed. Each call is a virtual call; making one allocates. Not thread-safe.
+/// The members are those of compute_policy, and go to the policy that it holds.
 class any_policy {
 public:
     any_policy() : any_policy(weighted_fair{}) {}  ///< Holds a weighted_fair. Throws std::bad_alloc.
@@ -55,8 +55,8 @@ public:
     }  ///< For another policy.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         held_->resume(c, s, now);
-    }                                                                                 ///< What an earlier policy said.
-    [[nodiscard]] unsigned lent_bits() const noexcept { return held_->lent_bits(); }  ///< Of what serve() returns.
+    }                                                                                 ///< Continues from a standing.
+    [[nodiscard]] unsigned lent_bits() const noexcept { return held_->lent_bits(); }  ///< Of serve()'s result.
     void take_turns() noexcept { held_->take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:

@@ -7,8 +7,9 @@
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
 //
-// At the end, three policies that only cap: hard_share, soft_share, equal_share. What they promise the clients of a
-// level never sums to more than the whole: a client that would exceed it is refused with errc::share_exceeded.
+// At the end, three policies that only cap: hard_share, soft_share, equal_share. Their promises to
+// the clients of a level never sum to more than the whole: a client that would exceed it is refused
+// with errc::share_exceeded.
 #pragma once
 
 #include <algorithm>
@@ -44,11 +45,12 @@ struct cap_of_settings {
     }
 };
 
-/// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a time t, a client
-/// with a hard cap gets at most its cap times (t + 5 ms), plus the submission begun last, or those that are in flight at once
-/// by client_settings::longest. A client with a soft cap
-/// isn't charged for what it borrows; borrowers go in the order in which they will be within their caps again. A value;
-/// not thread-safe. A call is O(log waiting) and what `Inner` takes. The members are those of compute_policy.
+/// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a
+/// time t, a client with a hard cap gets at most its cap times (t + 5 ms), plus the submission
+/// begun last, or those in flight at once by client_settings::longest. A client with a soft cap
+/// isn't charged for time that it borrows; borrowers go in the order in which they will be within
+/// their caps again. A value; not thread-safe. A call costs O(log waiting) plus the call of
+/// `Inner`. The members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
@@ -74,7 +76,8 @@ public:
         return {};
     }
 
-    /// Other settings; refused as in `add`. What the client had beyond its old cap, it repays at the new rate.
+    /// Other settings; refused as in `add`. The client repays time beyond its old cap at the new
+    /// rate.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         const cap_terms terms = rule_(s);
@@ -110,7 +113,7 @@ public:
         const bool hard = !terms.soft && terms.per_million < 1'000'000;
         return hard ? detail::own_hard_cap(c) : detail::hard_cap_of(inner_, c);
     }
-    /// What the client had beyond its cap, and what `Inner` says, for another policy; see
+    /// Tells the client's time beyond its cap, and the standing of `Inner`, to another policy; see
     /// client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         const auto here = s.mark();
@@ -120,7 +123,7 @@ public:
         if (clients_[c.index].terms.per_million < 1'000'000) s.beyond(clients_[c.index].pace, now);
         s.back_to(inside);
     }
-    /// What an earlier policy said of it holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& pace = clients_[c.index].pace;

@@ -91,11 +91,11 @@ public:
         if (client.waits) place(client);
     }
 
-    /// What it is ahead of its weight, for another policy; see client_standing.
+    /// Tells how far it is ahead of its weight, for another policy; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         s.ahead(static_cast<double>(clients_[c.index].pace.beyond(now).count()));
     }
-    /// What an earlier policy said of it holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& pace = clients_[c.index].pace;

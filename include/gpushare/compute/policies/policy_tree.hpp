@@ -26,11 +26,12 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// `Outer` decides between classes, an `Inner` for each class between its clients. A client's `group` names its class; a class
-/// that was never set has default settings and a default policy. `level` orders the clients within
-/// a class, and so does that of a submission; between classes the classes' settings do. A class is
-/// as urgent as the client that its policy would serve next. A value; not thread-safe. A call costs
-/// what the two policies' do. The members but set_class are those of compute_policy.
+/// `Outer` decides between classes, an `Inner` for each class between its clients. A client's
+/// `group` names its class; a class that was never set has default settings and a default policy.
+/// `level` orders the clients within a class, and so does that of a submission; between classes the
+/// classes' settings do. A class is as urgent as the client that its policy would serve next. A
+/// value; not thread-safe. A call costs what the two policies' do. The members but set_class are
+/// those of compute_policy.
 template <compute_policy Outer, compute_policy Inner>
 class policy_tree {
 public:
@@ -39,7 +40,8 @@ public:
     template <std::same_as<Outer> O>  // nothing that converts: an any_policy would take the tree itself
     explicit policy_tree(O outer) : outer_(std::move(outer)) {}
 
-    /// What a class is entitled to, at any time. The outer policy may refuse: then nothing has changed.
+    /// Sets a class's entitlement, at any time. The outer policy may refuse: then nothing has
+    /// changed.
     failure set_class(std::uint32_t group, const client_settings& s) {
         if (has(group)) return outer_.change(id_of(group), s);
         return open(group, s, Inner{});
@@ -107,15 +109,15 @@ public:
         if ((inside & of_class) != 0) return inside ^ (std::uint64_t{group} + 1) << 32;
         return inside != 0 ? detail::own_hard_cap(c) : 0;
     }
-    /// What the policy of its class says of the client, then what the outer one says of the class;
-    /// see client_standing.
+    /// Tells the client's standing with the policy of its class, then the class's standing with the
+    /// outer policy; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         const auto [group, seat] = place_of(c);
         detail::tell_standing(classes_[group].inside, id_of(seat), s, now);
         s.outwards();
         detail::tell_standing(outer_, id_of(group), s, now);
     }
-    /// What an earlier policy said of it holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
@@ -153,7 +155,7 @@ public:
         tell(client.group);
     }
 
-    /// Of one class, what its policy says; of two, what the outer one says of these.
+    /// Within one class its policy decides; between two classes the outer policy does.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto its = place_of(a), other = place_of(b);
         if (its.group != other.group) return detail::goes_before(outer_, id_of(its.group), id_of(other.group));
@@ -231,7 +233,7 @@ private:
     [[nodiscard]] place place_of(client_id c) const noexcept {
         return {clients_[c.index].group, clients_[c.index].seat};
     }
-    // Of a class for the outer policy, of a member for the inner one.
+    // The id of a class for the outer policy, or of a member for the inner one.
     [[nodiscard]] static client_id id_of(std::uint32_t index) noexcept { return {index, 1}; }
     [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
     [[nodiscard]] bool has(std::uint32_t group) const noexcept {

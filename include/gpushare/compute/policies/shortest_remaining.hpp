@@ -115,8 +115,8 @@ public:
         const auto cost =
             std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50) * 1000;
         level.fair += cost / std::max(level.weights, client.weight);
-        // What it had beyond that was nobody else's loss, or the guard would have spoken: it isn't held against it.
-        // But for what it had above its level, where no guard speaks.
+        // Time beyond that cost nobody else, or the guard would have spoken, so it isn't held
+        // against the client. The exception is time above its level, where no guard speaks.
         const auto guarded = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
         const auto most = lent == is_lifted ? 2 * rebase_at : std::max(guarded, client.had);
         client.had = std::clamp(client.had + cost / client.weight, -rebase_at, most);
@@ -127,13 +127,13 @@ public:
         }
     }
 
-    /// What it is ahead of its fair share, for another policy; see client_standing.
+    /// Tells how far it is ahead of its fair share, for another policy; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant) const noexcept {
         const auto& client = clients_[c.index];
         s.ahead(static_cast<double>(client.had - find_level(client.level)->fair) * static_cast<double>(client.weight) /
                 1000);
     }
-    /// What an earlier policy said of it holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant) noexcept {
         auto& client = clients_[c.index];
         constexpr auto most = static_cast<double>(rebase_at / 2);
@@ -157,7 +157,7 @@ private:
     struct level_state {
         priority level{};
         std::int64_t fair = 0;     // what each would have had under the ideal: ns over weight
-        std::int64_t weights = 0;  // of those who wait
+        std::int64_t weights = 0;  // of the waiting clients
     };
 
     [[nodiscard]] static std::int64_t weight_of(const client_settings& s) noexcept {

@@ -46,15 +46,15 @@ public:
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         return detail::hard_cap_of(is_high(clients_[c.index].level) ? high_ : low_, c);
     }
-    /// What `Inner` says of the client, then what the high levels had beyond their cap; see
-    /// client_standing.
+    /// Tells the client's standing with `Inner`, then how far the high levels are beyond their cap;
+    /// see client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         const bool high = is_high(clients_[c.index].level);
         detail::tell_standing(high ? high_ : low_, c, s, now);
         s.outwards();
         s.beyond(pace_, now);
     }
-    /// What an earlier policy said holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         detail::resume(of(clients_[c.index].level), c, s, now);
@@ -121,7 +121,7 @@ public:
     /// It waits, and isn't to be picked until wake().
     void hold(client_id c) noexcept { detail::hold(of(clients_[c.index].level), c); }
 
-    /// Of two of one level, as its inner policy says.
+    /// Within one level its inner policy decides.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto level = clients_[a.index].level;
         return level == clients_[b.index].level && detail::goes_before(is_high(level) ? high_ : low_, a, b);

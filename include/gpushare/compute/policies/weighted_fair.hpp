@@ -12,8 +12,9 @@
 // earlier than virtual time, so it isn't owed the time in which it wanted nothing.
 //
 // Where work of different clients can't run side by side, the limiter calls take_turns(): a change from one client to
-// another costs device time there. So a client keeps its turn for a while: several short submissions go together, and one
-// that is as long as a turn goes alone. A client gets ahead of its share by a turn and one submission at most.
+// another costs device time there. So a client keeps its turn for a while: several short
+// submissions go together, and one that is as long as a turn goes alone. A client gets ahead of its
+// share by a turn and one submission at most.
 #pragma once
 
 #include <algorithm>
@@ -35,15 +36,16 @@ inline namespace GPUSHARE_ABI {
 
 /// Shares a level's device time in proportion to `weight`. Looks at `level`, `weight`, `cap` and
 /// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses nothing.
-/// What a client has at a higher level, by submissions of a level of their own, is charged to its
-/// share at its own level too. Over a time t, a client with a hard cap gets at most its cap times
-/// (t + 5 ms), plus the submission begun last, or those in flight at once by
-/// client_settings::longest; a client with a soft cap isn't charged for what it borrows. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1)
-/// while nobody is at its cap, the rest O(log waiting). The members are those of compute_policy.
+/// Device time that a client's submissions get at a higher level is charged to its share at its own
+/// level too. Over a time t, a client with a hard cap gets at most its cap times (t + 5 ms), plus
+/// the submission begun last, or those in flight at once by client_settings::longest; a client with
+/// a soft cap isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
+/// the largest index in use. `pick` is O(1) while nobody is at its cap, the rest O(log waiting).
+/// The members are those of compute_policy.
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.
-    static constexpr ns usual_turn{100'000};  ///< What a turn is where take_turns() finds none set.
+    static constexpr ns usual_turn{100'000};  ///< The length of a turn if take_turns() sets none.
 
     /// Turns of usual_turn if take_turns() is called, none otherwise.
     weighted_fair() noexcept : weighted_fair(ns{-1}) {}
@@ -126,7 +128,7 @@ public:
         take_out(clients_[c.index]);
     }
 
-    /// Of one level: who would be further behind its share.
+    /// Of two clients of one level, the one further behind its share.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto &its = clients_[a.index], &other = clients_[b.index];
         if (its.level != other.at || (its.is_capped && !its.pace.entitled(now_))) return false;
@@ -187,14 +189,15 @@ public:
         if (client.waits && !client.held) place(client);
     }
 
-    /// What it is ahead of its share and beyond its cap, for another policy; see client_standing.
+    /// Tells how far it is ahead of its share and beyond its cap, for another policy; see
+    /// client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         const auto& client = clients_[c.index];
         for (const auto& l : levels_)
             if (l.level == client.level) s.ahead(client.lead(l.time));
         if (client.is_capped) s.beyond(client.pace, now);
     }
-    /// What an earlier policy said of it holds on. Before it waits.
+    /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -204,7 +207,8 @@ public:
 
 private:
     static constexpr std::uint64_t is_guest = 1, is_lent = 2;
-    // Of device time, in ns: to a client that is held time and again because its streams take no more. Several long calls.
+    // The most device time, in ns, owed to a client that is held repeatedly because its streams
+    // take no more: several long calls.
     static constexpr double most_owed = 250e6;
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
     // Two weeks are beyond any kernel; without a limit a wild measurement could overflow a tag.
@@ -364,7 +368,7 @@ public:
     void hold(client_id c) noexcept { inner_.hold(c); }    ///< It isn't to be picked.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         return inner_.before(a, b);
-    }                                                                             ///< Who has had less.
+    }                                                                             ///< Whether `a` has had less.
     [[nodiscard]] choice pick(instant now) noexcept { return inner_.pick(now); }  ///< The one that had least.
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         return inner_.serve(c, cost, now);
@@ -383,7 +387,7 @@ public:
     }  ///< For another policy.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         inner_.resume(c, s, now);
-    }                                                    ///< What an earlier policy said.
+    }                                                    ///< Continues an earlier policy's standing.
     void take_turns() noexcept { inner_.take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:
