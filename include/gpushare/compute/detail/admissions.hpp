@@ -50,7 +50,8 @@ private:
     ns usual_{}, longest_{};  // smoothed, and the longest, which fades; 0: none was seen
 };
 
-/// What waits of one client, in the order in which it came, and what the threads of the limiter know of it.
+/// One client's waiting submissions in order of arrival, and the state of this queue that the
+/// limiter's threads share.
 template <timeline Stream>
 struct client_queue {
     fifo<submission<Stream>> waiting;
@@ -116,7 +117,7 @@ public:
         if (why == errc::none) queue(c).own_level = s.level;
         return why;
     }
-    /// Of `level`, or none of its own. Throws std::bad_alloc.
+    /// Begins a request at `level`, or at none of its own. Throws std::bad_alloc.
     errc begin_request(client_id c, priority level) {
         if (!core_.contains(c)) return errc::closed;
         if (level != no_priority) queue(c).raised.push_back(level);
@@ -190,8 +191,8 @@ public:
         core_.arrive(s.client, now, &s.facts);
         if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
-    /// describe() and arrive() for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is
-    /// admitted.
+    /// describe() and arrive() for who comes to the gate. There is entry. True: nobody else waits
+    /// and there is room, so it is admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
@@ -220,7 +221,7 @@ public:
         q.waiting.remove(s);
         core_.withdraw(s.client, now, first_facts());
     }
-    /// Of all that wait of this client, the first; null where none is left.
+    /// Withdraws the first waiting submission of this client; null if none is left.
     [[nodiscard]] submission* withdraw_first(client_queue<Stream>& q) noexcept {
         submission* const s = q.asleep ? q.held.pop() : leave_first(q);
         if (s == nullptr) return nullptr;
@@ -228,7 +229,7 @@ public:
         late_.drop(*s);
         return s;
     }
-    /// Who waits, if anybody does.
+    /// The first waiting submission; null if none waits.
     [[nodiscard]] const submission* any_waiting(const client_queue<Stream>& q) const noexcept {
         return q.asleep ? q.held.front() : q.waiting.front();
     }
@@ -240,14 +241,15 @@ public:
         return all;
     }
 
-    /// Those that wait and are dropped when they are late.
+    /// The waiting submissions that are dropped when they are late.
     [[nodiscard]] const waiting_deadlines<submission>& late() const noexcept { return late_; }
 
     // ---- admission
 
     [[nodiscard]] submission& first_of(client_id c) noexcept { return *queue(c).waiting.front(); }
-    /// Of what waits of `c`, the first one for a stream with nothing in flight goes before the others, which keep their order: on each
-    /// stream it stays as it came. False if there is none among the first ones.
+    /// Among the waiting submissions of `c`, moves the first one for an idle stream (nothing in
+    /// flight) ahead of the others, which keep their order, so each stream's order is unchanged.
+    /// Looks at the first 64 only; false if none of them qualifies.
     bool bring_forward(client_id c, instant now) noexcept {
         constexpr int most = 64;
         auto& waiting = queue(c).waiting;
@@ -274,8 +276,8 @@ public:
 
     /// Nothing is admitted any more.
     void lose_device() noexcept { lost_ = true; }
-    /// Says once of each client that it had work in flight when the device was lost. Not of one that has left it there: its index may be
-    /// somebody else's.
+    /// Says once of each client that it had work in flight when the device was lost. Not of one
+    /// that has left it there: its index may be somebody else's.
     void tell_of_loss(client_id c) noexcept {
         if (!core_.contains(c)) return;
         if (!std::exchange(queue(c).told_of_loss, true))

@@ -40,7 +40,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What to record the end of a batch with: nothing where streams don't share their timelines.
+/// The handle by which the end of a batch is recorded: empty where streams don't share their
+/// timelines.
 template <timeline Stream>
 struct timeline_handle {
     struct type {
@@ -137,8 +138,8 @@ struct batch {
     [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
     [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
-    /// Whether the device hasn't reached its end, once that is recorded. Asking costs as much as another point where points
-    /// are dear: there, as far as is known.
+    /// Whether the device hasn't reached its end, once that is recorded. Asking costs as much as
+    /// another point where points are dear: there, as far as is known.
     [[nodiscard]] bool is_to_come(instant now) const noexcept {
         if constexpr (shares)
             return !known || now < busy_until;
@@ -183,8 +184,9 @@ struct batch {
     }
 };
 
-/// Submissions that permits' holders have enqueued. Anybody adds, under no lock; who holds the limiter's mutex takes all at
-/// once (Treiber, IBM RJ 5118, 1986): nothing is taken out of the middle, so it doesn't matter that records are used again.
+/// Submissions that permits' holders have enqueued. Anybody adds, under no lock; who holds the
+/// limiter's mutex takes all at once (Treiber, IBM RJ 5118, 1986): nothing is taken out of the
+/// middle, so it doesn't matter that records are used again.
 template <timeline Stream>
 class enqueued_list {
 public:
@@ -193,8 +195,8 @@ public:
     /// True if somebody waits for that and is to be told under the mutex.
     [[nodiscard]] bool push(submission& s) noexcept {
         s.next = latest_.load(std::memory_order_relaxed);
-        // Releases what the holder wrote. seq_cst: either who enqueued sees that somebody waits, or who is about to wait,
-        // having said so, sees what was enqueued.
+        // Releases what the holder wrote. seq_cst: either who enqueued sees that somebody waits, or
+        // who is about to wait, having said so, sees what was enqueued.
         while (!latest_.compare_exchange_weak(s.next, &s, std::memory_order_seq_cst, std::memory_order_relaxed)) {
         }
         return is_awaited();
@@ -213,7 +215,8 @@ public:
         while (first != nullptr) f(*std::exchange(first, first->next));
     }
 
-    /// Whether who adds from now on is told to say so. What was added before is there to be taken.
+    /// Whether threads that add from now on are told to say so. Submissions added before can be
+    /// taken at once.
     void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
     [[nodiscard]] bool is_awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
 
@@ -222,8 +225,8 @@ private:
     std::atomic<bool> awaited_{false};
 };
 
-/// What is in flight, in batches. Under the limiter's mutex, but for announce_enqueued(). Allocates while more are in flight
-/// than ever before.
+/// The submissions in flight, in batches. Under the limiter's mutex, but for announce_enqueued().
+/// Allocates while more are in flight than ever before.
 template <timeline Stream>
 class batches {
 public:
@@ -232,8 +235,8 @@ public:
     using submission = detail::submission<Stream>;
     static constexpr std::size_t none = submission::no_batch;
 
-    /// Whether streams of different clients wait for each other, where their work doesn't fit side by side: its points tell
-    /// nothing otherwise. Not on a device that tells what each used.
+    /// Whether streams of different clients wait for each other, where their work doesn't fit side
+    /// by side: its points tell nothing otherwise. Not on a device that tells what each used.
     static constexpr bool turns = joining_timeline<Stream> && !sm_timeline<Stream>;
 
     /// `quantum`: how long a batch may be predicted to take.
@@ -283,8 +286,8 @@ public:
     /// `s` is about to be enqueued on `stream`, with the points around it that it says then. After collect().
     void place(submission& s, Stream& stream, instant now) noexcept {
         const admission& a = s.admitted;
-        // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
-        // another client's elsewhere.
+        // The usual case: another one for the batch that was joined before. It takes nobody once
+        // another begins behind it, or another client's elsewhere.
         if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
             batches_[latest_].takes(a, quantum_))
             return join(s, latest_, now);
@@ -320,7 +323,7 @@ public:
         double beside = a.width.part();
         for (std::size_t i = 0; i < in_use_; ++i) {
             const batch& b = batches_[i];
-            // Of each stream once: its work runs one after the other.
+            // Each stream counts once: its work runs one after the other.
             if (b.at == batch::state::free || b.level != a.level || b.is_on(s)) continue;
             const bool again =
                 std::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
@@ -334,8 +337,8 @@ public:
 
     // ---- enqueue: how that went
 
-    /// `s` is on its stream: among the members of its batch, and one with the latest of these where nothing tells them apart.
-    /// After collect().
+    /// `s` is on its stream: among the members of its batch, and one with the latest of these where
+    /// nothing tells them apart. After collect().
     void enqueued(submission& s) noexcept {
         batch& b = batches_[s.batch];
         --b.entering;
@@ -379,9 +382,10 @@ public:
     /// The same for a permit, by the thread that holds it, under no lock. True if somebody waits for it: then lock, and
     /// keep_awaiting() says when not to any longer.
     [[nodiscard]] bool announce_enqueued(submission& s) noexcept { return enqueued_.push(s); }
-    /// Who enqueues from now on is to tell; what was enqueued before shows itself to the next question.
+    /// Threads that enqueue from now on are asked to announce it; the next query sees work enqueued
+    /// before.
     void await_enqueued() noexcept { enqueued_.await(true); }
-    /// Unless `wanted`, nobody waits any more for what is enqueued.
+    /// Unless `wanted`, no thread waits any more for announcements of enqueued work.
     void keep_awaiting(bool wanted) noexcept { enqueued_.await(wanted || ends_wanted_); }
 
     /// The work of this one won't come; it still has its slot.
@@ -397,9 +401,10 @@ public:
 
     // ---- ends: which points are still to be recorded
 
-    /// Open batches whose end is wanted: that of `wanted`; where nothing else is to be watched, if `quiet`; and those that
-    /// were marked. The caller records a point on `handle(i)` under no lock and says so with ended() or not_ended().
-    /// `now()` is asked only where there is one.
+    /// Finds open batches whose end is wanted: the batch of `wanted`; every batch if `quiet` and
+    /// there is nothing else to watch; and marked batches. The caller records a point on
+    /// `handle(i)` under no lock and says so with ended() or not_ended(). `now()` is asked only
+    /// where there is one.
     template <std::invocable F>
     [[nodiscard]] std::size_t next_to_end(const submission* wanted, bool quiet, F now) noexcept {
         collect();
@@ -440,7 +445,7 @@ public:
         collect();
         return in_use();
     }
-    /// The same, without those that permits' holders have enqueued since.
+    /// The same, without submissions that permit holders have enqueued since.
     [[nodiscard]] std::span<batch> in_use() noexcept { return {batches_.data(), in_use_}; }
     /// Whether there is a point to look at.
     [[nodiscard]] bool any_ended() noexcept {
@@ -458,7 +463,8 @@ public:
         const auto open = [](const batch& b) { return b.at == batch::state::open && b.num_members > 0; };
         return std::ranges::any_of(all(), open);
     }
-    /// Of its stream, the one that was enqueued first. `written_off`: those don't count.
+    /// Whether this batch was enqueued first of those on its stream. `but_written_off`: ignores
+    /// written-off batches.
     [[nodiscard]] bool is_oldest(const batch& b, bool but_written_off = false) noexcept {
         return in_use_ == 1 || std::ranges::none_of(in_use(), [&](const batch& other) {
                    return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
@@ -480,8 +486,8 @@ public:
                    return other.at != batch::state::free && !other.written_off && other.timeline != b.timeline;
                });
     }
-    /// Of what is in flight and will end, the lowest order; one more than the latest where there is
-    /// nothing.
+    /// The lowest order of the batches in flight that will end; one more than the latest order if
+    /// there are none.
     [[nodiscard]] std::uint64_t oldest_order() noexcept {
         std::uint64_t oldest = order_ + 1;
         for (const auto& b : in_use())
@@ -514,8 +520,8 @@ public:
             else if (b.known)
                 shift_ends(b, -lasting(b.predicted, b.width) / 64);
         }
-        // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt,
-        // so that few ends are asked for too early.
+        // Beside others' work, what costs a certain time lasts longer: they take turns, or share
+        // it. By how much is learnt, so that few ends are asked for too early.
         if (!b.beside_others || b.predicted <= ns{0}) return;
         const auto seen =
             static_cast<double>(b.when.length().count()) / static_cast<double>(lasting(b.predicted, b.width).count());
@@ -543,7 +549,7 @@ private:
                 b.busy_until = saturating_add(b.busy_until, by);
     }
 
-    // What is in flight on other streams, and the last batch on this one.
+    // The work in flight on other streams, and the last batch on this one.
     struct surroundings {
         std::size_t last = none;
         bool elsewhere = false;
@@ -639,10 +645,11 @@ private:
     pool<submission> at_gate_;
 };
 
-/// The first of the batches behind the one numbered `after` whose end `s` is to wait for before `a` is enqueued there
-/// (batches::turns); it counts as waited for from then on, an open one until it ends. What another thread is
-/// about to enqueue isn't among them, nor what was written off. One wait for each change of clients is enough where each
-/// client has one stream: what the client before waits for needn't be waited for again.
+/// Finds the first batch numbered above `after` whose end `s` has to await before `a` is enqueued
+/// there (batches::turns). The batch counts as awaited from then on, an open one until it ends.
+/// Batches that another thread is about to enqueue aren't considered, nor are written-off ones. If
+/// each client has one stream, one wait for each change of clients suffices: a wait of the client
+/// before needn't be repeated.
 template <timeline Stream>
 [[nodiscard]] batch<Stream>* turn_before(std::span<batch<Stream>> in_flight, std::uint64_t after, const admission& a,
                                          const Stream& s) noexcept {

@@ -39,22 +39,25 @@ struct interval {
     [[nodiscard]] constexpr ns length() const noexcept { return ns{end - begin}; }
 };
 
-/// Turns spans on one device into device time, so that no instant is charged more than once: the sum of all charges, less what is
-/// given back, is the union of the spans, in whatever order they come, if each fills the device; and otherwise the sum of the
-/// widths at each instant, 1 at the most.
+/// Turns spans on one device into device time, so that no instant is charged more than once: the
+/// sum of all charges, less what is given back, is the union of the spans, in whatever order they
+/// come, if each fills the device; and otherwise the sum of the widths at each instant, 1 at the
+/// most.
 ///
-/// Spans whose widths fit beside each other ran at once. Where others overlap, either the kernels ran at once, and each is to
-/// have half of that time; or the later one only waited. Points don't tell which. What tells is how long the later one takes at
-/// least: it ran for that long before its end. So far the overlap is proven, and split equally. The rest goes to the span
-/// that ended first, which is exact where kernels fill the device and so run one after the other.
+/// If spans' widths fit side by side, they ran at once. If other spans overlap, either the kernels
+/// ran at once, and each is to get half of that time, or the later one only waited. Points can't
+/// tell these cases apart. The least time that the later one takes can: it ran for that long before
+/// its end. This part of the overlap is proven, and split equally. The rest goes to the span that
+/// ended first, which is exact where kernels fill the device and so run one after the other.
 ///
-/// A value; not thread-safe. Remembers at least the latest 64 stretches of time, busy or not: nothing before them changes
-/// any more.
+/// A value; not thread-safe. Remembers at least the latest 64 stretches of time, busy or not:
+/// nothing before them changes any more.
 class span_meter {
 public:
-    /// What work of `who` between these moments is charged, which takes `at_least` on the device and fills the part `width` of
-    /// it: what no earlier charge covers, and its part of what is proven to be shared. Calls `give_back(client, time)` for
-    /// what others were charged alone and share with it.
+    /// Charges work of `who` for the span between these moments. The work takes at least `at_least`
+    /// on the device and fills the part `width` of it. Returns the time that no earlier charge
+    /// covers, plus its part of the time proven to be shared. Calls `give_back(client, time)` for
+    /// time that others were charged alone and share with it.
     template <std::invocable<client_id, ns> F>
     [[nodiscard]] ns charge(interval span, client_id who, ns at_least, F give_back, double width = 1) {
         if (num_ == 0) {
@@ -136,7 +139,8 @@ private:
         ns::rep cost = 0;
         for (auto i = tail; i < num_before; ++i) {
             const stretch& s = before[i];
-            // Where there was room beside the others, time is the span's from its begin on, else from where it is proven.
+            // Where there was room beside the others, time is the span's from its begin on, else
+            // from where it is proven.
             const interval common{std::max(s.when.begin, s.fits(mine) ? span.begin : proven_from),
                                   std::min(s.when.end, span.end)};
             if (common.begin >= common.end || !s.takes(mine)) {
@@ -146,8 +150,8 @@ private:
             stretch shared = s;
             shared.when = common;
             shared.owners[shared.num_owners++] = mine;
-            // What was idle of the device, as far as it goes; the rest is given by those who had it, in proportion to their
-            // widths: rounded alike on both sides, so that nothing is lost.
+            // The device's idle part covers the charge first. The owners of the time give the rest,
+            // in proportion to their widths: both sides are rounded alike, so nothing is lost.
             const double before_it = s.width(), with_it = before_it + static_cast<double>(mine.width);
             const auto length = common.end - common.begin;
             cost += part_of(length, std::min(with_it, 1.0) - std::min(before_it, 1.0));
@@ -187,20 +191,23 @@ private:
 struct enqueue_time {
     ns took{}, idle{};
 
-    /// From the begin of enqueuing to its end. `in_front`: what the device had to do until it got to that work, as predicted.
+    /// From the begin of enqueuing to its end. `in_front`: what the device had to do until it got
+    /// to that work, as predicted.
     [[nodiscard]] static constexpr enqueue_time between(instant begin, instant end, ns in_front) noexcept {
         if (end <= begin) return {};
         return {end - begin, std::max(end - begin - in_front, ns{0})};
     }
 };
 
-/// How long one client usually takes to enqueue. Between the point in front of the work and the work itself a host thread
-/// may lose its core for milliseconds; the device stands idle, and the points tell nothing of that. Where a call always
-/// takes long, as an engine's of hundreds of launches does, the span is all that is known, and the device was kept for the
-/// client meanwhile. A value; not thread-safe.
+/// How long one client usually takes to enqueue. Between the point in front of the work and the
+/// work itself a host thread may lose its core for milliseconds; the device stands idle, and the
+/// points tell nothing of that. Where a call always takes long, as an engine's of hundreds of
+/// launches does, the span is all that is known, and the device was kept for the client meanwhile.
+/// A value; not thread-safe.
 class usual_enqueue_time {
 public:
-    /// Whether a thread was held up: `t.took` is far longer than usual, and the device may have been idle. Learns what is usual.
+    /// Whether a thread was held up: `t.took` is far longer than usual, and the device may have
+    /// been idle. Learns what is usual.
     [[nodiscard]] bool is_held_up(const enqueue_time& t) noexcept {
         if (t.took <= ns{0}) return false;
         if (usual_ <= ns{0}) usual_ = t.took;
@@ -208,8 +215,8 @@ public:
         usual_ += (std::min(t.took, most) - usual_) / 8;  // what is always long becomes usual
         return t.took > most && t.idle > ns{0};
     }
-    /// What work took whose thread was held up: the span less what the device may have been idle at least, the span at most,
-    /// and in between what was predicted.
+    /// The time of work whose thread was held up while enqueuing: at least the span less the time
+    /// that the device may have been idle, at most the span, and the prediction in between.
     [[nodiscard]] static constexpr ns without_gap(ns span, ns predicted, const enqueue_time& t) noexcept {
         return std::max(std::min(span, predicted), span - t.idle);
     }
@@ -222,7 +229,7 @@ private:
     ns usual_{};
 };
 
-/// What was seen of a batch when its end was reached.
+/// An observation of a batch at its end.
 struct observation {
     client_id client{};
     std::optional<interval> span{};  // on the device: of an overtaken one, up to where the next began, if that is known
@@ -238,7 +245,7 @@ struct observation {
     bool contended = false;  // something was in flight on another stream meanwhile
 };
 
-/// What the members of a batch are charged.
+/// The charges of a batch's members.
 class charges {
 public:
     struct part {
@@ -254,7 +261,8 @@ public:
           span_rate_(seen.members > 1 ? rate(seen.length, seen.predicted) : 0) {}
 
     [[nodiscard]] charge::source from() const noexcept { return from_; }
-    /// Of the next member, or of several that are alike: in proportion to what was `predicted`; the last one has the rest.
+    /// The charge of the next member, or of several alike ones: in proportion to `predicted`; the
+    /// last one gets the rest.
     [[nodiscard]] part next(ns predicted, bool is_last) noexcept {
         const auto of = [=](double rate, ns& left) {
             const ns mine =
@@ -277,8 +285,9 @@ private:
     double took_rate_, span_rate_;
 };
 
-/// What was `seen` of a batch -> what its members are charged. `meter`: of the device; `usual`: of the batch's client. Calls
-/// `give_back(client, time)` for what others were charged earlier and share with it, as it turns out.
+/// Turns the observation `seen` of a batch into the charges of its members. `meter`: the device's;
+/// `usual`: of the batch's client. Calls `give_back(client, time)` for time charged to others
+/// earlier that turns out to be shared with them.
 template <std::invocable<client_id, ns> F>
 [[nodiscard]] charges charge_for(const observation& seen, span_meter& meter, usual_enqueue_time& usual, F give_back) {
     const bool alone = seen.members == 1;

@@ -5,20 +5,21 @@
 //   const auto level = budget.open(priority{1});                        // levels have indices, and stay
 //   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
 //
-// A few long submissions keep a device full; of short ones it takes many. So there is always room for `depth` submissions, and
-// for more of them while all together take no longer than the horizon. Nothing goes behind what lasts fifty times as long as it
-// lately took to hand over (to notice an end, and to enqueue what is next), where that is known: who is next is decided when that
-// ends, and the device waits for 2 % of the time or so. There each counts with the longest that its kind lately took, which is what
-// bounds a wait. Three cases get less:
+// A few long submissions keep a device full; of short ones it takes many. So there is always room
+// for `depth` submissions, and for more of them while all together take no longer than the horizon.
+// Nothing goes behind what lasts fifty times as long as it lately took to hand over (to notice an
+// end, and to enqueue what is next), where that is known: who is next is decided when that ends,
+// and the device waits for 2 % of the time or so. Each submission counts there with the longest
+// time that its kind lately took, since this time bounds a wait. Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
 //   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
 //
-// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let in beside that part. It is lent
-// to short work, which ends within the horizon, and to what usually ends or yields within the time that the level states
-// (`back_within`).
-// What is wider than the rest can't be kept off it, and goes as it would.
+// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let
+// in beside that part. The part is lent to short work, which ends within the horizon, and to work
+// that usually ends or yields within the time that the level states (`back_within`). Work too wide
+// for the rest can't be kept off the part, and goes as if nothing were kept.
 #pragma once
 
 #include <algorithm>
@@ -34,24 +35,24 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Of one client alone: hides any latency, and holds two batches.
+/// The most submissions in flight of one client alone: hides any latency, and holds two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
 
 /// No client's index.
 inline constexpr std::uint32_t no_client = ~std::uint32_t{0};
 
-/// What is kept for clients that are expected and would go first.
+/// Room reserved for clients that are expected back soon and would go first.
 struct kept_for_return {
-    bool any = false;       // what fills the device isn't let in ahead of them
-    double width = 0;       // nor anything on so much, which is free
+    bool any = false;       // work that fills the device isn't let in ahead of them
+    double width = 0;       // nor any work on this part of the SMs, which is free
     instant until = never;  // of what is free
 };
 
 /// How long the work of some clients may last, as declared or lately seen; 0: unknown.
 struct work_lengths {
     ns longest{};          // of all
-    ns opaque{};           // of those that don't yield
-    ns stretch{};          // between two yields, of those that do
+    ns opaque{};           // of work that doesn't yield
+    ns stretch{};          // between two yields, of work that does
     bool unknown = false;  // one that doesn't yield had neither declared nor shown any
 
     void raise_to(const work_lengths& o) noexcept {
@@ -84,7 +85,7 @@ public:
         double keeps = 0;                    // the part of the SMs that its clients keep free of long work below
         ns back_within{};                    // but for what gives it back within this; 0: for what is short
         ns not_kept_off{};  // the longest lately let in below levels that keep a part, though too wide for that
-        // What follows from all of this, and is asked for by every submission.
+        // Derived values, which every submission reads.
         std::uint32_t depth = 0;  // how many are in flight however long they take
         ns horizon{}, bound{};
         ns bound_on_kept{};  // for what fits on what is kept
@@ -93,7 +94,7 @@ public:
 
     in_flight_budget(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
-    /// Of this level, from now on: what the other calls name it by.
+    /// Opens this level and returns the index that the other functions take.
     [[nodiscard]] std::uint32_t open(priority p) {
         std::uint32_t i = 0;
         while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
@@ -126,8 +127,8 @@ public:
         l.raise_to(lasts);
         update();
     }
-    /// Looks at all of its clients anew, as what was long long ago is forgotten. Of those that keep a part, who wants it back soonest
-    /// counts. Linear.
+    /// Looks at all of its clients anew, since old maxima are forgotten. The shortest `back_within`
+    /// of the clients that keep a part counts. Linear.
     template <class Clients>
     void survey(std::uint32_t level, const Clients& clients) noexcept {
         auto& l = of(level);
@@ -144,11 +145,12 @@ public:
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// Whether there is room for one more. Though not for this one, there may be for others: where its stream has enough, or
-    /// where it isn't lent what is kept.
+    /// Whether there is room for one more submission. Even if this one has to wait, others may go:
+    /// if its stream has enough (not_on_stream), or if the kept part isn't lent to it
+    /// (not_beside_kept).
     enum class room : std::uint8_t { yes, no, not_on_stream, not_beside_kept };
-    /// For this one. `alone`: no other client has anything waiting or in flight. `others`: what is kept for those that are about to
-    /// come.
+    /// Whether there is room for `a`. `alone`: no other client has anything waiting or in flight.
+    /// `others`: the room reserved for clients that are about to come back.
     [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept {
         if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a)))
             return room::no;
@@ -164,8 +166,8 @@ public:
                            [&](const stream_load& l) { return l.name == name && l.level == level; });
     }
 
-    /// Of what fills the device. `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no
-    /// other client has anything waiting or in flight.
+    /// The same for work that fills the device. `longest`: its longest possible time; 0: unknown.
+    /// `predicted`: its probable time. `alone`: no other client has anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept {
         const auto& own = levels_[level];
         if (own.enqueuing) return false;
@@ -187,11 +189,12 @@ public:
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
     }
 
-    /// After something long it took so long to notice its end (0: not known), and to enqueue: for so long the device may wait for what
-    /// is next.
+    /// After something long it took so long to notice its end (0: not known), and to enqueue: for
+    /// so long the device may wait for what is next.
     void learn_hand_over(const charge& o, ns lasted) noexcept {
         if (o.noticed <= ns{0}) return;
-        // More than it lasted changes nothing now, and would be remembered for longer: as of a first call, which loads and compiles.
+        // More than it lasted changes nothing now, and would be remembered for longer: as of a
+        // first call, which loads and compiles.
         const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
         hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
         lead_ = std::max(hand_over_ * 50, horizon_);
@@ -217,8 +220,8 @@ public:
         note_if_on_kept(a);
         return alone;
     }
-    /// `times`: so many, all like this, with the sum of what was predicted. If nothing else is on its stream: the index of the client
-    /// that was the first there; else no_client.
+    /// `times`: so many, all like this, with the sum of what was predicted. If nothing else is on
+    /// its stream: the index of the client that was the first there; else no_client.
     std::uint32_t leave(const admission& a, std::uint32_t times) noexcept {
         leave(a.level_index, a.longest, a.predicted, a.of_request, times);
         auto& level = of(a.level_index);
@@ -297,9 +300,10 @@ public:
         return false;
     }
 
-    /// The longest that what is admitted at this level waits for those below, if nothing takes longer than the longest of its
-    /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
-    /// `width`: of what waits; if it fits on what its level keeps, it doesn't wait for long work below, but for what is lent that.
+    /// The longest that what is admitted at this level waits for those below, if nothing takes
+    /// longer than the longest of its level; with none below in use, that it waits for those of its
+    /// own level that are in flight. 0: nothing is known. `width`: of what waits; if it fits on
+    /// what its level keeps, it doesn't wait for long work below, but for what is lent that.
     [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept {
         const auto& l = levels_[level];
         const bool fits = width.known() && width.part() <= l.keeps + uncertain;
@@ -322,7 +326,7 @@ public:
         if (there > own.bound && num_narrow_ > 0) there = std::min(there, side_by_side(own, any_below));
         return std::max(own.bound, there);
     }
-    /// What of this level is in flight has taken so much longer than it may.
+    /// Work in flight of this level has exceeded its longest expected time by `by`.
     void set_overdue(std::uint32_t level, ns by) noexcept {
         if (of(level).in_flight != 0) of(level).overdue = by;
     }
@@ -349,8 +353,9 @@ public:
         return top != nullptr ? top->bound : ns{0};
     }
 
-    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as lengths_of(i) says. A level of which
-    /// that isn't known counts with the longest of all. A stretch between yields is no guess at what doesn't yield.
+    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as
+    /// lengths_of(i) says. A level of which that isn't known counts with the longest of all. A
+    /// stretch between yields is no guess at what doesn't yield.
     template <std::invocable<std::uint32_t> F>
     [[nodiscard]] ns bound_if(std::uint32_t level, F lengths_of) const noexcept {
         work_lengths any;
@@ -368,15 +373,17 @@ public:
             }
             const ns opaque = lasts.opaque > ns{0} || lasts.all_yield() ? lasts.opaque : guess;
             if (opaque <= ns{0} && !lasts.all_yield()) return ns{0};
-            // Who yields is waited for once: what is behind it on the device comes after who waits.
+            // A yielding kernel delays the waiter once only: the work queued behind it runs after
+            // the waiter.
             const ns all = saturating_add(in_flight_at_most(opaque, l.depth), lasts.stretch);
             below = saturating_add(below, std::max(all, l.horizon));
         }
         return below > ns{0} ? below : own;
     }
 
-    /// When what is in flight probably leaves room for one more, as if all of it had just begun: at once where some of the device is
-    /// free; where all of it is running side by side, at the next end, as if these came evenly; else when all has ended.
+    /// When what is in flight probably leaves room for one more, as if all of it had just begun: at
+    /// once where some of the device is free; where all of it is running side by side, at the next
+    /// end, as if these came evenly; else when all has ended.
     [[nodiscard]] ns until_room() const noexcept {
         double taken = 0, ends = 0;
         for (const auto& l : streams_) {
@@ -391,7 +398,7 @@ public:
     }
     /// Whether this level keeps a part of the SMs.
     [[nodiscard]] bool keeps(std::uint32_t level) const noexcept { return levels_[level].keeps > 0; }
-    /// What work of this level and above has taken that ended.
+    /// Total time of completed work of this level and above.
     [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
         ns sum = levels_[level].served;
         if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
@@ -401,15 +408,15 @@ public:
     }
 
 private:
-    // What is in flight on one stream, one after the other.
+    // The work in flight on one stream, one after the other.
     struct stream_load {
         std::uint64_t name = 0;
         std::uint32_t level = 0, in_flight = 0;
         std::uint32_t first = 0;  // the client that was
-        double width = 0;         // of the widest; of those whose width is a guess, nothing
+        double width = 0;         // of the widest; a guessed width counts as 0
         ns length{};              // of all, as predicted
-        ns in_the_way{};          // how long what of it doesn't yield may take
-        ns back_after{};          // until the one that takes longest at it gives back its SMs
+        ns in_the_way{};          // the longest time of its work that doesn't yield
+        ns back_after{};          // until its slowest work gives back the SMs
     };
     [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
         for (auto& l : streams_)
@@ -421,7 +428,8 @@ private:
     }
     static constexpr double uncertain = 0.01;  // widths are learnt to a percent
 
-    // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go by themselves beside it.
+    // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go
+    // by themselves beside it.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept {
         const double kept = levels_[a.level_index].kept;
         return a.width.known() || kept <= 0 ? a.width.part() : 1 - kept;
@@ -436,8 +444,9 @@ private:
         if (a.yields_within <= ns{0}) return std::max(longest, a.length);
         return longest > ns{0} ? std::min(longest, a.yields_within) : a.yields_within;
     }
-    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill more of them. One call that was
-    // unusually long, as its thread had no core, is no reason to lend nothing for the hundreds of calls for which it is remembered.
+    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill
+    // more of them. One call that was unusually long, as its thread had no core, is no reason to
+    // lend nothing for the hundreds of calls for which it is remembered.
     [[nodiscard]] static ns back_after(const admission& a) noexcept {
         const bool may_take_any = (a.usual_longest <= ns{0} || a.unproven) && a.yields_within <= ns{0};
         return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
@@ -449,8 +458,8 @@ private:
     [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept {
         return l.back_after <= lent_for(above, l.level);
     }
-    // Of what the levels above keep and don't lend to this one, what isn't taken: by work of their own that is long for its level, or
-    // by what they lent it to, which makes room for them.
+    // The part that higher levels keep, don't lend to this level, and haven't used up: by long work
+    // of their own, or by work they lent it to, which makes room for them.
     [[nodiscard]] double still_kept(const admission& a) const noexcept {
         const auto& own = levels_[a.level_index];
         const ns back = back_after(a);
@@ -466,7 +475,8 @@ private:
         }
         return most;
     }
-    // Whether nothing long lies on what this level keeps that it doesn't lend, as it does while what was there before hasn't ended.
+    // Whether nothing long lies on what this level keeps that it doesn't lend, as it does while
+    // what was there before hasn't ended.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept {
         double below = 0;
         for (const auto& l : streams_)
@@ -482,7 +492,8 @@ private:
             update();
         }
     }
-    // How long what is in flight below this level, or of it, may take where all of that runs side by side; else for ever.
+    // How long what is in flight below this level, or of it, may take where all of that runs side
+    // by side; else for ever.
     [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept {
         double width = 0;
         ns most{};
@@ -494,9 +505,9 @@ private:
         }
         return width <= 1 + uncertain ? most : ns::max();
     }
-    // What ends within this isn't long: so much goes onto a stream ahead of its end.
+    // Work that ends within this time isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
-    // What may take any time counts as long.
+    // Work of unknown length counts as long.
     [[nodiscard]] ns counted(const admission& a) const noexcept {
         return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
     }
@@ -506,10 +517,12 @@ private:
         return l.name == a.timeline && l.level == a.level_index;
     }
 
-    // Among work that doesn't fill the device. What takes long has its SMs, and the rest is for what ends soon and for whoever comes
-    // next, which goes as long as some of it is free, though it may want more than that; and as much again ahead of it, or behind
-    // work of its own stream, since an SM would else stand idle until an end is noticed. The first ones of a kind may fill the
-    // device or a part of it: nobody waits for that part, and only `depth` are in flight with such a one among them.
+    // Room among work that doesn't fill the device. Long work keeps its SMs. The rest is for work
+    // that ends soon and for the next comer, which goes as long as some of it is free, though it
+    // may want more than that. As much again may queue ahead of it, or behind work of its own
+    // stream, since an SM would otherwise idle until an end is noticed. The first submissions of a
+    // kind may fill the device or part of it: no work waits for that part, and only `depth` are in
+    // flight with such a one among them.
     [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept {
         const auto& own = levels_[a.level_index];
         const bool is_long = counted(a) > soon(a.level_index);
@@ -531,7 +544,8 @@ private:
         for (const auto& l : streams_)
             if (counts(l) && l.length <= soon(a.level_index))
                 (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
-        // What takes long needn't be there ahead: who gets the SM is decided when it is free.
+        // Long work needn't be queued ahead: the policy decides who gets the SM when the SM is
+        // free.
         const double most = (is_long ? left : 2 * left) + (behind > 0 ? uncertain : -uncertain);
         return ends_soon + behind < most ? room::yes : room::no;
     }
@@ -563,12 +577,14 @@ private:
             l.bound_on_kept = l.keeps > 0 ? std::min(l.bound, on_kept(l)) : l.bound;
         }
     }
-    // Of what lasts no longer than `each`. What was let in by an older lead is there yet: that wasn't twice as long.
+    // The longest time of `depth` submissions in flight that last at most `each`. Work let in under
+    // an older lead is still there: that lead was less than twice as long.
     [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept {
         const ns all = times(each, depth);
         return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, 2 * lead_)) : all;
     }
-    // What may lie on what this level keeps: short work and, for longer than that, what is lent it; or what couldn't be kept off.
+    // The longest work that may occupy the part that this level keeps: short work, longer work that
+    // is lent the part, and work that couldn't be kept off.
     [[nodiscard]] ns on_kept(const level_state& level) const noexcept {
         ns sum{};
         for (std::uint32_t i = 0; i < levels_.size(); ++i) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a limiter's core knows of its clients. Of each one: its settings, the head of its queue, its account, and whether it
-// comes back soon after an end. Of all: for whom the device is kept, when a submission that comes now would probably begin,
-// and whether an objective can be met at all. A part of limiter_core.hpp.
+// The clients of a limiter's core. For each one: its settings, the head of its queue, its account,
+// and whether it comes back soon after an end. For all: for whom the device is kept, when a
+// submission that comes now would probably begin, and whether an objective can be met at all. A
+// part of limiter_core.hpp.
 //
 //   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
 //   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
@@ -27,7 +28,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What waits behind the first of a client, where nobody says more of it.
+/// The default where nobody tells which submission follows a client's first.
 struct nothing_known {
     instant now{};
     [[nodiscard]] submission_facts operator()(client_id) const noexcept { return {.head = {.arrival = now}}; }
@@ -73,17 +74,20 @@ private:
     return told != 0 ? told : ~std::uint64_t{c.index};
 }
 
-/// Of the time in flight, what neither its own length nor work of its level and above explains, which has had `served` so far.
-/// Its own length counts as the longest of its kind: only what is certain is a wait.
+/// The time in flight that neither its own length nor work of its level and above explains; this
+/// work has had `served` so far. Its own length counts as the longest of its kind, so only a
+/// certain wait counts.
 [[nodiscard]] inline ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
     if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
     return o.in_flight - std::max(lasted, g.longest) - (served - g.served_before);
 }
 
-/// Whether a client submits again soon after an end: a thread that waits for each call before the next one. Between two of them it
-/// has nothing waiting, and the device would go to others for a whole call of theirs, whatever the shares. So the device is
-/// kept for one that is behind its share and lately came back in time (like anticipatory scheduling of disks: Iyer, Druschel,
-/// SOSP 2001). What that costs is bounded whatever happens: an end is waited after for 1/50 of what ended at most. A value.
+/// Whether a client submits again soon after an end: a thread that waits for each call before the
+/// next one. Between two of them it has nothing waiting, and the device would go to others for a
+/// whole call of theirs, whatever the shares. So the device is kept for one that is behind its
+/// share and lately came back in time (like anticipatory scheduling of disks: Iyer, Druschel, SOSP
+/// 2001). The cost is always bounded: after an end, the device waits for at most 1/50 of the time
+/// that the ended work took. A value.
 class return_habit {
 public:
     /// The device is idle for at most this part of the time that such a client uses: 2 %.
@@ -94,7 +98,8 @@ public:
     /// Whether the end of what lasts this long is to be told, with the time.
     [[nodiscard]] static constexpr bool is_concerned(ns lasts) noexcept { return lasts >= shortest; }
 
-    /// What lasted this long has ended, and nothing waits. No time: it isn't known.
+    /// Work that lasted this long has ended, and nothing waits. `now` is no time (instant{}) if it
+    /// isn't known.
     void ended(ns lasted, instant now) noexcept {
         if (is_concerned(lasted) && now > instant{}) until_ = saturating_add(now, lasted / part);
     }
@@ -154,8 +159,8 @@ struct limiter_client {
         (may_shrink ? unsettled : usage.device_time) = saturating_add(may_shrink ? unsettled : usage.device_time, took);
         return may_shrink;
     }
-    /// Of what it was charged it shared this. What is published doesn't fall: later charges make up
-    /// for it.
+    /// The client shared `time` of its charge. The published usage doesn't fall: later charges make
+    /// up for it.
     void give_back(ns time) noexcept {
         for (ns* of : {&unsettled, &nearly_settled}) {
             const ns part = std::min(time, *of);
@@ -184,14 +189,16 @@ struct limiter_client {
     [[nodiscard]] ns usual_longest() const noexcept { return std::max(settings.longest, costs.longest.usual()); }
     /// How long the bounds of others count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
-    /// The same but for one in a hundred, if so many were seen. Of whom nothing is known, for ever.
+    /// The same without the longest one in a hundred, if so many were seen. Without knowledge of
+    /// the client, forever.
     [[nodiscard]] work_lengths mostly_lasts() const noexcept {
         const ns most = costs.longest.seen() >= 100 ? costs.longest.p99() : longest();
         return lengths(most > ns{0} ? most : ns::max());
     }
 
-    /// What waits first came at `now`, and is as `from` tells, or nothing is known of it: then `next` says so, with what its
-    /// submitter didn't say filled in.
+    /// Learns the facts of the first waiting submission, which came at `now`; null if nothing is
+    /// known of it. Then `next` holds the facts, completed by predictions where its submitter
+    /// didn't state them.
     void learn_next(const submission_facts* from, instant now, client_id c, const cost_model& kinds,
                     ns first_guess) noexcept {
         static constexpr submission_facts nothing{};
@@ -208,7 +215,7 @@ struct limiter_client {
         if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
     }
 
-    /// What is known of its first, beside the policy and the bound. `horizon`: as in
+    /// Describes its first submission, apart from the policy and the bound. `horizon`: as in
     /// limiter_options.
     void describe(admission& a, client_id c, const cost_model& kinds, ns horizon) const noexcept {
         const ns quantum = horizon / 2;
@@ -261,7 +268,8 @@ struct limiter_client {
         k.until = std::min(k.until, habit.until());
         return true;
     }
-    /// What a measured one took, or several together; nothing, if it wasn't. `kind`: of its kind, if that is known.
+    /// Learns the time of a measured submission, or of several together; ignores one that wasn't
+    /// measured. `kind`: the estimate of its kind, if it has one.
     void learn(const charge& o, ns lasted, cost_estimate* kind) noexcept {
         if (o.from == charge::source::doubt) return;
         if (o.from == charge::source::shared) {
@@ -276,8 +284,8 @@ struct limiter_client {
         usage.longest = std::max(usage.longest, lasted);
     }
 
-    /// Of one that was seen to fill a part of the SMs; or that may have filled all, which counts where narrower ones are known. `kind`
-    /// as for learn().
+    /// Learns the width of a submission that was seen to fill part of the SMs; or that may have
+    /// filled all, which counts where narrower ones are known. `kind` as for learn().
     void learn_width(const charge& o, cost_estimate* kind) noexcept {
         const auto learn = [&](cost_estimate& e, bool mixture) {
             if (o.width.known())
@@ -300,8 +308,8 @@ struct limiter_client {
         return quarantined = true;
     }
 
-    /// What one lasted, or several together, that were timed: whether that is longer than its
-    /// settings declare, or it was seen to fill more than was believed of it.
+    /// Learns from the time of a measured submission, or of several together, whether it exceeded
+    /// its settings' declared length, or filled more SMs than believed.
     void learn_trust(const charge& o, ns lasted, sm_width believed) noexcept {
         constexpr ns tolerance{20'000};
         constexpr double percents = 0.1;
@@ -309,8 +317,8 @@ struct limiter_client {
         if (o.from == charge::source::doubt || settings.longest <= ns{0}) return;
         if (lasted / std::max<ns::rep>(o.times, 1) > saturating_add(settings.longest, tolerance)) overran = true;
     }
-    /// How long all that it has in flight lasts at most, and `more` of them. Nobody is sure of what
-    /// its settings don't declare, of whom took longer than these say, or takes longer at the moment.
+    /// How long all that it has in flight lasts at most, and `more` of them. Without a bound if its
+    /// settings declare no length, or if it has taken or now takes longer than they declare.
     [[nodiscard]] ns surely_within(std::uint32_t more, instant now) const noexcept {
         const auto n = static_cast<ns::rep>(usage.in_flight) + more;
         if (n == 0) return ns{0};
@@ -327,7 +335,7 @@ struct limiter_client {
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
     [[nodiscard]] bool next_may_share() const noexcept { return admitted % cycle != cycle - 1; }
 
-    /// What one of this kind takes.
+    /// The predicted time of a submission of this kind.
     [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
         if (key != 0)
             if (const auto& kind = kinds.find(c, key); kind.seen != 0) return kind.typical;
@@ -336,8 +344,8 @@ struct limiter_client {
     }
 
 private:
-    // What its submitter says that it takes counts in the bounds of others, where that is more than
-    // what was seen. Where nothing was seen it isn't relied on to be short.
+    // A time that its submitter declares counts in the bounds of others if it exceeds the times
+    // seen. If none was seen, the submission isn't relied on to be short.
     static void count_declared(admission& a, ns horizon) noexcept {
         a.unproven = a.longest <= ns{0};
         for (ns* of : {&a.longest, &a.usual_longest}) *of = std::max(*of > ns{0} ? *of : horizon, a.length);
@@ -360,8 +368,8 @@ private:
     }
 };
 
-/// What is kept for clients that may be back soon and that `policy` would have go before `c`, which waits. `watched`: without those
-/// of which nothing is to be seen any more.
+/// The room reserved for clients that may be back soon and that `policy` would serve before `c`,
+/// which waits. Removes from `watched` clients that show no sign of coming back.
 template <class Policy>
 [[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const std::vector<limiter_client>& clients,
                                                const Policy& policy, client_id c, instant now) noexcept {
@@ -369,14 +377,14 @@ template <class Policy>
     if (watched.empty()) return kept;
     watched.erase_if([&](std::uint32_t i) {
         const auto& client = clients[i];
-        // Who has gone is none of a later policy's clients.
+        // A client that has gone is unknown to a later policy.
         return !client.present || !client.keep_for_return(kept, now, goes_before(policy, {i, client.generation}, c));
     });
     return kept;
 }
 
-/// As if the policy shared each level's time by weight, and nobody else came (generalised processor sharing; Parekh, Gallager,
-/// IEEE/ACM ToN 1, 1993). Linear in the clients, for each level.
+/// As if the policy shared each level's time by weight, and nobody else came (generalised processor
+/// sharing; Parekh, Gallager, IEEE/ACM ToN 1, 1993). Linear in the clients, for each level.
 [[nodiscard]] inline submission_estimate estimate(const std::vector<limiter_client>& clients, const cost_model& kinds,
                                                   const in_flight_budget& budget, client_id c, std::uint64_t key,
                                                   ns first_guess, ns bound) noexcept {
@@ -398,8 +406,8 @@ template <class Policy>
     submission_estimate e;
     e.bound = bound;
     const auto kind = kinds.next(c, key, own.costs);
-    // Its own go one after the other on each stream, of which it has as many as it ever used. While some of the device is free, what
-    // waits of others waits for their streams.
+    // Its own go one after the other on each stream, of which it has as many as it ever used. While
+    // some of the device is free, what waits of others waits for their streams.
     const double of_streams = static_cast<double>(own.usage.in_flight) + own.usage.waiting + 1 - own.abreast;
     const auto each = lasting(own.predict(0, c, kinds, first_guess), own.width_of(c, 0, {}, kinds));
     const auto as_time = [](double t) { return ns{static_cast<ns::rep>(std::clamp(t, 0.0, 9e18))}; };
@@ -422,10 +430,11 @@ template <class Policy>
     return e;
 }
 
-/// Why a client's objective can't be met: what another one may have there when it comes, the longest that it declared or lately
-/// showed, leaves too little. Work above isn't counted, nor that below a level that keeps SMs and doesn't lend them to it. Figures
-/// in ns: the objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps
-/// its objective.
+/// Why a client's objective can't be met: what another one may have there when it comes, the
+/// longest that it declared or lately showed, leaves too little. Work above isn't counted, nor that
+/// below a level that keeps SMs and doesn't lend them to it. Figures in ns: the objective, what is
+/// left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps its
+/// objective.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const std::vector<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};

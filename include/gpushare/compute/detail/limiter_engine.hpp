@@ -51,22 +51,22 @@ namespace detail {
 /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
 enum class look : bool { if_due, now };
 
-/// Beyond what it came for, a thread runs callables of others and calls back for so long at the most, and ends the one that it is
-/// at then. If a callback is due, it calls one.
+/// Beyond what it came for, a thread runs callables of others and calls back for so long at the
+/// most, and ends the one that it is at then. If a callback is due, it calls one.
 inline constexpr ns beyond_need{100'000};
 
-/// What others rely on a waiting thread for: that it looks at the device. It gives that up before it is long in code of the
-/// user's, so that another thread does it.
+/// A waiting thread's duty to the others: it looks at the device. Before it runs possibly long user
+/// code, it gives this duty up, so that another thread takes it.
 template <class Submission>
 struct duty {
     Submission* looks_at = nullptr;  // its own, which it alone looks at
-    bool watches = false;            // for all
+    bool watches = false;            // its own submission, which only this thread looks at
     bool came = false;               // something came during its look
 };
 
-/// What a thread came for. It drives for others while it isn't `met()`, and after that for `beyond` at the most: what is
-/// left is for a thread that sleeps in the limiter or, if none does, for the next that comes. So nobody is kept for work
-/// that there always is more of.
+/// The reason why a thread is here. It drives for others while it isn't `met()`, and after that for
+/// at most `beyond`. It leaves the rest to a thread that sleeps in the limiter or, if none does, to
+/// the next that comes. So an endless supply of work keeps no thread.
 template <class Met, class Submission>
 struct need {
     Met met;
@@ -77,7 +77,7 @@ struct need {
     bool called = false;    // a callback
 };
 
-/// Not thread-safe but for what says that it takes the mutex.
+/// Not thread-safe, except for functions that say that they take the mutex.
 template <timeline Stream, clock Clock, compute_policy Policy>
 class limiter_engine {
 public:
@@ -145,7 +145,7 @@ public:
         take_slot(s);
         return {s, true};
     }
-    /// Of one that waits: until it is admitted. Else it is gone.
+    /// Waits at the gate until the submission is admitted. Otherwise it is gone.
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
         const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
         auto stay = waits_for(admitted, &s, deadline, stop);
@@ -179,7 +179,7 @@ public:
             if (b.at == batch<Stream>::state::free || b.num_members == 0 || b.written_off || !batches_.is_oldest(b))
                 continue;
             const auto& a = b.first->admitted;
-            // What fills the device may have waited until the end before it.
+            // Work that fills the device may have waited until the end before it.
             const auto since =
                 a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
             if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest)
@@ -212,7 +212,8 @@ public:
         }
         place(s, stream, now);
     }
-    /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex. What throws is the stream's.
+    /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex.
+    /// Exceptions are the stream's.
     void await_turn(const submission& s, Stream& stream) {
         if constexpr (batches<Stream>::turns) {
             lock_type lock(mutex_);
@@ -261,8 +262,8 @@ public:
         auto stay = came_for([] { return true; });
         drive(lock, policy_time(), how, stay);
     }
-    /// The same, staying as `stay` says. Of one level, one thread at a time enqueues: another's submissions are seen by the one
-    /// that is at it, which keeps the order of enqueuing that of admission.
+    /// The same, staying as `stay` says. One thread at a time enqueues work of a level: it also
+    /// picks up submissions of other threads, which keeps them in order of admission.
     template <class Need>
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
         const presence here(*this);
@@ -271,9 +272,10 @@ public:
             drive_once(lock, policy_time(), look::if_due, stay);
     }
 
-    /// Takes note of what the device has done, and charges it. Where a question is a call of a driver's, the mutex is released
-    /// meanwhile: the driver may be at somebody's slow free, for which nobody at a gate is to wait. One thread asks at a
-    /// time, and finds what others would find; who has to know now waits for it.
+    /// Takes note of what the device has done, and charges it. Where a question is a call of a
+    /// driver's, the mutex is released meanwhile: the driver may be at somebody's slow free, for
+    /// which nobody at a gate is to wait. One thread asks at a time, and finds what others would
+    /// find; who has to know now waits for it.
     void observe(lock_type& lock, look how) noexcept {
         if (!batches_.any_ended()) return;
         const bool anyway = how == look::now;
@@ -281,7 +283,7 @@ public:
             if (asking_ && !anyway) return;
             while (asking_) asked_.wait(lock);
             asking_ = true;
-            // What others enqueue meanwhile is for who comes later, or this might never end.
+            // Work that others enqueue meanwhile is left to later callers, or this might never end.
             const auto newest = batches_.latest_order();
             for (batch<Stream>* done = nullptr;; settle(*done, observer_.seen())) {
                 const auto now = batch_time();
@@ -303,8 +305,9 @@ public:
         }
     }
 
-    /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up for `own`, if that isn't
-    /// null, and for the watch. errc::stuck: on a stepped clock, if nothing will end it.
+    /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up
+    /// for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if
+    /// nothing will end it.
     template <std::predicate Done>
     errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
         const presence here(*this);
@@ -354,7 +357,7 @@ public:
                 continue;
             }
             if (end) {
-                // What others are expected to wait for is noticed here, if they don't.
+                // The work that others are expected to wait for is noticed here, if they don't.
                 const auto at_latest = until(watched_ || !any_unwatched(true, own, me));
                 mine = {.looks_at = own};
                 const bool reached = look_at(lock, {&*end, 1}, own, mine, at_latest);
@@ -393,8 +396,9 @@ public:
         return why == errc::none;
     }
 
-    /// For one who waits by a callback and goes: that isn't called from now on, unless it is just being called; the callable has run when
-    /// this returns, or never runs, but for one from which this is called. Takes the mutex.
+    /// For one who waits by a callback and goes: that isn't called from now on, unless it is just
+    /// being called; the callable has run when this returns, or never runs, but for one from which
+    /// this is called. Takes the mutex.
     void abandon(submission& s) noexcept {
         lock_type lock(mutex_);
         s.deaf = true;
@@ -419,14 +423,15 @@ public:
 
     // ---- faults and records
 
-    /// Whether nothing of `c` is in flight, and all its callbacks have been called; but for those that wait for the one
-    /// from which this is asked.
+    /// Whether no work of `c` is in flight, and all its callbacks have returned, except those that
+    /// wait for the callback from which this is called.
     [[nodiscard]] bool is_over(client_id c) noexcept {
         return core().usage(c).in_flight == 0 &&
                (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
     }
-    /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a permit's work of that client, which
-    /// can't end meanwhile. So exit() there doesn't take as long as a close may.
+    /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
+    /// permit's work of that client, which can't end meanwhile. So exit() there doesn't take as
+    /// long as a close may.
     [[nodiscard]] instant patience(client_id c, instant deadline) const noexcept {
         return batches_.is_in_permit(c) || pool_->is_in_callable(c) ? instant::min() : deadline;
     }
@@ -445,14 +450,14 @@ public:
         batches_.keep_apart(log_.on());
     }
 
-    /// Whoever asks for events hears of work that nobody drives, too.
+    /// Reports undriven work, too, to callers that ask for events.
     void look_for_undriven() noexcept {
         if (!stepped_clock<Clock>) core().look_for_undriven([this] { return clock_.now(); });
     }
 
 private:
-    // A thread that drives, or waits in here and so drives when there is something to. Of the mutex's holder. On a stepped clock time
-    // passes only as its program says.
+    // A thread that drives, or that waits in here and so drives when needed. Under the mutex. On a
+    // stepped clock time passes only as its program says.
     class presence {
     public:
         explicit presence(limiter_engine& of) noexcept : of_(&of) {
@@ -518,7 +523,7 @@ private:
             now = policy_time();
         }
         if (!ready) held_level_ = no_priority;
-        // Who waits for room, or wants to know now, needs a point to watch.
+        // A thread that waits for room, or wants to know now, needs a point to watch.
         end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
         keep_watch();
         if (!told_.empty()) call_back(lock, stay);
@@ -529,7 +534,7 @@ private:
         ++clients_.queue(s.client).dropped;
         dismiss(lock, s, errc::deadline_exceeded);
     }
-    // Whoever waits is told when it is late, and not when its turn comes.
+    // Waiters learn that they are late at once, not when their turn comes.
     void drop_late(lock_type& lock) noexcept {
         while (!clients_.late().empty()) {
             submission* const s = clients_.late().first_at(clock_.now());
@@ -676,8 +681,9 @@ private:
         const bool may_shrink = !seen.used && batches_.any_beside(b);
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
-        // How late, at most where points don't say when they were reached: since it was last seen pending, or its work was enqueued. On
-        // another clock than the device's that says nothing: cut to the length, it changes nothing.
+        // How late, at most where points don't say when they were reached: since it was last seen
+        // pending, or its work was enqueued. On another clock than the device's that says nothing:
+        // cut to the length, it changes nothing.
         [[maybe_unused]] const instant pending_at = b.pending_at;
         const auto noticed = [&](const submission& s, instant now) {
             if (now <= instant{}) return ns{0};
@@ -727,8 +733,8 @@ private:
         }
         settle_charges();
     }
-    // What was charged while others were in flight may turn out to have been shared with them,
-    // until all of these have ended.
+    // Charges made while other work was in flight may turn out to be shared with it, until all of
+    // that work has ended.
     void settle_charges() noexcept {
         if (!core().any_unsettled()) {
             settles_after_ = batches_.latest_order();
@@ -756,9 +762,9 @@ private:
 
     // Whether somebody above `c` is to be called back yet, or is just being called.
     [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core().settings(c).level; }
-    // Whether what is next waits for those above it to be called back, who may bring what goes
-    // first. It waits for those that were told when this began, or there might always be others;
-    // and anew once it isn't next any more, for what they brought.
+    // Whether the next submission waits until callbacks of higher levels have run, which may bring
+    // work that goes first. It waits for callbacks that were due when this began, or there might
+    // always be others. Once it is no longer next, it waits anew for the work that they brought.
     [[nodiscard]] bool is_held(const admission& a) noexcept {
         if (told_level_ <= a.level) return false;
         if (held_level_ == no_priority) {
@@ -767,9 +773,10 @@ private:
         }
         return num_called_ < held_until_;
     }
-    // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself. Who
-    // has stayed for long leaves the rest to a thread that sleeps or, after one of them, to the next that comes: without the one,
-    // none might ever be called where all who come have a long callable to run.
+    // Runs callbacks. One thread at a time, so that a callback whose submission completes at once
+    // isn't called from within itself. A thread that has stayed for long leaves the rest to a
+    // thread that sleeps or, after one callback, to the next that comes. Without that one callback,
+    // none might ever run if all who come have a long callable to run.
     template <class Need>
     void call_back(lock_type& lock, Need& stay) noexcept {
         if (std::exchange(telling_, true)) return;
@@ -833,23 +840,27 @@ private:
 
     // ---- watch
     //
-    // Waits but for slices rest on this, whenever the mutex is released: each batch whose end is recorded and hasn't been seen is
+    // Waits but for slices rest on this, whenever the mutex is released: each batch whose end is
+    // recorded and hasn't been seen is
     //   among the points of a thread that waits for it (is_looked_at),
     //   or among those of the thread that watches for all (watched),
     //   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
     //   or some thread was called, or drives, and does one of these, or leaves, next.
-    // What could break it is said where it happens, to keep_watch(): a batch that is recorded (drive, enqueued_by_holder), a
-    // thread that leaves for whatever reason (wait), one that is about to be long in a callable (enqueue). It calls the
-    // watcher for what isn't among its points, or if there is none, one that sleeps, unless one has a timer. A holder that
-    // enqueues under no lock tells because await_enqueued() comes before the questions that such a wait rests on. And
-    // what other threads wait for but a point (room, a client that closes or sleeps, a stop) is said by wake_all().
+    // Code that could break this invariant calls keep_watch() there: a batch that is recorded
+    // (drive, enqueued_by_holder), a thread that leaves for whatever reason (wait), one that is
+    // about to be long in a callable (enqueue). keep_watch() calls the watcher for points that it
+    // doesn't watch or, if there is no watcher, a sleeping thread, unless one has a timer. A holder
+    // that enqueues under no lock tells because await_enqueued() comes before the questions that
+    // such a wait rests on. wake_all() reports all else that threads wait for (room, a client that
+    // closes or sleeps, a stop).
 
     struct look_end {
         instant at;
         bool by_call;  // or before, when something comes; else it looks up soon
     };
-    // Until one of the points is reached, which observe() sees and this returns, or the thread, which waits for `own`, is called. It has
-    // its duties until hand_over(): nobody else is called for what it sees next.
+    // Until one of the points is reached, which observe() sees and this returns, or the thread,
+    // which waits for `own`, is called. It has its duties until hand_over(): nobody else is called
+    // for what it sees next.
     [[nodiscard]] bool look_at(lock_type& lock, std::span<const point> points, const submission* own,
                                duty<submission>& mine, look_end until) noexcept {
         if (mine.looks_at != nullptr) {
@@ -885,7 +896,8 @@ private:
         mine.came = batches_.latest_order() != newest;
         return reached;
     }
-    // The thread looks at the device no longer. Who goes on without the mutex says so by keep_watch().
+    // The thread stops looking at the device. A thread that goes on without the mutex says so by
+    // keep_watch().
     void hand_over(duty<submission>& d) noexcept {
         if (d.looks_at == nullptr && !d.watches) return;
         if (d.looks_at != nullptr) --d.looks_at->looked_at;
@@ -904,19 +916,22 @@ private:
     [[nodiscard]] static bool stands_still(bool reached, look_end until) noexcept {
         return stepped_clock<Clock> && !reached && until.at == never;
     }
-    // Whether a thread that looks at the device has to look up now and then by itself. Else it is called like one that sleeps.
+    // Whether a thread that looks at the device has to look up now and then by itself. Else it is
+    // called like one that sleeps.
     [[nodiscard]] bool needs_slices() const noexcept {
         return !interruptible_point<point> || !slice_.is_quiet() || core().options().stuck_after > ns{0};
     }
-    // Whether there is something to watch. Of work whose client's latest was waited for by a thread that isn't in here now,
-    // it is expected that the same one comes and waits again, unless that is `me`; `all`: that, too.
+    // Whether there is something to watch. If the latest wait for a client's work was by a thread
+    // that isn't in here now, that thread is expected to come and wait again, unless it is `me`.
+    // `all`: counts that client's work, too.
     [[nodiscard]] bool any_unwatched(bool all, const submission* mine = nullptr, std::thread::id me = {}) noexcept {
         return observer_.any_unwatched(batches_, mine, [&](client_id c) {
             const auto attendant = clients_.queue(c).attendant;
             return !all && attendant != std::thread::id{} && attendant != me && !sleepers_.contains(attendant);
         });
     }
-    // Who leaves, or brings work, calls one of those that sleep, if it doesn't wake up in time by itself.
+    // A thread that leaves, or brings work, calls a sleeping thread if that doesn't wake up in time
+    // by itself.
     void keep_watch() noexcept {
         if (sleepers_.empty()) return;
         if (ready_left_) return sleepers_.call_one(instant::min());
@@ -963,7 +978,7 @@ private:
         for (const auto& b : batches_.all())
             if (b.num_members > 0) clients_.tell_of_loss(b.client);
     }
-    // What waits of those whose work isn't admitted any more.
+    // Cancels waiting submissions of clients whose work isn't admitted any more.
     void cancel_faulty(lock_type& lock) noexcept {
         faulty_ = false;
         const auto& queues = clients_.queues();

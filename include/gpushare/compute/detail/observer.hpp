@@ -29,8 +29,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Asks points one by one. Where a backend has a cheaper way for several, its point names it: `questions`, with the same
-/// members.
+/// Asks points one by one. Where a backend has a cheaper way for several, its point names it:
+/// `questions`, with the same members.
 template <timeline_point Point>
 struct one_by_one {
     /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
@@ -51,8 +51,8 @@ struct point_questions<Point> {
     using type = typename Point::questions;
 };
 
-/// Whether the device is asked under no lock: where that is a call of a driver's, which may have to wait for another thread's, such
-/// as a free that waits for the device.
+/// Whether the device is asked under no lock: where that is a call of a driver's, which may have to
+/// wait for another thread's, such as a free that waits for the device.
 template <timeline Stream>
 inline constexpr bool asks_unlocked = shared_timeline<Stream>;
 
@@ -60,8 +60,9 @@ inline constexpr bool asks_unlocked = shared_timeline<Stream>;
 template <timeline_point Point>
 class device_axis {
 public:
-    /// When that was: a span of `length`. Asking the device for a time isn't free: `between(point, point)` is asked at most
-    /// once, and not for what begins where the latest span ended that follow() was told of.
+    /// When that was: a span of `length`. Asking the device for a time isn't free: `between(point,
+    /// point)` is asked at most once, and not for what begins where the latest span ended that
+    /// follow() was told of.
     template <std::invocable<const Point&, const Point&> F>
     [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
         if (!known_) {
@@ -73,7 +74,7 @@ public:
         const auto to = at_ + between(latest_, end).count();
         return {to - length.count(), to};
     }
-    /// `span` ends with this point. What comes later is placed by the latest end of all.
+    /// `span` ends with this point. Later spans are placed by the latest end of all.
     void follow(interval span, const Point& end) {
         if (span.end <= span.begin || span.end <= at_) return;
         latest_ = end;
@@ -100,9 +101,10 @@ public:
         if (asks_unlocked<Stream>) asked_.reserve(most_in_flight);
     }
 
-    /// Of the batches whose end is reached, the one that ended first; null if there is none. Never blocks. Of each stream only
-    /// the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer. Without
-    /// `ask`, of those that were found to be reached (note).
+    /// Among the batches whose end is reached, the one that ended first; null if there is none.
+    /// Never blocks. Asks only for the oldest batch of each stream. Unless it is to look `anyway`,
+    /// it asks for no batch that is predicted to take longer. Without `ask`, it considers only
+    /// batches already found to be reached (note).
     [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions* ask) noexcept {
         batch* first = nullptr;
         for (auto& b : all.in_use()) {
@@ -146,8 +148,8 @@ public:
 
     // ---- the same with questions under no lock, by one thread at a time, from choose() until next_done() gives no more
 
-    /// Chooses what to ask for, as next_done() does, up to the batch of order `newest`. False if there is nothing. Without memory
-    /// for all, some.
+    /// Chooses what to ask for, as next_done() does, up to the batch of order `newest`. False if
+    /// there is nothing. Without memory for all, some.
     [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway, std::uint64_t newest) noexcept {
         asked_.clear();
         try {
@@ -182,7 +184,7 @@ public:
         asked_.clear();
     }
 
-    /// What was seen of the batch that next_done() gave last.
+    /// The observation of the batch that next_done() gave last.
     [[nodiscard]] const observation& seen() const noexcept { return seen_; }
 
     /// Calls `f(submission)` for what has been first on its stream for longer than `limit`, once.
@@ -199,8 +201,8 @@ public:
 
     // ---- the watch: which points to look at, for one thread at a time
 
-    /// The ends of what was enqueued and no thread looks at that waits for it: they stay until the next call. Without memory
-    /// for all, some of them; any_unknown() tells.
+    /// The ends of what was enqueued and no thread looks at that waits for it: they stay until the
+    /// next call. Without memory for all, some of them; any_unknown() tells.
     [[nodiscard]] std::span<const point> begin_watch(batches<Stream>& all) noexcept {
         const auto in_flight = all.all();
         watching_ = true;
@@ -216,14 +218,14 @@ public:
         }
         return watched_;
     }
-    /// Who looked at these, or at the end of `own`, saw none of them reached then.
+    /// A thread looked at these batches, or at the end of `own`, and none was reached at `then`.
     static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
         for (auto& b : all.in_use())
             if (b.at == batch::state::ended && ((watched && b.watched) || (own != nullptr && b.holds(own))))
                 b.pending_at = std::max(b.pending_at, then);
     }
-    /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only just recorded, or who looked
-    /// at it is gone.
+    /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only
+    /// just recorded, or who looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
         return all.any_ended() && std::ranges::any_of(all.in_use(), [](const batch& b) {
                    return b.at == batch::state::ended && !b.watched && !b.is_looked_at();
@@ -234,8 +236,8 @@ public:
         watching_ = false;
         return std::exchange(missed_, false);
     }
-    /// Whether there is a point that no thread looks at which waits for it, other than of `mine` and of clients whose work
-    /// `is_expected` to be waited for soon.
+    /// Whether there is a point that no thread looks at which waits for it, other than of `mine`
+    /// and of clients whose work `is_expected` to be waited for soon.
     template <std::predicate<client_id> F>
     [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
         return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
@@ -270,7 +272,8 @@ private:
         when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, between);
         return true;
     }
-    // When its work was on the device. What begins where it ends is placed with it.
+    // Records when its work was on the device. A batch that begins where this one ends is placed
+    // with it.
     static void found(batches<Stream>& all, batch& b, interval when) noexcept {
         b.when = when;
         b.found = true;
@@ -283,10 +286,12 @@ private:
                     }
     }
 
-    // Of one that was overtaken: up to the begin of what came behind it, as far as that is known.
+    // The span of an overtaken batch: up to the begin of the batch behind it, as far as that is
+    // known.
     [[nodiscard]] std::optional<interval> span_up_to_next(batches<Stream>& all, const batch& b) noexcept {
         const batch* const next = all.next_on_stream(b);
-        // Whoever is behind it may not have said yet where; or it never came.
+        // The thread that enqueues behind it may not have said yet where it began; or it never
+        // came.
         if (next != nullptr && !next->begun) return std::nullopt;
         // Or it began behind the end all the same, on another thread.
         if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.end) < ns{0}) {

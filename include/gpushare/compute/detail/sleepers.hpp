@@ -7,7 +7,8 @@
 //   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 //
-// A thread that looks at points of the device for as long as that may take sleeps there, and is woken by an interrupt of that wait:
+// A thread that looks at points of the device for as long as that may take sleeps there, and is
+// woken by an interrupt of that wait:
 //
 //   decltype(threads)::at_points me(threads, &work, true, deadline);
 //   lock.unlock();    point::wait_any(points, deadline, me.interrupt());
@@ -28,13 +29,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How long the watching thread looks at the points it knew when it started, before it looks for new ones and for a stop
-/// request. Its end costs a wake-up each time, and its timer much of one each time: so it grows while no work that it
-/// didn't know came and ended meanwhile.
+/// How long the watching thread looks at the points it knew when it started, before it looks for
+/// new ones and for a stop request. Its end costs a wake-up each time, and its timer much of one
+/// each time: so it grows while no work that it didn't know came and ended meanwhile.
 class watch_slice {
 public:
     static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
-    /// How long who sleeps leaves the watch to a thread that isn't there yet, but came to wait for its client's work lately.
+    /// How long who sleeps leaves the watch to a thread that isn't there yet, but came to wait for
+    /// its client's work lately.
     static constexpr ns patience = 2 * shortest;
 
     [[nodiscard]] ns length() const noexcept { return length_; }
@@ -53,7 +55,7 @@ private:
     int quiet_ = 0;
 };
 
-/// Of points whose waits nobody can end.
+/// For points whose waits can't be interrupted.
 struct no_interrupt {
     void raise() noexcept {}
 };
@@ -117,7 +119,8 @@ public:
         sleeper self;
         self.waits_for = waits_for;
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
-        // Not by its place in the row: who is called and sleeps again is the last, and those before it may have no timer.
+        // Not by its place in the row: who is called and sleeps again is the last, and those before
+        // it may have no timer.
         if (!any_wakes_by(resume_at)) self.until = std::min(self.until, resume_at);
         threads_.push(self);
         self.woken.wait_for(lock, self.until - now);

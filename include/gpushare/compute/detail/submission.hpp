@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one record of a submission inside a limiter, from its arrival to its completion. Each stage fills in its own part and
-// reads the parts before it.
+// The one record of a submission inside a limiter, from its arrival to its completion. Each stage
+// fills in its own part and reads the parts before it.
 //
 //   auto& s = pool.acquire();   s.work = ...;       // arrive
 //   core.admit(s.admitted, now, ...);               // admit
@@ -32,7 +32,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What was thrown on the device by work with this outcome, or before its end, which is reached; where the device keeps it.
+/// The exception thrown on the device by work with this outcome, or before its end, which is
+/// reached; where the device keeps it.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] std::exception_ptr thrown_by(const Outcome& own, const Point& end) noexcept {
     if constexpr (requires { std::exception_ptr(own.exception()); })
@@ -67,9 +68,9 @@ struct launch_notes_of<Stream> {
     using type = typename Stream::launch_notes;
 };
 
-/// Runs a submission's `work`. Returns what its launches fill, where the stream notes that. Throws what the work throws, and
-/// operation_error if a launch past the stream (<<<>>>) failed, on a backend whose streams can tell. The error can still be read
-/// from the backend.
+/// Runs a submission's `work`. Returns what its launches fill, where the stream notes that. Throws
+/// what the work throws, and operation_error if a launch past the stream (<<<>>>) failed, on a
+/// backend whose streams can tell. The error can still be read from the backend.
 template <timeline Stream, std::invocable<Stream&> F>
 sm_fill run_work(Stream& s, F& work) {
     typename launch_notes_of<Stream>::type notes(s);
@@ -89,9 +90,9 @@ enum class submission_stage : std::uint8_t { waiting, admitted, done };
 /// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
 enum class enqueued_part : std::uint8_t { nothing, work, all };
 
-/// Under its limiter's mutex, but for two times. While work is enqueued, who does that has to itself what is filled in by
-/// enqueuing. Once `at` says that it is done, `status`, `error`, `finished_at` and `device_time` are final, and the ticket's
-/// holder reads them.
+/// Under its limiter's mutex, but for two times. While work is enqueued, who does that has to
+/// itself what is filled in by enqueuing. Once `at` says that it is done, `status`, `error`,
+/// `finished_at` and `device_time` are final, and the ticket's holder reads them.
 template <timeline Stream>
 struct submission {
     using point = typename Stream::point;
@@ -106,21 +107,21 @@ struct submission {
     submission_facts facts{};
     priority level{no_priority};   // its own, or its client's whatever that is; to be told: its client's
     instant drop_at = never;       // unless it was admitted before
-    std::size_t in_deadlines = 0;  // its place among those that are dropped when they are late, from 1 on
+    std::size_t in_deadlines = 0;  // its place among the submissions that are dropped when they are late, from 1 on
     instant waits_since = never;   // if it does
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;
 
-    // Admission. Of submissions of a batch that are alike, one record stands for all: so many, with the sum of what was
-    // predicted.
+    // Admission. One record stands for alike submissions of a batch: their number, with the sum of
+    // their predictions.
     admission admitted{};
     std::uint32_t times = 1;
     std::uint32_t log_number = 0;  // of the log that was kept when it was admitted; 0: none
     instant admitted_at{};         // if it was
 
-    // Its batch: which one, the batch that `begin` is the end of, and the points that are to be recorded around the work.
-    // `may_stay_open`: an end that can't be recorded now may be later.
+    // Its batch: which one, the batch that `begin` is the end of, and the points that are to be
+    // recorded around the work. `may_stay_open`: an end that can't be recorded now may be later.
     std::size_t batch = no_batch, ends = no_batch;
     bool needs_begin = false, needs_end = false, may_stay_open = false;
     ns in_front{};  // what the device is predicted to have to do before it gets there
@@ -144,7 +145,8 @@ struct submission {
     instant finished_at{};
     ns device_time{};
 
-    // Who cares: threads that wait for it and look at the device, the latest of them; and who keeps the record.
+    // Interested parties: threads that wait for it and look at the device, and the latest of them;
+    // and owners of the record.
     std::uint32_t looked_at = 0;
     std::thread::id looker{};
     std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
@@ -155,8 +157,8 @@ struct submission {
     }
     void set_enqueuer(std::thread::id who) noexcept { enqueuer.store(who, std::memory_order_relaxed); }
 
-    /// The part of the SMs that it can fill: as was launched, or as was expected. What was declared
-    /// counts where it is more, and where nobody knows what was launched.
+    /// The part of the SMs that it can fill: as launched, or as expected. The declared width counts
+    /// where it is more, and where the launched width is unknown.
     [[nodiscard]] double filled() const noexcept {
         if (admitted.declared)
             return std::max(admitted.width.part(), fills.width.known() && !fills.opaque ? fills.width.part() : 0.0);
@@ -177,14 +179,14 @@ struct submission {
         status = errc::none;
     }
 
-    /// Runs the callable, with the points around it that its batch asks for. Sets `status` and `error` if something threw.
-    /// Runs code of the user's: under no lock.
+    /// Runs the callable, with the points around it that its batch asks for. Sets `status` and
+    /// `error` if something threw. Runs code of the user's: under no lock.
     enqueued_part enqueue() noexcept {
         const auto failed = [this] {
             status = errc::submission_failed;
             error = std::current_exception();
         };
-        // What can't fail once its work runs: or that would be told as over.
+        // Must not fail once the work runs, or the submission would be reported as over.
         const auto record_end = [this] {
             if constexpr (preparing_timeline<Stream>)
                 stream->record(*end);

@@ -30,7 +30,8 @@ namespace detail {
 template <timeline_point Point>
 class point_clock {
 public:
-    /// `p`, which is reached, of work that was admitted at `admitted`. Points that follow each other give the best result.
+    /// `p`, which is reached, of work that was admitted at `admitted`. Points that follow each
+    /// other give the best result.
     [[nodiscard]] instant place(const Point& p, instant admitted, instant seen) {
         const auto at = known_ ? std::min(at_ + elapsed(latest_, p), seen) : seen;
         latest_ = p;
@@ -67,8 +68,8 @@ public:
         s.admitted_at = now;
     }
 
-    /// It is over: keeps what is known of it, if it was admitted while this log was on. `arrived`: when it came, unless
-    /// the log was off. `end`: of its batch, and the part of that which was its own.
+    /// It is over: logs it, if it was admitted while this log was on. `arrived`: when it came,
+    /// unless the log was off. `end`: its batch's end; `part`: its own part of that batch.
     void completed(const submission& s, errc status, const client_settings& owner, const charges::part& part, ns beyond,
                    const typename Stream::point& end, instant now) noexcept {
         if (s.log_number != number_) return;
@@ -88,7 +89,8 @@ public:
         } catch (...) {  // copying a point may need memory
             r.ended = now;
         }
-        // A stream that was idle reaches the point before the work at once: what it was charged says when the device came.
+        // A stream that was idle reaches the point before the work at once: what it was charged
+        // says when the device came.
         r.began = std::max(r.ended - (part.took > ns{0} ? std::min(part.took, part.span) : part.span), r.let_in);
         push(r);
     }
