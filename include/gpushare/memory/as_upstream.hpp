@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as an `upstream`: the members that an adaptor asks of the memory below it (concepts.hpp). For a plain
-// resource, such as a std::pmr::memory_resource, it adds the members that are missing. A resource that has them all is
-// used by reference.
+// Any memory resource as an `upstream`: the members that an adaptor asks of the memory below it
+// (concepts.hpp). For a plain resource, such as a std::pmr::memory_resource, it adds the members
+// that are missing. A resource that has them all is used by reference.
 //
 //   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
 //   gpushare::failure why;    void* p = memory.try_allocate(4096, 256, &why);      // null where allocate() would throw
@@ -88,7 +88,7 @@ public:
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< never
     [[nodiscard]] static bool in_hook(std::thread::id) noexcept { return false; }          ///< it has none
 
-    /// What it refers to.
+    /// The resource that it refers to.
     [[nodiscard]] R& resource() const noexcept { return *resource_; }
 
 private:
@@ -139,7 +139,7 @@ public:
             return false;
     }
 
-    /// What it refers to.
+    /// The resource that it refers to.
     [[nodiscard]] R& resource() const noexcept { return *resource_; }
 
 private:

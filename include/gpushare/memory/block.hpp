@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of an allocation: its address, size, alignment and label; and who made it, where stack traces are asked
-// for.
+// The record of an allocation: its address, size, alignment and label; and its caller, where stack
+// traces are asked for.
 //
 //   blocks.insert(gpushare::block{p, 4096_B, 256, "kv-cache"});      // see block_table.hpp, statistics_resource.hpp
 #pragma once

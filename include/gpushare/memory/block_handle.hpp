@@ -119,7 +119,7 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<entry> entries_;
-    std::uint32_t vacant_ = none;  // the first of those that can be used again, the last freed first
+    std::uint32_t vacant_ = none;  // head of the free list: the last freed is reused first
     std::size_t size_ = 0;
 };
 
@@ -132,8 +132,8 @@ public:
     handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
         : table_(&table), tenant_(tenant), upstream_(upstream), closing_(upstream_.closing()) {}
 
-    /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry. `label` must outlive the
-    /// block.
+    /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry.
+    /// `label` must outlive the block.
     [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
         return entered({upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}});
     }
@@ -162,7 +162,8 @@ public:
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
 
-    /// The block's address; null if the handle is another tenant's or its block was freed, and once the upstream is closed.
+    /// The block's address; null if the handle is another tenant's or its block was freed, and once
+    /// the upstream is closed.
     [[nodiscard]] void* pointer(block_handle h) const noexcept {
         if (closing_.closed()) return nullptr;
         const auto found = table_->find(tenant_, h);
@@ -182,8 +183,8 @@ public:
     errc resize(block_handle h, std::size_t size, Copy copy) {
         return exchange(h, size, copy, [&](std::size_t alignment) { return upstream_.allocate(size, alignment); });
     }
-    /// As resize(), with the reason instead of an exception: what try_allocate() says; where `copy` throws, the code of a
-    /// gpushare::error, else backend_failed.
+    /// As resize(), with the reason instead of an exception: what try_allocate() says; where `copy`
+    /// throws, the code of a gpushare::error, else backend_failed.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     [[nodiscard]] failure try_resize(block_handle h, std::size_t size, Copy copy) noexcept try {
         failure why;
@@ -215,7 +216,7 @@ private:
     errc exchange(block_handle h, std::size_t size, Copy& copy, Allocate allocate) {
         const auto old = table_->begin_move(tenant_, h);
         if (!old) return old.code();
-        // Whatever is thrown, the handle refers to a block that is there.
+        // Even if something throws, the handle refers to a block that exists.
         struct moved {
             handle_table& table;
             block_handle h;

@@ -23,17 +23,19 @@ inline namespace GPUSHARE_ABI {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena;
 
-/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool's is held while the driver maps or unmaps chunks
-/// of an arena, nor while a thread waits for a stream. Calls for the same arena wait for each other; one for another arena waits
-/// for them only where it finds that something of that arena is to be taken back, or is about to be refused. `stream` scrubs; its
-/// points are those of the streams that use the arenas.
-/// Memory and stream must outlive the pool, and the pool the arenas; a quota must live until all that was charged to it
-/// is back, or until it is closed (quota::close). Free chunks are charged to nobody. They go back to the device when it
-/// lacks memory for a request that its quota allows, if that quota is in the tree of an arena's quota.
+/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool's is held while
+/// the driver maps or unmaps chunks of an arena, nor while a thread waits for a stream. Calls for
+/// the same arena wait for each other; one for another arena waits for them only where it finds
+/// that something of that arena is to be taken back, or is about to be refused. `stream` scrubs;
+/// its points are those of the streams that use the arenas. Memory and stream must outlive the
+/// pool, and the pool the arenas; a quota must live until all that was charged to it is back, or
+/// until it is closed (quota::close). Free chunks are charged to nobody. They go back to the device
+/// when it lacks memory for a request that its quota allows, if that quota is in the tree of an
+/// arena's quota.
 template <virtual_memory Memory, scrubber Stream>
 class chunk_pool {
 public:
-    /// What `Stream` records.
+    /// The point that `Stream` records.
     using point = typename Stream::point;
 
     /// Throws memory_error (out_of_memory) if the device hasn't `options.initial` chunks, operation_error
@@ -49,11 +51,11 @@ public:
     [[nodiscard]] bytes chunk_size() const noexcept { return chunks_.chunk_size(); }
     /// A reading, in chunks.
     [[nodiscard]] chunk_pool_usage usage() const noexcept { return chunks_.usage(); }
-    /// What one tenant has of the pool.
+    /// One tenant's usage of the pool.
     [[nodiscard]] chunk_usage usage(tenant_tag tenant) const noexcept { return chunks_.usage(tenant); }
 
-    /// Takes back the chunks that arenas gave up and whose points are reached, and those that are scrubbed. True if
-    /// there were any. Never blocks on a stream.
+    /// Takes back chunks that arenas gave up and whose points are reached, and scrubbed chunks.
+    /// True if there were any. Never blocks on a stream.
     bool collect() noexcept { return chunks_.collect(); }
     /// Waits for all chunks that are leaving or being scrubbed. False if some are left at the deadline or can't be
     /// unmapped (a lost device).

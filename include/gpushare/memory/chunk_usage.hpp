@@ -32,7 +32,7 @@ struct chunk_pool_usage {
     std::size_t scrubbing = 0;  ///< being overwritten; free after that
 };
 
-/// What one tenant has of a chunk_pool, in chunks.
+/// One tenant's usage of a chunk_pool, in chunks.
 struct chunk_usage {
     std::size_t out = 0;   ///< taken and not given back
     std::size_t kept = 0;  ///< free, and this tenant can have them without scrubbing

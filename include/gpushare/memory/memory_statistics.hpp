@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was allocated from a resource: bytes that are out now, at the peak and in total, and counts of calls.
+// Allocation statistics of a resource: bytes out now, at the peak and in total, and counts of
+// calls.
 //
 //   const gpushare::memory_statistics s = resource.statistics();      // see statistics_resource.hpp
 #pragma once

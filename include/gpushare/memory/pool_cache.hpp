@@ -28,9 +28,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A worker's cache of a pool. Belongs to one worker: calls that overlap wait for each other, and on a stream they must
-/// not overlap. Whenever the pool would refuse another user or have to grow, it takes back the blocks that are kept here,
-/// also while the worker sleeps. A block may be freed through another cache than it was allocated from, or through the
-/// pool. The pool must outlive the cache.
+/// not overlap. Whenever the pool would refuse another user or have to grow, it takes back the
+/// blocks that are kept here, also while the worker sleeps. A block may be freed through another
+/// cache than it was allocated from, or through the pool. The pool must outlive the cache.
 ///
 /// On a stream, a free records no point. One point is recorded for all blocks kept here when another user needs them,
 /// and they are free elsewhere once the stream has reached it; flush() records it at once.
@@ -163,7 +163,8 @@ private:
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
-    /// What a request of `size` bytes, whole granules, takes: as much as its bin, if there is one.
+    /// The granules that a request of `size` bytes takes: the size of its bin, if there is one,
+    /// else `size` in whole granules.
     [[nodiscard]] static constexpr std::uint64_t rounded(std::uint64_t size) noexcept {
         const auto granules = size / detail::pool_granule;
         return granules > detail::pool_bins::largest

@@ -9,7 +9,8 @@
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
 //   void* q = pool.allocate_until(1 << 20, 256, until);       // waits: include pool_wait.hpp
 //
-// A large block has a segment of its own, and small ones share segments: so no small block that stays keeps a large segment.
+// A large block has a segment of its own, and small ones share segments: so no small block that
+// stays keeps a large segment.
 //
 // Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
 // gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
@@ -49,9 +50,9 @@ struct pool_options {
     bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
     bytes large{};           ///< a block of as much has a segment of its own; 0: a quarter of `segment`
-    /// Such a segment is as large as its block has to be, and used again only for a block that needs nearly as much: so all that
-    /// isn't in blocks is had by whoever needs it, but for a 64th of what there is. Else blocks are up to an eighth larger, and used
-    /// again more often.
+    /// Such a segment is as large as its block has to be, and used again only for a block that
+    /// needs nearly as much: so all that isn't in blocks is had by whoever needs it, but for a 64th
+    /// of what there is. Else blocks are up to an eighth larger, and used again more often.
     bool exact = false;
 };
 
@@ -85,14 +86,15 @@ public:
             upstream_.deallocate(s.begin, s.size, s.alignment);
     }
 
-    /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: out_of_memory (also while others wait), over_quota and the like from the upstream,
-    /// size_overflow, bad_alignment. What the upstream throws passes through.
+    /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes.
+    /// Contents undefined. Throws memory_error: out_of_memory (also while others wait), over_quota
+    /// and the like from the upstream, size_overflow, bad_alignment. Exceptions of the upstream
+    /// pass through.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
     }
-    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures. `label` is for take_back(), and
-    /// must outlive the block.
+    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures.
+    /// `label` is for take_back(), and must outlive the block.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
@@ -128,8 +130,9 @@ public:
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
     }
 
-    /// As try_allocate, but asks nobody for more: from what the pool holds, caches included, as long as no more than `most` is in
-    /// blocks then. For a pool that holds more than it may, after its quota shrank.
+    /// As try_allocate, but asks nobody for more: from what the pool holds, caches included, as
+    /// long as no more than `most` is in blocks then. For a pool that holds more than it may, after
+    /// its quota shrank.
     [[nodiscard]] void* try_allocate_within(bytes most, std::size_t size, std::size_t alignment,
                                             std::string_view label = {}) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
@@ -172,8 +175,8 @@ public:
         return_empty(target.count());
         return usage().reserved;
     }
-    /// Collects what streams have reached, empties all caches and gives back segments in which nothing is, until `wanted` bytes are
-    /// back or there are no more. Returns how many are.
+    /// Collects what streams have reached, empties all caches and gives back segments in which
+    /// nothing is, until `wanted` bytes are back or there are no more. Returns how many are.
     bytes give_back(bytes wanted) noexcept {
         store_.reclaim();
         return return_empty((bytes{store_.held()} - wanted).count()).size;
@@ -186,9 +189,10 @@ public:
     bool drain(instant deadline) { return store_.drain(deadline); }
 
     /// From now on everything is refused with errc::closed. Waits for blocks that were freed on streams, and gives what
-    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline, or a thread is in the upstream
-    /// still, in a hook perhaps: call it again. Blocks that are still out are left to the upstream; the pool doesn't touch them
-    /// any more. Called when the upstream closes. Private pools over it close first.
+    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline, or a
+    /// thread is in the upstream still, in a hook perhaps: call it again. Blocks that are still out
+    /// are left to the upstream; the pool doesn't touch them any more. Called when the upstream
+    /// closes. Private pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
         if (!store_.close(deadline) || !store_.drain(deadline) || !above) return false;
@@ -199,8 +203,9 @@ public:
     }
     /// From now on every allocation is refused with errc::closed; what is out is freed as before.
     void stop() noexcept { store_.stop(); }
-    /// After stop(): takes back what is out, and enters it into `found`. Nothing may use it any more. False: a call overlaps, and
-    /// what it holds is seen by another take_back(). Throws std::bad_alloc, and then nothing was taken back.
+    /// After stop(): takes back what is out, and enters it into `found`. Nothing may use it any
+    /// more. False: a call overlaps, and what it holds is seen by another take_back(). Throws
+    /// std::bad_alloc, and then nothing was taken back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) { return store_.take_back(found); }
     /// For resources that keep memory of the pool: tells them when it closes.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
@@ -275,8 +280,8 @@ private:
         throw memory_error(r.why, tenant, m);
     }
 
-    // What a worker gets is rounded to its bins, unless that is what it would be refused for. While somebody
-    // waits, only who came first gets anything.
+    // A worker's blocks are rounded to its bins, unless the rounding would be the reason for a
+    // refusal. While requests wait, only the first of them gets anything.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
                                std::string_view label = {}, bool waits = false) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none) {
@@ -328,7 +333,8 @@ private:
         if (!options_.exact) return ~std::size_t{0};
         return static_cast<std::size_t>((large() - 1) / detail::pool_granule * detail::pool_granule);
     }
-    // What the upstream takes for a segment of as much, whole granules.
+    // The size of the range that the upstream charges for a segment of `least` bytes, in whole
+    // granules.
     [[nodiscard]] std::uint64_t range_for(std::uint64_t least, std::size_t alignment) const noexcept {
         const bytes takes = upstream_.charged(least, std::max(alignment, detail::pool_granule));
         return takes == bytes::max() ? least
@@ -341,8 +347,9 @@ private:
         const auto most = own ? std::max(rounded, range_for(least, alignment)) : 2 * rounded;
         return {rounded, least, alignment, size, own, most};
     }
-    // While there is plenty left, a block that is a little too large is used again rather than a call of the driver made: as long as all
-    // that such blocks waste is a small part of what there is.
+    // While there is plenty left, a block that is a little too large is used again rather than a
+    // call of the driver made: as long as all that such blocks waste is a small part of what there
+    // is.
     [[nodiscard]] detail::pool_request relaxed(detail::pool_request request) const noexcept {
         if (!request.own) return request;
         const auto left = upstream_.largest_free().count(), held = store_.held();
@@ -355,7 +362,7 @@ private:
 
     [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& wanted, refusal& r,
                                                         worker* own) noexcept {
-        // What could never be granted must not cost the others their caches and segments.
+        // A request that could never be granted must not cost the others their caches and segments.
         if (r.why = impossible(wanted); r.why.code != errc::none) {
             r.final = true;
             return nullptr;
@@ -377,7 +384,8 @@ private:
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
-            // Nothing goes back, or as much as it lacks, or else all. What was refused just now is asked for again only if something did.
+            // Gives back nothing first, then as much as the request lacks, then all. Repeats a
+            // refused request only if something went back.
             bool asked = request.own && request.size == request.least;
             const auto held = store_.held();
             for (const auto target : {held, held - std::min(held, request.least), std::uint64_t{0}}) {
@@ -422,7 +430,7 @@ private:
         detail::pool_block* b = nullptr;
         r = {};
         void* const p = upstream_.ask(range, alignment, r);
-        // What is over a whole quota won't fit whatever is freed.
+        // A request over a whole quota won't fit, whatever is freed.
         if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
             r.final = true;
         if (p != nullptr) {
@@ -435,8 +443,9 @@ private:
         store_.end_move(move, b != nullptr);
         return b;
     }
-    // Segments in which nothing is go back when there are more than may be needed soon: so what a pool holds stays in proportion to
-    // what is live. An exact one waits for somebody who lacks them, nearly.
+    // Segments in which nothing is go back when there are more than may be needed soon: so what a
+    // pool holds stays in proportion to what is live. An exact one waits for somebody who lacks
+    // them, nearly.
     void limit_idle() noexcept {
         if (const auto excess = store_.idle_beyond(2 * options_.kept.count(), options_.exact ? 2 : 8); excess != 0)
             (void)return_empty(store_.held() - std::min(store_.held(), excess));

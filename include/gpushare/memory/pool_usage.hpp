@@ -33,12 +33,15 @@ struct pool_usage {
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
     /// The part of `used` that is rounding, 0 to 1.
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
-    /// What is held for each byte that was asked for and is out, at least 1: rounding, caches, idle segments, and gaps between small
-    /// blocks. It has no bound that holds for every sequence of requests, as no allocator has that moves nothing; with blocks of one
-    /// size, or once all are back and trim() was called, there are no gaps, and large blocks never make any. A test keeps it below 1.5
-    /// where 256 long-lived blocks of 1 to 32 MiB are out among 64 short-lived ones of 256 B to 1 MiB (sizes log-uniform, one cache,
-    /// default options), one of the former is replaced for each ten of the latter, and the first quarter of the run isn't counted.
-    /// `memory.pool_fragmentation_max` (bench/README.md) is what it comes to with such mixes. trim() gives back.
+    /// Fragmentation: bytes held for each requested byte that is out, at least 1. The overhead is
+    /// rounding, caches, idle segments, and gaps between small blocks. As in any allocator that
+    /// moves nothing, no bound holds for every sequence of requests. There are no gaps if all
+    /// blocks have one size, or once all are back and trim() was called; large blocks never make
+    /// any. A test keeps the value below 1.5 in this setting: 256 long-lived blocks of 1 to 32 MiB
+    /// are out among 64 short-lived ones of 256 B to 1 MiB (sizes log-uniform, one cache, default
+    /// options), one of the former is replaced for each ten of the latter, and the first quarter of
+    /// the run isn't counted. `memory.pool_fragmentation_max` (bench/README.md) measures it with
+    /// such mixes. trim() gives back idle memory.
     [[nodiscard]] constexpr double held_over_live() const noexcept {
         return requested == bytes{} ? 1
                                     : static_cast<double>(reserved.count()) / static_cast<double>(requested.count());

@@ -16,10 +16,10 @@
 // all quotas below it at one moment and takes back the loans that they don't use. So an idle loan never makes a charge
 // fail, and no figure counts it as used.
 //
-// quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes: while somebody waits,
-// the words that its bytes may come from stay frozen, which sends every later charge to the mutex and the queue. A
-// quota over its limit, after a resize below what is charged, stays frozen likewise, and so do those that borrow from it, so that
-// what is released goes back.
+// quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes:
+// while somebody waits, the words that its bytes may come from stay frozen, which sends every later
+// charge to the mutex and the queue. A quota over its limit, after a resize below its charges,
+// stays frozen likewise, and so do quotas that borrow from it, so that released bytes go back.
 #pragma once
 
 #include <algorithm>
@@ -78,8 +78,8 @@ public:
     }
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
-    /// burst now; size_overflow: more than any quota can hold; closed. Takes no lock unless it must borrow, or refuses while
-    /// something is lent.
+    /// burst now; size_overflow: more than any quota can hold; closed. Takes no lock unless it must
+    /// borrow, or refuses while something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept {
         for (;;) {
             auto [word, total] = cell_.read();
@@ -89,8 +89,9 @@ public:
                 return refuse(n > max_limit() ? errc::size_overflow : errc::over_quota);
             }
             const auto charged = word.charged(n.count());
-            // Acquire: the bytes charged here may be those that another thread released, and whatever it did with
-            // them happened before. No release of its own: it carries on those of the releases before it.
+            // Acquire: the bytes charged here may be those that another thread released, and all
+            // its uses of them happened before. No release order: the swap continues the release
+            // sequences of the releases before it.
             if (cell_.word.compare_exchange_weak(word.bits, charged.bits, std::memory_order_acquire,
                                                  std::memory_order_relaxed)) {
                 cell_.count_charge(charged);
@@ -127,8 +128,8 @@ public:
 
     /// Changes guarantee and burst, all or nothing. Going below what is charged takes nothing away: requests are
     /// refused until it fits, and what is released meanwhile goes to the parent. Growing fails with no_room if
-    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's burst, with closed once this quota or
-    /// one that it would come from is.
+    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's
+    /// burst, with closed once this quota or one that it would come from is.
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
         if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
             return errc::invalid_specification;
@@ -140,7 +141,8 @@ public:
     }
 
     /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a reservation: they
-    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a root, with closed once it is.
+    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a
+    /// root, with closed once it is.
     [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept {
         if (parent_ == nullptr) return errc::invalid_specification;
         const std::lock_guard lock(root_->mutex_);
@@ -151,11 +153,12 @@ public:
         return errc::none;
     }
 
-    /// Whether the quick way is barred: wanted_back(), or a change is under way. One load, for what keeps charged memory to look at
-    /// when it hands out or takes back a part of it.
+    /// Whether the quick way is barred: wanted_back(), or a change is under way. One load, for what
+    /// keeps charged memory to look at when it hands out or takes back a part of it.
     [[nodiscard]] bool pressed() const noexcept { return cell_.now().frozen(); }
-    /// Whether what is charged and nobody uses should be released now: somebody waits for bytes that may come from here, or this
-    /// quota, or one that it borrows from, is over its limit. Takes the mutex of the tree.
+    /// Whether what is charged and nobody uses should be released now: somebody waits for bytes
+    /// that may come from here, or this quota, or one that it borrows from, is over its limit.
+    /// Takes the mutex of the tree.
     [[nodiscard]] bool wanted_back() const noexcept {
         const std::lock_guard lock(root_->mutex_);
         settle();
@@ -177,7 +180,7 @@ public:
         return {.guaranteed = guaranteed_,
                 .burst = burst_,
                 .current = bytes{current},
-                // Whoever charged what is current now may not have got to the peak yet.
+                // The thread that charged the current bytes may not have raised the peak yet.
                 .peak = bytes{std::max(current, cell_.peak.load(std::memory_order_relaxed))},
                 .borrowed = bytes{borrowed_.load(std::memory_order_relaxed)},
                 .charges = cell_.charges.load(std::memory_order_relaxed) + word.charges(),
@@ -193,8 +196,8 @@ public:
         return free_now();
     }
 
-    /// How much could be guaranteed to quotas below if all that is lent to them came back: of this quota's guarantee, what neither
-    /// is guaranteed below nor charged here.
+    /// How much could be guaranteed to quotas below if all that is lent to them came back: of this
+    /// quota's guarantee, what neither is guaranteed below nor charged here.
     [[nodiscard]] bytes promisable() const noexcept {
         const std::lock_guard lock(root_->mutex_);
         settle();
@@ -221,16 +224,17 @@ public:
         return why == errc::none ? failure{} : explain(why, n);
     }
 
-    /// From now on every charge, resize and waiter is refused with errc::closed, and what is released goes to the parent.
-    /// Tells nobody: the first half of close().
+    /// From now on every charge, resize and waiter is refused with errc::closed, and what is
+    /// released goes to the parent. Tells nobody: the first half of close().
     void stop() noexcept {
         const std::lock_guard lock(root_->mutex_);
         detail::quota_node::stop();
         serve_waiters();
     }
-    /// Ends the quota: stop(), and then resources that registered with closing() give back what they keep. True once they have,
-    /// false if some is in use at the deadline: call it again. What is still charged after that belongs to blocks that are
-    /// out, and to claims that were granted (quota_wait.hpp) until they are gone.
+    /// Ends the quota: stop(), and then resources that registered with closing() give back the
+    /// memory they keep. True once they have. False if some of it is in use at the deadline: call
+    /// again. Bytes that stay charged after that belong to blocks that are out, and to granted
+    /// claims (quota_wait.hpp) that still exist.
     bool close(instant deadline) noexcept {
         stop();
         return closing_.close(deadline);
@@ -240,7 +244,7 @@ public:
     /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
-    /// Whether what is charged here is charged to `other` as well: it is that one, or below it.
+    /// Whether charges here also count in `other`: it is that quota, or below it.
     [[nodiscard]] bool counts_in(const quota& other) const noexcept {
         const detail::quota_node* at = this;
         while (at != nullptr && at != &other) at = at->parent_;
@@ -266,8 +270,9 @@ public:
         return ask != nullptr && ask(*this, asked, n.count(), below);
     }
 
-    /// Whether that thread is in a call of a hook of the tree. Then it has nothing in hand that it asked for, and may wait for
-    /// anybody: a lock, another thread. So who waits for a call that asks hooks mustn't wait for that thread.
+    /// Whether that thread is in a call of a hook of the tree. Then it has nothing in hand that it
+    /// asked for, and may wait for anybody: a lock, another thread. So who waits for a call that
+    /// asks hooks mustn't wait for that thread.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
         const std::lock_guard lock(root_->mutex_);
         return root_->in_hook_ != nullptr && root_->in_hook_(*root_, thread);

@@ -32,9 +32,9 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// What all changes have in common. Two changes of quotas under one root can't be prepared at once: the second would
-/// wait for the first. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp
-/// does.
+/// The common part of all changes. Two changes of quotas under one root can't be prepared at once:
+/// the second would wait for the first. Prepare those of several roots in the order of their
+/// `resource()`, as partition/reservation.hpp does.
 class quota_change {
 public:
     /// The root above the quota.
@@ -128,11 +128,11 @@ protected:
         root.freeze();
         root.freeze_below(nullptr);
     }
-    // What it has then, with the loans that nobody uses.
+    // The bytes that it has left then, unused loans included.
     static bytes held_left(const quota& root) noexcept {
         return bytes{root.cell_.now().available() + idle_below(root)};
     }
-    // What is lent as burst and used.
+    // The bytes lent as burst and used.
     static bytes held_lent(const quota& root) noexcept {
         bytes lent{};
         for (const detail::quota_node* c = root.children_; c != nullptr; c = c->next_)
@@ -259,15 +259,16 @@ private:
 };
 static_assert(prepared_change<quota_resize>);
 
-/// What a quota is to have.
+/// The new limits of a quota.
 struct quota_limits {
     quota* of = nullptr;  ///< must outlive the exchange
     bytes guaranteed{};   ///< its guarantee
     bytes burst{};        ///< its burst
 };
 
-/// New guarantees and bursts for several quotas right below one root, as one change: what some give up is there for the others, and
-/// nobody gets it in between. Nobody charges the root itself meanwhile but through quotas below it.
+/// New guarantees and bursts for several quotas right below one root, as one change: what some give
+/// up is there for the others, and nobody gets it in between. Nobody charges the root itself
+/// meanwhile but through quotas below it.
 class quota_exchange : public detail::quota_change {
 public:
     /// Not prepared yet. `wanted`: each quota once.
@@ -276,8 +277,9 @@ public:
         before_.reserve(wanted_.size());
     }
 
-    /// Gives back what shrinks. no_room where what then is left doesn't suffice for all that grow (`left` is the largest guarantee of
-    /// the first for which it doesn't, beside those before it), invalid_specification, or closed: then all is as it was.
+    /// Gives back what shrinks. no_room where what then is left doesn't suffice for all that grow
+    /// (`left` is the largest guarantee of the first for which it doesn't, beside those before it),
+    /// invalid_specification, or closed: then all is as it was.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
             if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())
@@ -334,15 +336,16 @@ private:
 };
 static_assert(prepared_change<quota_exchange>);
 
-/// What became of a transfer.
+/// The outcome of a transfer.
 struct transfer_result {
     errc why = errc::none;  ///< errc::none: done
     bool kept = false;      ///< where refused: `from` is charged as before
 };
 
-/// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit; closed. out_of_memory: `to` needs
-/// burst that isn't there, even with the bytes that `from` gives back. Only then may somebody else have charged those
-/// bytes in between, so that `from` has lost them: `kept` is false.
+/// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit; closed.
+/// out_of_memory: `to` needs burst that isn't there, even with the bytes that `from` gives back.
+/// Only then may somebody else have charged those bytes in between, so that `from` has lost them:
+/// `kept` is false.
 [[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
     if (&from == &to) return {};
     errc why = to.try_charge(n);

@@ -15,14 +15,16 @@
 //
 // Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
 // ask. An exception counts as nothing freed. A lock of the program's that a hook takes it must only try, where somebody
-// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who lacks memory of a pool
-// waits for what is on its way between that and its upstream, but not for a thread that is in a hook (quota::in_hook), so
-// two hooks that allocate from each other's pool don't wait for each other.
+// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who
+// lacks memory of a pool waits for what is on its way between that and its upstream, but not for a
+// thread that is in a hook (quota::in_hook), so two hooks that allocate from each other's pool
+// don't wait for each other.
 //
 // An allocation inside a hook asks no hook of that tree, by whatever quota of it: so no hook calls itself, round about
 // another tree either, and none is called below another one that may hold a lock. The guard is by tree and thread,
-// because what it guards, the stack and the locks that are held, is a thread's. Another thread isn't guarded: if a hook waits
-// for one that allocates, that one asks the hooks once more, and it is the program's to see that this ends.
+// because what it guards, the stack and the locks that are held, is a thread's. Another thread
+// isn't guarded: if a hook waits for one that allocates, that one asks the hooks once more, and it
+// is the program's to see that this ends.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +46,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a hook is asked for.
+/// The request that a hook gets.
 struct reclaim_request {
     bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
     instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
@@ -178,8 +180,8 @@ private:
         return false;
     }
 
-    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for somebody who waits, from whom
-    // nothing is held back.
+    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for
+    // somebody who waits, from whom nothing is held back.
     static shortage shortage_of(const quota_node& q, std::uint64_t n, bool served) noexcept {
         const quota_node* level = &q;
         for (auto need = n;; level = level->parent_) {
@@ -194,8 +196,8 @@ private:
         }
     }
 
-    // Whether it can do something for somebody who waits: the first of each quota, since the others come after. `request`
-    // is what the oldest of these misses.
+    // Whether it can do something for somebody who waits: the first of each quota, since the others
+    // come after. `request` is what the oldest of these misses.
     [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
         const quota_wait_entry* oldest = nullptr;
         for (const quota_node* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {

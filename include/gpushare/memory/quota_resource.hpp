@@ -45,17 +45,19 @@ template <class Resource>
 template <memory_resource Upstream>
 class quota_resource {
 public:
-    /// `owner` names the tenant in error messages; the text must outlive the resource. Throws operation_error (invalid_specification)
-    /// where the upstream charges the quota, or one above it, itself: each byte would be charged twice. A limit for a part of a tenant's
-    /// memory is a quota of its own, as tenant_memory::child_quota() makes it.
+    /// `owner` names the tenant in error messages; the text must outlive the resource. Throws
+    /// operation_error (invalid_specification) where the upstream charges the quota, or one above
+    /// it, itself: each byte would be charged twice. A limit for a part of a tenant's memory is a
+    /// quota of its own, as tenant_memory::child_quota() makes it.
     quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {})
         : quota_(&limit), upstream_(upstream), owner_(owner) {
         if (detail::charges_beside(upstream, limit))
             raise({errc::invalid_specification}, owner, "a quota that the memory below charges already");
     }
 
-    /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
-    /// (upstream or burst), size_overflow, bad_alignment, device_lost (upstream). What the upstream throws passes through, uncharged.
+    /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota,
+    /// out_of_memory (upstream or burst), size_overflow, bad_alignment, device_lost (upstream).
+    /// Exceptions of the upstream pass through, and nothing is charged.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         answer r;
         if (void* const p = obtain(size, alignment, r)) return p;
@@ -63,8 +65,8 @@ public:
         throw memory_error(r.why, owner_, "allocate");
     }
 
-    /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures. Hooks are told that the request
-    /// can wait until `until`; it doesn't otherwise.
+    /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its
+    /// figures. Hooks are told that the request can wait until `until`; it doesn't otherwise.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, instant until = instant::min()) noexcept {
         answer r;
@@ -94,8 +96,8 @@ public:
         return p;
     }
 
-    /// As try_allocate, of bytes that are charged already: charged(size, alignment) of them, as by a quota_claim. They are the
-    /// block's from now on; or null, and they are released.
+    /// As try_allocate, of bytes that are charged already: charged(size, alignment) of them, as by
+    /// a quota_claim. They are the block's from now on; or null, and they are released.
     [[nodiscard]] void* try_allocate_charged(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         answer r;
         void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);
@@ -118,7 +120,8 @@ public:
         return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
     }
 
-    /// What the upstream really takes for such a request; bytes::max() if it can't be granted.
+    /// The bytes that the upstream really takes for such a request; bytes::max() if it can't be
+    /// granted.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
@@ -189,7 +192,7 @@ private:
         if (r.explained) r.why = quota_->explain(code, size);
         return nullptr;
     }
-    // What a request takes; bytes::max(), with the reason, if there can be none.
+    // The bytes that a request takes; bytes::max(), with the reason, if it can never be granted.
     bytes takes_for(std::size_t size, std::size_t alignment, answer& r) const noexcept {
         const bool aligned = std::has_single_bit(alignment);
         const bytes takes = aligned ? charged(size, alignment) : bytes::max();
@@ -211,7 +214,8 @@ private:
         }
     }
 
-    // What the upstream hasn't can be waited for only by asking for it: by hooks, and by another quota's queue.
+    // Waits for bytes of the quota. To wait for memory that the upstream lacks, it can only ask
+    // again: by hooks, and by another quota's queue.
     template <class Patience>
     void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, answer& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);
@@ -232,7 +236,7 @@ private:
         }
     }
 
-    // Of an upstream that has blocks back later: whether some came since.
+    // For an upstream that gets blocks back later: a count that tells whether some came since.
     [[nodiscard]] std::uint64_t returned() const noexcept {
         if constexpr (deferring_upstream<Upstream>) return upstream_.resource().returned();
         return 0;

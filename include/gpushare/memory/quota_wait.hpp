@@ -59,8 +59,8 @@ public:
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.state;
     }
-    /// The same, after hooks that can be waited for (quota_hook.hpp) have freed what has come by now: what a thread that waits
-    /// has done for it. Runs user code, under no lock.
+    /// The same, after hooks that can be waited for (quota_hook.hpp) have freed what has come by
+    /// now: what a thread that waits has done for it. Runs user code, under no lock.
     claim_state poll() noexcept {
         auto& root = *place_.at->root_;
         std::unique_lock lock(root.mutex_);
@@ -94,12 +94,13 @@ private:
     bool taken_ = false;
 };
 
-/// As long as it lives, nobody keeps bytes that the root of a tree has lent: what is freed below goes back to it at once, as while
-/// somebody waits. Nothing is refused because of it; charges and releases take the mutex of the tree. For whoever looks at
-/// several roots at one moment: no bytes are on their way between a free and the root then. The root must outlive it.
+/// As long as it lives, nobody keeps bytes that the root of a tree has lent: what is freed below
+/// goes back to it at once, as while somebody waits. Nothing is refused because of it; charges and
+/// releases take the mutex of the tree. For whoever looks at several roots at one moment: no bytes
+/// are on their way between a free and the root then. The root must outlive it.
 class quota_pressure {
 public:
-    /// Of the tree that `of` is in.
+    /// For the tree of `of`.
     explicit quota_pressure(quota& of) noexcept : root_(of.root_) {
         const std::lock_guard lock(root_->mutex_);
         detail::quota_wait_queue::press(*root_);
@@ -115,8 +116,9 @@ private:
     detail::quota_node* root_;
 };
 
-/// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last refusal; over_quota or
-/// out_of_memory, at once, where no release could ever make it fit; size_overflow. Throws nothing.
+/// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last
+/// refusal; over_quota or out_of_memory, at once, where no release could ever make it fit;
+/// size_overflow. Throws nothing.
 template <clock Clock>
 [[nodiscard]] failure charge_until(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);

@@ -65,7 +65,7 @@ static_assert(timeline_point<scrubbed_point<immediate_point>>);
 template <memory_resource Upstream, scrubber Stream>
 class scrubbing_resource {
 public:
-    /// What `Stream` records.
+    /// The point that `Stream` records.
     using point = typename Stream::point;
 
     /// Over `upstream`; `stream` overwrites.
@@ -92,10 +92,11 @@ public:
         return p;
     }
 
-    /// As allocate, but waits for memory until the deadline or stop request of `until`: tries again as blocks are
-    /// scrubbed, and at least every two milliseconds, since an upstream doesn't tell when it has memory again. Who
-    /// waits here has no place in a queue below. Then it throws memory_error: deadline_exceeded or stopped; at once
-    /// what can never be granted is refused with.
+    /// As allocate, but waits for memory until the deadline or stop request of `until`: tries again
+    /// as blocks are scrubbed, and at least every two milliseconds, since an upstream doesn't tell
+    /// when it has memory again. A caller that waits here has no place in a queue below. Afterwards
+    /// it throws memory_error: deadline_exceeded or stopped. A request that can never be granted
+    /// throws at once, with its own code.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
@@ -140,15 +141,16 @@ public:
     /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
-    /// From now on everything is refused with errc::closed. True once all that was freed is scrubbed and back; false if a call
-    /// or a fill is under way at the deadline: call it again. Called when the upstream closes, by one of its hooks perhaps: then
-    /// it doesn't wait for calls.
+    /// From now on everything is refused with errc::closed. True once all that was freed is
+    /// scrubbed and back; false if a call or a fill is under way at the deadline: call it again.
+    /// Called when the upstream closes, by one of its hooks perhaps: then it doesn't wait for
+    /// calls.
     bool close(instant deadline) {
         const bool waits = !in_hook(std::this_thread::get_id());
         return gate_.shut(waits ? deadline : instant::min()) && drain(deadline);
     }
 
-    /// What the upstream takes for such a request, bytes.
+    /// The bytes that the upstream takes for such a request.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }

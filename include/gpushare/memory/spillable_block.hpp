@@ -30,9 +30,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A block on a device that can be moved to the host and back. Refers to the stream and both resources, which must
-/// outlive it. `Host` is memory that the stream's device reaches: pinned, for speed. One thread at a time, beside a close
-/// of the device's resource, after which, even within the constructor, the block is that resource's to take back; neither copied
-/// nor moved.
+/// outlive it. `Host` is memory that the stream's device reaches: pinned, for speed. One thread at
+/// a time, beside a close of the device's resource, after which, even within the constructor, the
+/// block is that resource's to take back; neither copied nor moved.
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
@@ -48,7 +48,8 @@ public:
         : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment), data_(there) {
         const close_token closing = as_upstream(on).closing();
         closes_.emplace(closing, [this](instant deadline) { return close(deadline); });
-        // Who registers after a close isn't told of it, and it has taken the block back.
+        // A block that registers after the close isn't told of it, and the resource has taken the
+        // block back.
         if (const detail::call_gate::pass in(gate_); in && closing.closed()) {
             (void)gate_.shut(instant::min());
             data_ = nullptr;
@@ -67,8 +68,8 @@ public:
         if (copy_ != nullptr) host_->deallocate(copy_, count(), alignment_);
     }
 
-    /// Where it is on the device; null while it is on the host, and once the device's resource is closed. Not to be used from
-    /// the call of spill() on.
+    /// Where it is on the device; null while it is on the host, and once the device's resource is
+    /// closed. Not to be used from the call of spill() on.
     [[nodiscard]] void* data() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && !leaving_ ? data_ : nullptr;
@@ -83,8 +84,9 @@ public:
 
     /// Copies the block to the host, behind what is enqueued on the stream, waits for the copy, and frees the block on
     /// the device. Other streams' work on it must be done before. errc::none: it is on the host. deadline_exceeded: it
-    /// still takes device memory; call again, or restore() to keep it there. out_of_memory: the host has no room. closed:
-    /// the device's resource is. Else the copy's error, and the block stays on the device.
+    /// still takes device memory; call again, or restore() to keep it there. out_of_memory: the
+    /// host has no room. closed: the device's resource is. Else the copy's error, and the block
+    /// stays on the device.
     [[nodiscard]] errc spill(instant deadline) noexcept try {
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
@@ -125,9 +127,10 @@ public:
         });
     }
 
-    /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work finds the block at data() as well.
-    /// deadline_exceeded: not yet. closed: the device's resource is, which this doesn't hold up. Else what the copy
-    /// failed with, and the block is on the host as before.
+    /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work
+    /// finds the block at data() as well. deadline_exceeded: not yet. closed: the device's resource
+    /// is, which this doesn't hold up. Else what the copy failed with, and the block is on the host
+    /// as before.
     [[nodiscard]] errc wait(instant deadline) noexcept try {
         typename Stream::point last;
         {

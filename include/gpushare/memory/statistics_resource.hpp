@@ -121,7 +121,7 @@ public:
     /// The resource below.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
-    /// The upstream's answers; see concepts.hpp. What is out when it closes stays in leaks().
+    /// The upstream's answers; see concepts.hpp. Blocks out at its close stay in leaks().
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
@@ -154,7 +154,7 @@ private:
         return entered_if(s, size, alignment, why, label,
                           upstream_.resource().try_allocate_until(size, alignment, until, why));
     }
-    // What `allocate` gives.
+    // Enters the block that `allocate` returns.
     template <std::invocable F>
     void* entered(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label, F allocate) {
         void* p = nullptr;

@@ -35,9 +35,9 @@ struct arena_range {
     bytes size{};    ///< of it
 };
 
-/// A tenant's reserved address range, with chunks mapped into parts of it. Offsets and sizes are multiples of the
-/// pool's chunk_size(). What is committed is charged to the quota, chunk by chunk, until it is unmapped; addresses that
-/// are only reserved cost nothing.
+/// A tenant's reserved address range, with chunks mapped into parts of it. Offsets and sizes are
+/// multiples of the pool's chunk_size(). Committed chunks are charged to the quota one by one until
+/// they are unmapped; addresses that are only reserved cost nothing.
 ///
 /// All calls are safe from any thread. The `try_` calls return why they failed, errc::none for success, and never
 /// throw; the others throw that by gpushare::raise. Besides the errors listed at each: not_whole for offsets and sizes
@@ -80,10 +80,11 @@ public:
 
     /// Maps memory to [offset, offset + size): all that is missing, or nothing. Chunks that are there stay, also those
     /// that were leaving. New memory holds zeros or what this tenant once wrote to it, and never what another tenant
-    /// wrote unless scrubbing is off. Where its quota or the device lacks bytes, hooks are asked (quota_hook.hpp). Waits
-    /// until `deadline` for memory that is being scrubbed or leaving; by default it doesn't. over_quota, out_of_memory (the
-    /// pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not scrubbed yet: the scrubbing goes
-    /// on, ask again); closed; kernel_failed, device_lost or submission_failed (the scrubbing).
+    /// wrote unless scrubbing is off. Where its quota or the device lacks bytes, hooks are asked
+    /// (quota_hook.hpp). Waits until `deadline` for memory that is being scrubbed or leaving; by
+    /// default it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota);
+    /// deadline_exceeded (enough is free, but not scrubbed yet: the scrubbing goes on, ask again);
+    /// closed; kernel_failed, device_lost or submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         const arena_range one{offset, size};
         return try_commit(std::span(&one, 1), deadline);
@@ -93,8 +94,9 @@ public:
         check(try_commit(offset, size, deadline), "commit");
     }
 
-    /// As try_commit, but waits in the queue for bytes of the quota until the deadline or stop request of `until`, a patience
-    /// (include memory/quota_wait.hpp). deadline_exceeded or stopped, with the figures of the last refusal.
+    /// As try_commit, but waits in the queue for bytes of the quota until the deadline or stop
+    /// request of `until`, a patience (include memory/quota_wait.hpp). deadline_exceeded or
+    /// stopped, with the figures of the last refusal.
     template <class Patience>
     failure try_commit_until(bytes offset, bytes size, const Patience& until) noexcept {
         const arena_range one{offset, size};
@@ -106,8 +108,9 @@ public:
         check(try_commit_until(offset, size, until), "commit");
     }
 
-    /// As try_commit, of several ranges: all that is missing of all of them, or nothing. So the lanes of a cache grow together.
-    /// invalid_specification if they overlap, or aren't in ascending order.
+    /// As try_commit, of several ranges: all that is missing of all of them, or nothing. So the
+    /// lanes of a cache grow together. invalid_specification if they overlap, or aren't in
+    /// ascending order.
     failure try_commit(std::span<const arena_range> ranges, instant deadline = {}) noexcept {
         return within(ranges, [&](auto runs) { return pool_->chunks_.commit(space_, runs, deadline); });
     }

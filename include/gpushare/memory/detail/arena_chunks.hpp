@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps chunks into the address ranges of arenas and takes them out again: the implementation of chunk_pool.hpp and
-// virtual_arena.hpp. What is mapped where (arena_space.hpp) is under a mutex of each arena, the books of the chunks
-// (chunk_supply.hpp) under one for all, which is never held while the driver makes, maps, unmaps or gives back an arena's chunks.
+// Maps chunks into the address ranges of arenas and takes them out again: the implementation of
+// chunk_pool.hpp and virtual_arena.hpp. A mutex of each arena guards what is mapped where
+// (arena_space.hpp). One mutex for all guards the books of the chunks (chunk_supply.hpp); it is
+// never held while the driver makes, maps, unmaps or gives back an arena's chunks.
 //
 //   auto space = chunks.open(tenant, quota, 512);     chunks.commit(space, 0, 16, deadline);
 #pragma once
@@ -37,8 +38,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Hooks on the roots of quotas: chunks that are free and charged to nobody go back to the device when somebody within its
-/// quota lacks memory there, and those that arenas gave up to the quotas once they are reached.
+/// Hooks on the roots of quotas. When a requester within its quota lacks memory there, free chunks
+/// that are charged to nobody go back to the device, and chunks that arenas gave up go back to the
+/// quotas once their points are reached.
 class reclaim_hooks {
 public:
     /// Sees to it that the tree of `q` asks `chunks`. Throws std::bad_alloc.
@@ -61,21 +63,25 @@ private:
     std::vector<std::unique_ptr<quota_hook>> hooks_;
 };
 
-/// Thread-safe. No lock is held while anybody waits for a stream. `stream` scrubs; its points are those of the streams that use
-/// the arenas. Memory and stream must outlive the pool, and the pool the arenas; a quota must live until all that was
-/// charged to it is back.
+/// Thread-safe. No lock is held while anybody waits for a stream. `stream` scrubs; its points are
+/// those of the streams that use the arenas. Memory and stream must outlive the pool, and the pool
+/// the arenas; a quota must live until all its charges are back.
 ///
-/// Two kinds of locks: that of an arena, whose holder alone maps and unmaps there, and then that of the books. Nobody has the locks of
-/// two arenas but who hands over from one to the other. What the driver is doing without the lock of the books is in a list:
-/// before anybody is refused, what was begun earlier has ended, and so has every call that brings memory back. The few chunks that
-/// are being scrubbed (chunk_pool_options::window) are mapped and unmapped under the lock of the books.
+/// Two kinds of locks, in this order: an arena's, whose holder alone maps and unmaps there, and
+/// then the lock of the books. Only a hand-over from one arena to another holds two arenas' locks.
+/// Driver calls that run without the lock of the books are in a list: before any request is
+/// refused, calls begun earlier have ended, and so has every call that brings memory back. The few
+/// chunks that are being scrubbed (chunk_pool_options::window) are mapped and unmapped under the
+/// lock of the books.
 ///
-/// Neighbours are unmapped by one call, and all that a commit maps is one stretch without the lock of the books. What is lacking
-/// is made chunk by chunk (cuMemCreate makes one), and between two of these calls the lock is taken and let go. In batches, all of
-/// them would be made before it is known how many others leave over meanwhile, and what isn't needed any more would go back to the
-/// driver, by as many calls again: more work, and memory that a neighbour is refused meanwhile. There is little to win: of a new
-/// chunk all of our own code, locks, books and quota included, takes 50 ns alone and 113 ns beside a neighbour that commits as
-/// well (over a memory that does nothing; Intel Xeon, two cores), where making and mapping one takes the host's memory 13 us and more.
+/// One call unmaps neighbours, and a commit maps all its chunks without the lock of the books.
+/// Lacking chunks are made one by one (cuMemCreate makes one); between two of these calls the lock
+/// is taken and released. A batch would make all of them before it is known how many others free
+/// meanwhile. The surplus would go back to the driver, by as many calls again: more work, and
+/// memory that a neighbour is refused meanwhile. There is little to win: our own code for a new
+/// chunk, locks, books and quota included, takes 50 ns alone and 113 ns beside a neighbour that
+/// commits as well (over a memory that does nothing; Intel Xeon, two cores), where making and
+/// mapping one takes the host's memory 13 us and more.
 template <virtual_memory Memory, scrubber Stream>
 class arena_chunks {
 public:
@@ -104,7 +110,7 @@ public:
         return {supply_.capacity(), chunks.total(), chunks.out(),      leaving_,
                 chunks.clean(),     chunks.dirty(), chunks.scrubbing()};
     }
-    /// What one tenant has of it.
+    /// One tenant's usage.
     [[nodiscard]] chunk_usage usage(tenant_tag tenant) const noexcept {
         const std::lock_guard lock(mutex_);
         return supply_.registry().usage(tenant);
@@ -118,8 +124,8 @@ public:
         return collect(gone, lock);
     }
 
-    /// Waits until something that leaves or is being scrubbed is reached, or until the deadline; takes nothing back. False, at once,
-    /// if there is none.
+    /// Waits until something that leaves or is being scrubbed is reached, or until the deadline;
+    /// takes nothing back. False, at once, if there is none.
     bool wait_any(instant deadline) const {
         std::vector<point> open;
         {
@@ -196,8 +202,8 @@ public:
         return made;
     }
 
-    /// The quota of an arena closes: so does the arena, and nothing of it is charged there any more. False if a stream still
-    /// uses some at the deadline.
+    /// The quota of an arena closes: so does the arena, and nothing of it is charged there any
+    /// more. False if a stream still uses some at the deadline.
     bool close_for(const std::shared_ptr<space>& s, instant deadline) {
         if (s == nullptr) return true;
         (void)close(s, {});
@@ -224,7 +230,8 @@ public:
         }
     }
 
-    /// Gives the device as many free chunks as `missing` bytes need, those first that have just left. Returns their bytes.
+    /// Gives the device as many free chunks as `missing` bytes need, those first that have just
+    /// left. Returns their bytes.
     bytes reclaim(bytes missing) noexcept {
         departures gone;
         std::unique_lock lock(mutex_);
@@ -365,7 +372,8 @@ public:
         return why;
     }
 
-    /// Chunks that were just unmapped there, with what they hold. What can't be mapped any more is the supply's.
+    /// Maps chunks again that were just unmapped there, contents included. Chunks that can't be
+    /// mapped any more return to the supply.
     void put_back(space& s, std::size_t first, const std::vector<index>& chunks) noexcept {
         for (std::size_t i = 0; i < chunks.size(); ++i) {
             if (map(s, first + i, chunks[i]) == errc::none) continue;
@@ -385,7 +393,7 @@ public:
     }
 
 private:
-    // What a commit was refused for.
+    // The reason for a commit's refusal.
     enum class lack : std::uint8_t { other, quota, memory };
     struct request {
         lack lacks = lack::other;
@@ -409,7 +417,8 @@ private:
             lock.lock();
             (void)collect(gone, lock);
             if (undo.empty()) return why;  // undone: trying again wouldn't help
-            // Who waits for no more than a scrub isn't refused yet, and so for no call of the others'.
+            // A commit that waits only for a scrub isn't refused yet, so it needn't wait for other
+            // threads' calls.
             if (expired || why.code != errc::deadline_exceeded) settle(lock, entered);
             const bool again = returns_ != r.seen;  // whoever brought it back
             if (supply_.failed() != failed) return {.code = supply_.why_failed()};
@@ -516,7 +525,7 @@ private:
         std::uint64_t number = 0;
         bool brings = false;  // memory back, that is nobody's any more
     };
-    // What `calls` returns. Without the lock meanwhile.
+    // Returns the result of `calls`, which run without the lock.
     template <std::invocable F>
     auto without(std::unique_lock<std::mutex>& lock, bool brings, F calls) noexcept {
         driver_call here{.number = ++calls_begun_, .brings = brings};
@@ -534,7 +543,7 @@ private:
             if (c->number <= last && (c->brings || c->number <= entered)) return true;
         return false;
     }
-    // Waits for those that are under way now.
+    // Waits for the calls that are under way now.
     void settle(std::unique_lock<std::mutex>& lock, std::uint64_t entered = 0) const noexcept {
         ended_.wait(lock, [&, last = calls_begun_] { return !awaits(entered, last); });
     }
@@ -563,7 +572,8 @@ private:
         departures_.splice(departures_.end(), last);
     }
 
-    /// Finishes what can be finished. What is done with goes to `gone`, to end unlocked. The caller has no arena's lock.
+    /// Completes departures and scrubs that are over. Objects to destroy without the lock go to
+    /// `gone`. The caller holds no arena's lock.
     bool collect(departures& gone, std::unique_lock<std::mutex>& lock) noexcept {
         bool any = supply_.collect();
         returns_ += any ? 1 : 0;

@@ -50,7 +50,7 @@ struct slot_run {
 template <virtual_memory Memory, timeline_point Point>
 struct arena_space;
 
-/// Slots that leave once the points are reached, those that weren't committed again meanwhile.
+/// Slots that leave once the points are reached, unless they were committed again meanwhile.
 template <virtual_memory Memory, timeline_point Point>
 struct departure {
     std::shared_ptr<arena_space<Memory, Point>> from{};
@@ -96,7 +96,8 @@ struct arena_space {
     void arrive(std::size_t i, std::uint32_t chunk) noexcept {
         slots[i] = {.chunk = chunk, .stage = slot_stage::arriving};
     }
-    /// Those that arrive have come to stay, and so have those that were about to leave. Returns how many of these.
+    /// Arriving slots become mapped, and so do slots that were about to leave. Returns the number
+    /// of the latter.
     std::size_t settle(std::size_t first, std::size_t count) noexcept {
         const auto stayed = count_of(first, count, slot_stage::leaving);
         for (arena_slot& x : part(first, count)) {

@@ -191,7 +191,8 @@ public:
     /// Whether a chunk has to be made so that `tenant` can take `n`: the memory's call comes between begin_create() and
     /// end_create(), and the supply may be used meanwhile.
     [[nodiscard]] bool lacks(tenant_tag tenant, std::size_t n) const noexcept {
-        // A chunk that is clean from the start is there at once; one that isn't is no better than those that are free.
+        // A chunk that is clean from the start can be used at once; a chunk that isn't is no better
+        // than the free ones.
         return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) < n;
     }
     /// out_of_memory, and nothing is begun, where there are as many as there may be.
@@ -200,7 +201,7 @@ public:
         ++making_;
         return errc::none;
     }
-    /// What the memory answered. Throws std::bad_alloc, and then the chunk is the device's again.
+    /// Takes the memory's answer. Throws std::bad_alloc, and then the chunk is the device's again.
     errc end_create(result<typename Memory::chunk> made) {
         --making_;
         if (!made) return made.code();
@@ -209,9 +210,10 @@ public:
         return errc::none;
     }
 
-    /// Sees to it that `tenant` can take `n` chunks, where enough have been made, or else `made` is why not. errc::none: take()
-    /// them before anybody else does. deadline_exceeded: enough are free, and some are being scrubbed; ask again when one of
-    /// points() is reached. out_of_memory: too few are free, `left` says how many bytes.
+    /// Sees to it that `tenant` can take `n` chunks, where enough have been made, or else `made` is
+    /// why not. errc::none: take() them before anybody else does. deadline_exceeded: enough are
+    /// free, and some are being scrubbed; ask again when one of points() is reached. out_of_memory:
+    /// too few are free, `left` says how many bytes.
     [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n, errc made) noexcept {
         const failure figures{.asked = (chunk_size() * n).count(),
                               .left = (chunk_size() * registry_.available()).count(),
@@ -266,7 +268,7 @@ public:
             }
             if (!registry_.is_out(i)) registry_.end_scrub(i, why == errc::none);
         }) != 0;
-        // What failed now isn't tried again before the next call: the device may be lost.
+        // A scrub that failed now isn't retried before the next call: the device may be lost.
         if (registry_.policy() == scrub_policy::on_free && failed_ == failed) scrub_ahead(options_.window);
         return any;
     }

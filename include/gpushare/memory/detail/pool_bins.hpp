@@ -36,7 +36,7 @@ struct bin_sizes {
     static constexpr std::uint64_t largest = (8 << 20) / pool_granule;  // granules; bigger blocks aren't kept
     static constexpr std::uint32_t bins = classes::of(largest) + 1;
 
-    /// The bin for a block of that many granules; `bins` for those that aren't kept.
+    /// The bin for a block of that many granules; `bins` for sizes that have none.
     [[nodiscard]] static constexpr std::uint32_t of(std::uint64_t granules) noexcept {
         return std::min(classes::of(granules), bins);
     }
@@ -73,8 +73,9 @@ template <std::predicate F>
     return lock;
 }
 
-/// For a handful of instructions that two threads hardly ever want at once: half the cost of a mutex then. Who meets
-/// the other one gives way, in the end by sleeping, so that a holder of a lower priority gets on.
+/// For a handful of instructions that two threads rarely want at once; half the cost of a mutex
+/// then. On contention a thread gives way, in the end by sleeping, so that a holder of a lower
+/// priority gets on.
 class brief_lock {
 public:
     void lock() noexcept {
@@ -100,7 +101,7 @@ private:
     std::atomic<bool> held_{false};
 };
 
-/// What was handed out and came back: how often, and bytes as they were asked for.
+/// Counts of allocations and frees, and their bytes as requested.
 struct pool_traffic {
     std::uint64_t allocations = 0, allocated = 0, frees = 0, freed = 0;
 
@@ -119,7 +120,7 @@ struct pool_traffic {
         freed += more.freed;
         return *this;
     }
-    /// What is out. Not below 0, where calls are under way that are counted in part.
+    /// Bytes out. Never below 0, even while calls under way are counted in part.
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
@@ -157,8 +158,9 @@ public:
     /// Throws std::bad_alloc.
     pool_bins() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[bins])) {}
 
-    /// A block of `granules` <= largest, for a request of `size` bytes: the last one put into the first bin that has one.
-    /// Null if no bin has, or if it doesn't begin at a multiple of `alignment`.
+    /// A block of `granules` <= largest, for a request of `size` bytes: the last one put into the
+    /// first bin that has one. Null if no bin has, or if it doesn't begin at a multiple of
+    /// `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
         const std::lock_guard lock(lock_);
         // Many a program frees one block and asks for it again: for that one nothing is looked up.
@@ -264,7 +266,8 @@ public:
     /// Returns once nobody is in here who came before.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
-    /// Takes out a block of at least that many granules, the smallest that is here and may be cut; null if there is none.
+    /// Takes out a block of at least that many granules, the smallest that is here and may be cut;
+    /// null if there is none.
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
         if (granules > largest) return nullptr;
         const std::lock_guard lock(lock_);
@@ -309,7 +312,7 @@ public:
         if (latest_ != nullptr) look(*latest_);
     }
 
-    /// What is kept, each block counted as the smallest of its bin.
+    /// Bytes kept, each block counted as the smallest of its bin.
     [[nodiscard]] bytes kept() const noexcept {
         const std::lock_guard lock(lock_);
         std::uint64_t granules = latest_ == nullptr ? 0 : classes::smallest(latest_bin_);
@@ -334,7 +337,8 @@ private:
         filled_[bin / 64] |= std::uint64_t{1} << bin % 64;
     }
 
-    // The first bin with a block of `granules`, of those that such a request looks at; `bins` if there is none.
+    // The first bin with a block of `granules` among the bins that such a request looks at; `bins`
+    // if there is none.
     [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept {
         const auto first = classes::covering(granules);
         const auto filled = filled_from(first) & ((1U << window) - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool knows about one block of device memory. It is kept in host memory, since the host can't read device
-// memory.
+// A pool's record of one block of device memory. The record is in host memory, since the host can't
+// read device memory.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What pools count in: every block is a multiple of it, and begins at one. It is what device allocators align to.
+/// A pool's unit: every block is a multiple of it, and begins at one. Device allocators align to
+/// it.
 inline constexpr std::size_t pool_granule = 256;
 
 /// `size` rounded up to granules; at least one, so that blocks of 0 bytes have addresses of their own.
@@ -26,9 +27,10 @@ inline constexpr std::size_t pool_granule = 256;
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
 
-/// A block that is out, in one word: what was asked for, and where it begins. 0 if the block isn't out. From bit 56 down:
-/// 1 bit live, 6 log2(alignment), 50 size xor address: what is known about a block may be used for another one while a
-/// wrong free looks at it, and must not match then. Nothing else is in it, so that who frees a block knows the whole word.
+/// A block that is out, in one word: what was asked for, and where it begins. 0 if the block isn't
+/// out. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address: what is known about a
+/// block may be used for another one while a wrong free looks at it, and must not match then.
+/// Nothing else is in it, so that who frees a block knows the whole word.
 struct pool_tag {
     static constexpr unsigned size_bits = 50;
     static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
@@ -47,7 +49,7 @@ struct pool_tag {
         const auto address = std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} / pool_granule % size_limit;
         return (1 << 6 | log) << size_bits | (size ^ address);
     }
-    /// What the tag of the block at `p` says: as it was asked for.
+    /// Decodes the tag of the block at `p`: the request as it was made.
     struct request {
         std::uint64_t size;
         std::size_t alignment;
@@ -83,8 +85,8 @@ struct alignas(64) pool_block {
         return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
     }
 
-    /// Out, for whoever took it. Release: who takes back what is out (pool_store::take_back) reads the label behind the tag;
-    /// whoever frees the block has had the pointer handed over from here.
+    /// Out, for whoever took it. Release: who takes back what is out (pool_store::take_back) reads
+    /// the label behind the tag; whoever frees the block has had the pointer handed over from here.
     [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {
         label = text.data();
         label_size = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), ~std::uint32_t{0}));
@@ -125,7 +127,7 @@ private:
 /// An exact pool wastes at most a part in so many of all it may hold by blocks that are larger than they have to be.
 inline constexpr std::uint64_t pool_waste = 64;
 
-/// What a request is: whole granules, `least` of which will do; `asked` is what the caller said. Bytes.
+/// A request in whole granules, `least` of which will do; `asked` is the caller's size. Bytes.
 struct pool_request {
     std::uint64_t size = 0, least = 0;
     std::size_t alignment = 1, asked = 0;

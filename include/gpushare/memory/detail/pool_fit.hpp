@@ -27,17 +27,18 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, a bitmap of those that aren't empty. There is a
-/// set of lists for the parts of ranges in which something is, one for empty ranges, and one for blocks with a range of their own. Not
-/// thread-safe, but for the index's readers. Begins, sizes and alignments are in bytes.
+/// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, and a bitmap of the
+/// non-empty ones. There is one set of lists for parts of ranges in use, one for empty ranges, and
+/// one for blocks with a range of their own. Not thread-safe, except for the index's readers.
+/// Begins, sizes and alignments are in bytes.
 class pool_fit {
 public:
     pool_fit() = default;
     pool_fit(const pool_fit&) = delete;
     pool_fit& operator=(const pool_fit&) = delete;
 
-    /// Takes in a range of whole granules, beginning at one: to be cut, or as one block's `own`. Throws std::bad_alloc, and then
-    /// nothing has changed.
+    /// Takes in a range of whole granules, beginning at one: to be cut, or as one block's `own`.
+    /// Throws std::bad_alloc, and then nothing has changed.
     pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false) {
         index_.reserve(1);
         pool_block& b = fresh(begin, size);
@@ -64,8 +65,8 @@ public:
         return b == nullptr ? nullptr : &carve(*b, size, alignment);
     }
 
-    /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest, nearly. Or an empty range like that, which
-    /// is its own from now on. Null if there is none.
+    /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest,
+    /// nearly. Or an empty range like that, which is its own from now on. Null if there is none.
     [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept {
         const auto last = classes::of(std::min(most, pool_tag::size_limit) / pool_granule);
         for (const auto part : {owns, wholes})
@@ -92,7 +93,8 @@ public:
         unlink(whole);
         return whole;
     }
-    /// A range in which nothing is: one of the smallest that surely have `wanted` bytes, else one of the largest; null if there is none.
+    /// A range in which nothing is: one of the smallest that surely have `wanted` bytes, else one
+    /// of the largest; null if there is none.
     [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept {
         const auto from = classes::covering(std::min(wanted, pool_tag::size_limit / 2) / pool_granule);
         pool_block *whole = lists_[wholes].first_from(from), *own = lists_[owns].first_from(from);
@@ -132,7 +134,8 @@ public:
         return *taken;
     }
 
-    /// Back, and joined with free neighbours. The first block of a range stays the same object for as long as the range.
+    /// Back, and joined with free neighbours. The first block of a range stays the same object for
+    /// as long as the range.
     void give(pool_block& b) noexcept {
         pool_block* joined = &b;
         if (b.before != nullptr && b.before->free) {
@@ -147,7 +150,7 @@ public:
         insert(*joined);
     }
 
-    /// Of all blocks, free or not.
+    /// The index of all blocks, free or not.
     [[nodiscard]] pool_index& index() noexcept { return index_; }
     [[nodiscard]] const pool_index& index() const noexcept { return index_; }
     [[nodiscard]] std::uint64_t free_bytes() const noexcept {
@@ -286,7 +289,8 @@ struct pool_segment {
     std::size_t alignment = 0;
 };
 
-/// The ranges of a fit, as the upstream knows them; what is known of one is in its first block. Not thread-safe. Sizes are bytes.
+/// The ranges of a fit, as the upstream knows them; what is known of one is in its first block. Not
+/// thread-safe. Sizes are bytes.
 class pool_segments {
 public:
     /// Throws std::bad_alloc, and then nothing has changed.
@@ -321,7 +325,7 @@ public:
         return {};
     }
 
-    /// Of the largest one. Steps in proportion to the number of blocks.
+    /// The size of the largest range. Linear in the number of blocks.
     [[nodiscard]] static std::uint64_t largest(const pool_fit& fit) noexcept {
         std::uint64_t most = 0;
         for_each_block(fit, [&](const pool_block& b) {

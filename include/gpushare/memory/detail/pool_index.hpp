@@ -21,10 +21,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A hash table: open addressing, linear probing, entries never move. One writer at a time (the lock of the pool) beside
-/// any number of readers, who find every block that was in before they began and hasn't left. When the table grows, or
-/// has gathered too many gaps, a new one takes its place: the old one has to stay until all who may read it have gone,
-/// which the owner knows: see drop_retired.
+/// A hash table: open addressing, linear probing, entries never move. One writer at a time (the
+/// lock of the pool) beside any number of readers, who find every block that was in before they
+/// began and hasn't left. When the table grows, or has gathered too many gaps, a new one takes its
+/// place: the old one has to stay until all who may read it have gone, which the owner knows: see
+/// drop_retired.
 class pool_index {
 public:
     pool_index() { renew(16); }
@@ -56,9 +57,10 @@ public:
         pool_block* const block = find(p);
         if (block == nullptr) [[unlikely]]
             return {.why = errc::unknown_block};
-        // Not read first: another core may have written it, and its line would come twice, to be read and to be written.
-        // Relaxed: the caller has the pointer from whoever allocated it, and with it the tag; what the free publishes, it
-        // publishes with the lock of the list that the block goes to.
+        // Not read first: another core may have written it, and its line would come twice, to be
+        // read and to be written. Relaxed: the caller has the pointer from whoever allocated it,
+        // and with it the tag; what the free publishes, it publishes with the lock of the list that
+        // the block goes to.
         const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
         auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
         if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
@@ -124,7 +126,7 @@ private:
         std::size_t mask;
         int shift;
         std::unique_ptr<slot[]> slots;
-        std::unique_ptr<table> older;  // of those that are retired
+        std::unique_ptr<table> older;  // the next older retired table
     };
 
     [[nodiscard]] const table& current() const noexcept { return *owned_; }

@@ -34,8 +34,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Blocks that were freed on streams which haven't got there: in batches, each behind one point. Not thread-safe. Calls no
-/// function of a point but reached().
+/// Blocks that were freed on streams which haven't got there: in batches, each behind one point.
+/// Not thread-safe. Calls no function of a point but reached().
 template <timeline_point Point>
 class pool_pending {
 public:
@@ -153,8 +153,8 @@ struct pool_worker {
     std::uint64_t failed_in = 0;  // the last pass in which recording threw
 };
 
-/// A range on its way between the pool and its upstream. On the stack of the thread that moves it, under the lock of the
-/// pool.
+/// A range on its way between the pool and its upstream. On the stack of the thread that moves it,
+/// under the lock of the pool.
 struct pool_move {
     template <class Upstream>
     explicit pool_move(const Upstream& upstream) noexcept : inside(upstream.in_hook(by)) {}
@@ -171,13 +171,15 @@ struct pool_wait_entry {
     std::condition_variable woken;  // with the lock of the pool
 };
 
-/// Who waits for memory of a pool, first come first served; pool_wait.hpp has the wait. Only the first tries. Whoever
-/// frees tells it, and whoever leaves tells the next one. Under the lock of the pool, but for size().
+/// The waiters for memory of a pool, first come first served; pool_wait.hpp has the wait. Only the
+/// first one tries. A thread that frees memory notifies it, and a thread that leaves notifies the
+/// next one. Under the lock of the pool, except for size().
 class pool_wait_queue {
 public:
     [[nodiscard]] bool first(const pool_wait_entry& p) const noexcept { return waiters_.front() == &p; }
 
-    /// Relaxed: a hint for those who come later. Who hasn't seen a waiter came before it.
+    /// Relaxed: a hint for later callers. A caller that doesn't see a waiter counts as having come
+    /// before it.
     [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
     /// At the end. True if nobody waited before.
@@ -238,7 +240,8 @@ public:
         workers_.push_back(&w);
         w.bins.keep(waiters_.size() == 0 && !stopped_);
     }
-    /// Empties the worker's bins. What can't be recorded on its stream stays out of use for as long as the store.
+    /// Empties the worker's bins. Blocks for which its stream can't record a point stay out of use
+    /// as long as the store lives.
     void leave(worker& w) noexcept {
         flush(w);
         auto lock = locked();
@@ -256,7 +259,8 @@ public:
         record(lock, [&](const worker& other) { return &other == &w; });
         collect(done);
     }
-    /// No point is recorded on the worker's stream until as many resumes. Waits for those who record.
+    /// No point is recorded on the worker's stream until as many resumes. Waits for threads that
+    /// are recording.
     void pause(worker& w) noexcept {
         auto lock = locked();
         ++w.paused;
@@ -268,13 +272,13 @@ public:
         waiters_.tell();
     }
 
-    // --- those who wait: see pool_wait.hpp
+    // --- waiters: see pool_wait.hpp
 
-    /// Whoever comes later and doesn't wait goes without.
+    /// While this isn't 0, later requests that don't wait are refused.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
     void join(pool_wait_entry& p) noexcept {
         const auto lock = locked();
-        if (waiters_.join(p)) keep(false);  // what is freed from now on is for those who wait
+        if (waiters_.join(p)) keep(false);  // blocks freed from now on are for the waiters
     }
     void leave(pool_wait_entry& p) noexcept {
         const auto lock = locked();
@@ -283,15 +287,17 @@ public:
 
     // --- the end
 
-    /// From now on nothing is handed out: all bins are empty and stay so. What is out is freed as before.
+    /// From now on nothing is handed out: all bins are empty and stay so. Blocks that are out are
+    /// freed as before.
     void stop() noexcept {
         spent done(*this);
         auto lock = locked();
         stop(lock, done);
     }
-    /// The same, and nothing is freed any more. True once no memory is on its way between pool and upstream, and what was freed on
-    /// streams is recorded. False if some is at the deadline: its thread may be in a hook, and may take as long as that likes. False
-    /// at once if the caller is that thread.
+    /// The same, and nothing is freed any more. True once no memory is on its way between pool and
+    /// upstream, and what was freed on streams is recorded. False if some is at the deadline: its
+    /// thread may be in a hook, and may take as long as that likes. False at once if the caller is
+    /// that thread.
     [[nodiscard]] bool close(instant deadline) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -306,9 +312,10 @@ public:
         return stopped_;
     }
 
-    /// After stop(): takes back what is out, and enters it into `found`. False: some call is between this and its caller, with
-    /// a block that it has taken or is about to give back; what it leaves is seen by another take_back(). Throws std::bad_alloc,
-    /// and then nothing was taken back.
+    /// After stop(): takes back what is out, and enters it into `found`. False: some call is
+    /// between this and its caller, with a block that it has taken or is about to give back; what
+    /// it leaves is seen by another take_back(). Throws std::bad_alloc, and then nothing was taken
+    /// back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) {
         const auto lock = locked();
         std::size_t out = 0;
@@ -347,7 +354,8 @@ public:
             return nullptr;
         return counted(take_soon(r), r);
     }
-    /// Of what other workers had too much of, or null; and some more into the bin of this one.
+    /// Takes a block from other workers' surplus, or null; and moves some more into this worker's
+    /// bin.
     [[nodiscard]] pool_block* take_from_depot(const pool_request& r, worker& own) noexcept {
         if (r.size > pool_bins::largest * pool_granule || r.own) return nullptr;
         pool_block* const b = depot_.bins.take(r.least / pool_granule, r.alignment, r.asked);
@@ -355,15 +363,16 @@ public:
         return b;
     }
 
-    /// Of what is free, or what `own` has freed on its stream and may use at once, or streams have reached: leaves the
-    /// caches alone.
+    /// Takes from free blocks, from blocks that `own` has freed on its stream and may use at once,
+    /// or from blocks whose streams have reached the free. Leaves the caches alone.
     [[nodiscard]] pool_block* collect_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         const auto lock = locked();
         collect(done);
         return stopped_ ? nullptr : counted(take_any(r, own), r);
     }
-    /// Of one block that a cache keeps, or else of what comes together when all caches are emptied.
+    /// Takes a block that a cache keeps, or else empties all caches and takes from the blocks that
+    /// merge.
     [[nodiscard]] pool_block* reclaim_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -372,12 +381,12 @@ public:
         reclaim(lock, done);
         return stopped_ ? nullptr : counted(take_any(r, own), r);
     }
-    /// Of one block that a cache keeps, and leaves the others there.
+    /// Takes a block that a cache keeps, and leaves the others there.
     [[nodiscard]] pool_block* take_one_kept(const pool_request& r) noexcept {
         const auto lock = locked();
         return stopped_ ? nullptr : counted(take_kept(r), r);
     }
-    /// Of all that is held, if no more than `most` bytes are out then.
+    /// Takes from all memory held, if at most `most` bytes are out then.
     [[nodiscard]] pool_block* take_within(const pool_request& r, std::uint64_t most) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -394,10 +403,12 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last word, once no memory is on its way between pool and upstream. But a thread that is called from there itself, by a hook
-    /// of a quota, doesn't wait, since others may wait for it; nor is a move waited for from which a hook was called, as `upstream`
-    /// says: its thread has nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream was asked.
-    /// Null and false: it doesn't fit; null and true: something has come in between, try again.
+    /// The last word, once no memory is on its way between pool and upstream. But a thread that is
+    /// called from there itself, by a hook of a quota, doesn't wait, since others may wait for it;
+    /// nor is a move waited for from which a hook was called, as `upstream` says: its thread has
+    /// nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream
+    /// was asked. Null and false: it doesn't fit; null and true: something has come in between, try
+    /// again.
     template <class Upstream>
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
                                                                const Upstream& upstream) noexcept {
@@ -479,8 +490,8 @@ public:
         const auto lock = locked();
         collect(done);
     }
-    /// Waits until one of the points behind which blocks were freed is reached, or until `deadline`. False, at once, if there is
-    /// none. Throws what waiting for the points throws.
+    /// Waits until one of the points behind which blocks were freed is reached, or until
+    /// `deadline`. False, at once, if there is none. Throws what waiting for the points throws.
     bool wait_any(instant deadline) {
         std::array<Point, 64> open{};  // at a time: whoever waits comes back
         std::size_t n = 0;
@@ -538,7 +549,7 @@ public:
         const auto lock = locked();
         return fit_.empty_bytes();
     }
-    /// What is in blocks beyond what was asked for.
+    /// Bytes of blocks beyond the bytes requested.
     [[nodiscard]] std::uint64_t rounding() const noexcept {
         const auto lock = locked();
         auto traffic = traffic_;
@@ -607,7 +618,7 @@ public:
                 .allocations = traffic.allocations,
                 .frees = traffic.frees};
     }
-    /// What went through the pool.
+    /// The traffic through the pool.
     [[nodiscard]] pool_traffic traffic() const noexcept {
         const auto lock = locked();
         auto all = traffic_;
@@ -676,7 +687,8 @@ private:
         if (b == nullptr && (last || !r.own)) b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
         return b != nullptr ? b : take_own(own, r);
     }
-    // What a worker freed on its stream is in order before whatever it enqueues next, reached or not.
+    // A block that a worker freed on its stream is in order before its next work there, reached or
+    // not.
     [[nodiscard]] pool_block* take_own(worker* own, const pool_request& r) noexcept {
         if (own == nullptr) return nullptr;
         pool_block* const b = own->unrecorded.take(r.least, r.most, r.alignment);

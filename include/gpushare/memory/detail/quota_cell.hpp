@@ -18,8 +18,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Bytes available in the low 48 bits, then 7 bits each of how many charges and releases there were, then the frozen
-/// bit. The counts ride along in the compare-and-swap that is paid anyway; every 64th call moves 64 of them to a counter
-/// of their own.
+/// bit. The counts ride along in the compare-and-swap that is paid anyway; every 64th call moves 64
+/// of them to a counter of their own.
 struct quota_word {
     static constexpr unsigned charge_shift = 48, release_shift = 55;
     static constexpr std::uint64_t mask = (std::uint64_t{1} << charge_shift) - 1, count_mask = 0x7f, spill = 64;
@@ -71,8 +71,8 @@ struct quota_total {
     }
 };
 
-/// The atomics of one quota. Whoever holds the mutex of the tree may freeze the word: then it alone changes word and
-/// total, and charges and releases come to the mutex.
+/// The atomics of one quota. The holder of the tree's mutex may freeze the word. Then it alone
+/// changes word and total, and charges and releases take the mutex.
 struct quota_cell {
     std::atomic<std::uint64_t> word{0}, total{0}, peak{0}, charges{0}, releases{0};
 
@@ -81,9 +81,10 @@ struct quota_cell {
         quota_total total;
     };
 
-    /// A word and the total that belonged to it. The word may come back to what it was while the total has been something
-    /// else in between (a resize down and up), so the total must be the same before and after. Acquire: a changed total
-    /// is seen together with the freeze before it, and a thawed word together with the total before it.
+    /// A word and the total that belonged to it. The word may come back to what it was while the
+    /// total has been something else in between (a resize down and up), so the total must be the
+    /// same before and after. Acquire: a changed total is seen together with the freeze before it,
+    /// and a thawed word together with the total before it.
     [[nodiscard]] reading read() const noexcept {
         for (auto before = total.load(std::memory_order_acquire);;) {
             const auto bits = word.load(std::memory_order_acquire);
@@ -107,7 +108,7 @@ struct quota_cell {
         total.store(before.changed(held, closed).bits, std::memory_order_release);
     }
 
-    /// To be called with every word that has one charge or release more.
+    /// Call with every word that has one charge or release more.
     void count_charge(quota_word w) noexcept {
         if (w.charges() == 0) charges.fetch_add(quota_word::spill, std::memory_order_relaxed);
     }

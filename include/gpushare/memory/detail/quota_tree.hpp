@@ -49,7 +49,8 @@ struct hook_cursor {
 };
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 
-/// Whether a charge comes after those who wait for the same bytes. Guarantees don't: burst is what they leave.
+/// Whether a charge queues behind waiters for the same bytes. Guarantees don't: burst is the bytes
+/// they leave.
 enum class precedence : bool { after_waiters, before_waiters };
 
 /// Where something is in one of its lists.
@@ -129,8 +130,8 @@ struct alignas(64) quota_node {
         serve_waiters();
     }
 
-    // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and what is
-    // held and borrowed with it. A quota over its limit stays frozen.
+    // While the word is frozen, charges and releases take the mutex: its holder alone changes the
+    // word then, and what is held and borrowed with it. A quota over its limit stays frozen.
     void freeze() const noexcept { cell_.freeze(); }
     void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
     // Refusals of one that is stopped come to the mutex, to say so.
@@ -186,12 +187,13 @@ struct alignas(64) quota_node {
         return errc::none;
     }
 
-    // What the parent refuses a loan for, to who asked for it.
+    // Translates the parent's reason for refusing a loan for the requester.
     [[nodiscard]] static constexpr errc from_above(errc why) noexcept {
         return why == errc::none || why == errc::closed ? why : errc::out_of_memory;
     }
 
-    // Bytes that the parent must be charged for such a guarantee. What was borrowed is charged there already.
+    // Bytes that the parent must be charged for such a guarantee. Borrowed bytes are charged there
+    // already.
     [[nodiscard]] std::uint64_t growth(bytes guaranteed) const noexcept {
         const auto grow = (guaranteed - guaranteed_).count();
         return grow - std::min(grow, borrowed_.load(std::memory_order_relaxed));
@@ -240,8 +242,9 @@ struct alignas(64) quota_node {
         give_back(cell_.released(cell_.now(), n));
     }
 
-    // Publishes the word of a frozen quota that may have more left than before. Over the limit, and while somebody waits, no
-    // loan stays here. What is idle below isn't looked for: a quota there may be in the midst of asking this one.
+    // Publishes the word of a frozen quota that may have more left than before. Over the limit, or
+    // while a request waits, no loan stays here. Doesn't look for idle loans below: a quota there
+    // may be in the midst of asking this one.
     void give_back(quota_word word) const noexcept {
         if (over_limit() || watched()) {
             const auto back = thaw_without_idle(word);
@@ -262,8 +265,8 @@ struct alignas(64) quota_node {
     }
 
     // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All are frozen at one
-    // moment, for which the answer is exact. Children that never borrow have nothing that is this quota's, and below one that is
-    // watched, or over its limit, no loan is idle.
+    // moment, for which the answer is exact. Children that never borrow have nothing that is this
+    // quota's, and below one that is watched, or over its limit, no loan is idle.
     quota_word gather(const quota_node* asking) const noexcept {
         auto word = cell_.now();
         if (!idle_below_.load(std::memory_order_relaxed) || over_limit() || watched()) return word;
@@ -302,7 +305,7 @@ struct alignas(64) quota_node {
         return idle;
     }
 
-    // What could be charged at one moment, here and as far up as it is frozen.
+    // The bytes that could be charged at one moment, here and in the frozen quotas above.
     [[nodiscard]] bytes free_now(const quota_node* asking = nullptr,
                                  precedence when = precedence::after_waiters) const noexcept {
         if (behind_ != errc::none && when == precedence::after_waiters) return bytes{};
@@ -339,8 +342,9 @@ struct alignas(64) quota_node {
         return q->waiting_here_ != 0;
     }
 
-    // Freezes all that bytes may come from, and brings idle loans here: from now on each comes back with its release. One that
-    // was released before may not have told yet that it left a loan idle, so loans are looked for whatever the flags say.
+    // Freezes all that bytes may come from, and brings idle loans here: from now on each comes back
+    // with its release. One that was released before may not have told yet that it left a loan
+    // idle, so loans are looked for whatever the flags say.
     void watch() const noexcept {
         freeze();
         freeze_below(nullptr);
@@ -352,12 +356,14 @@ struct alignas(64) quota_node {
             if (c->may_borrow_) c->unwatch();
         if (const auto word = cell_.now(); word.frozen()) thaw(word);
     }
-    // After whatever may have left more for somebody here, or in those that this one borrows from.
+    // Call after any change that may leave more for waiters here, or in quotas that this one
+    // borrows from.
     void serve_waiters() noexcept {
         if (root_->waiting_ != 0) root_->serve_(*this);
     }
 
-    // What charges and releases touch lies on one cache line. Mutable: a reading takes idle loans back.
+    // The data that charges and releases touch lies on one cache line. Mutable: a read takes idle
+    // loans back.
     mutable quota_cell cell_;
     mutable std::atomic<std::uint64_t> borrowed_{0};  // changes in a freeze
     quota_node* const parent_;
@@ -373,11 +379,11 @@ struct alignas(64) quota_node {
     errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
     linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;  // who waits for bytes of this one
     int waiting_here_ = 0;  // how many wait, in the top of what they may get bytes from
-    // Of the line; see quota_wait_queue.hpp.
+    // The state of the queue; see quota_wait_queue.hpp.
     quota_turn turn_{.of = this};       // while there is a queue
     quota_node* stopped_by_ = nullptr;  // the quota that has refused its first waiter
     quota_node* ahead_ = nullptr;       // the quota whose first waiter gets what is left here, if anybody
-    turn_heap stopped_here_;            // those that this one has refused
+    turn_heap stopped_here_;            // quotas that this one has refused
     list_link<quota_node> in_line_{};   // in waiting_quotas_
     std::string_view name_{};           // whose it is
     // In the root only.

@@ -1,23 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // The queue of waiters for bytes of a quota, first come first served. quota_wait.hpp is the public part.
 //
-// A waiter keeps its place: bytes that it waits for are refused to every later request, however small, so that small
-// requests don't starve a big one. Only bytes that could serve the waiter are held back: those of its own quota and, if
-// that isn't the obstacle, those that its parent lends, and so on up to the quota whose limit is the obstacle.
-// Guaranteed bytes are never held back for others, and new guarantees go ahead of waiters. Every resize, release and
-// end of a quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
+// A waiter keeps its place: bytes that it waits for are refused to every later request, however
+// small, so that small requests don't starve a big one. Only bytes that could serve the waiter are
+// held back: bytes of its own quota and, if that isn't the obstacle, bytes that its parent lends,
+// and so on up to the quota whose limit is the obstacle. Guaranteed bytes are never held back for
+// others, and new guarantees go ahead of waiters. Every resize, release and end of a quota serves
+// the waiters that it can, under the mutex of the tree, which it holds anyway.
 //
-// What that amounts to: all who wait are tried, the oldest first, and each that is refused holds back for itself what its bytes
-// may come from, from its own quota up to the one that has refused it. A release needn't try them all, since only the first of each
-// quota can be next, and:
-//   - a quota knows for whom it holds back what it has (ahead_), and whom it has refused (stopped_here_), by age;
-//   - room in a quota changes nothing for who gets no bytes from there, so those are tried for whom it is held back, there and in the
-//     quotas that it borrows from: one for each level;
-//   - where nothing is held back any more, the oldest that was refused there is tried, then the next, until one is refused again;
-//   - who is tried takes from those who came later what is held back for these, and they are tried after it.
-// Each of these came later than who caused it, and the oldest goes first (to_try_), so all is as if everybody had been tried. While
-// somebody waits, an idle loan goes back with its release; so nobody looks for one either. A release costs the height of the tree,
-// and whom it serves the logarithm of how many wait. After a change of limits all are tried.
+// The effect is the same as this: all waiters are tried, the oldest first, and each refused one
+// reserves the bytes that it may get, from its own quota up to the one that has refused it. A
+// release needn't try them all, since only the first waiter of each quota can be next, and:
+//   - a quota knows for whom it reserves its bytes (ahead_), and whom it has refused (stopped_here_),
+//     by age;
+//   - room in a quota changes nothing for waiters that get no bytes from there, so only waiters for
+//     whom the bytes are reserved are tried, there and in the quotas it borrows from: one for each
+//     level;
+//   - where nothing is reserved any more, the oldest refused there is tried, then the next, until one
+//     is refused again;
+//   - a tried waiter takes bytes reserved for later ones, and these are tried after it.
+// A waiter tried by these rules came later than the one that caused the try, and the oldest goes
+// first (to_try_), so the result is as if all had been tried. While a waiter exists, an idle loan
+// goes back with its release, so nothing need look for loans either. A release costs the height of
+// the tree, plus the logarithm of the number of waiters for each one served. After a change of
+// limits all are tried.
 //
 // Why no wake-up is lost. A release is one compare-and-swap of a word, and the frozen bit, which sends a release to the
 // mutex, lies in the same word. A thread that joins the queue freezes all words that its bytes may come from, and then
@@ -76,8 +82,8 @@ struct quota_wait_queue {
         if (p.state == claim_state::waiting && p.why == errc::none) p.why = q.behind_;
     }
 
-    /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited; but nothing is held back from
-    /// anybody. Each press ends with a release_pressure.
+    /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited;
+    /// but nothing is held back from anybody. Each press ends with a release_pressure.
     static void press(quota_node& root) noexcept {
         root.serve_ = &serve;
         ++root.waiting_;
@@ -97,7 +103,8 @@ struct quota_wait_queue {
         try_all(*q.root_);
     }
 
-    /// Serves everybody whom it can, first come first, after there may be more in `where` and those that it borrows from.
+    /// Serves all waiters that it can, first come first, after `where` and the quotas it borrows
+    /// from may have more.
     static void serve(quota_node& where) noexcept {
         auto& root = *where.root_;
         if (std::exchange(root.limits_changed_, false)) start_over(root);
@@ -141,7 +148,7 @@ private:
         at->stopped_here_.push(q.turn_);
     }
 
-    // Takes a quota out of the line; those that were behind it may be served.
+    // Takes a quota out of the line; the waiters behind it may be served.
     static void withdraw(quota_node& q) noexcept {
         q.stopped_by_->stopped_here_.remove(q.turn_);
         for (auto* at = &q; at != nullptr && at->ahead_ == &q; at = at->parent_) {
@@ -164,7 +171,8 @@ private:
         q.root_->to_try_.push(q.turn_);
     }
 
-    // After a change of limits: those that can't be served any more leave, and all others are tried.
+    // After a change of limits: waiters that can't be served any more leave, and all others are
+    // tried.
     static void start_over(quota_node& root) noexcept {
         for (auto* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
             std::exchange(q->stopped_by_, nullptr)->stopped_here_ = {};
@@ -242,8 +250,8 @@ struct quota_waiter : quota_wait_entry {
     }
 
 private:
-    // How long streams may be waited for, or left alone while there is nothing to come from them, before whoever does it
-    // looks at the rest again.
+    // How long streams may be waited for, or left alone while there is nothing to come from them,
+    // before whoever does it looks at the rest again.
     static constexpr ns slice = std::chrono::milliseconds(1);
 
     errc give_up(errc code) noexcept {

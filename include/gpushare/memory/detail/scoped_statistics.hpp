@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an allocator counts, for the whole and for each scope: the bytes that are out, their peak and total, and the
-// counts of calls and failures. It also remembers who allocated each block that is out. statistics_resource.hpp has
-// one.
+// An allocator's statistics, for the whole and for each scope: the bytes that are out, their peak
+// and total, and the counts of calls and failures. It also remembers the caller of each block that
+// is out. statistics_resource.hpp has one.
 //
 //   gpushare::detail::scoped_statistics all;
 //   const auto prefill = all.open(all.whole, "prefill");
@@ -58,7 +58,8 @@ public:
         ++scopes_[in.index].users;
         return {index};
     }
-    /// Nothing will be allocated in it any more. What is out still counts for the scopes around it.
+    /// Nothing will be allocated in it any more. Blocks that are out still count for the scopes
+    /// around it.
     void close(scope_id s) noexcept {
         const std::lock_guard lock(mutex_);
         leave(s.index);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas whose first waiter waits, by who came first: a pairing heap (Fredman et al., 1986) whose elements carry their own
-// links, so that nothing is allocated and none of them needs to be found before it is taken out.
+// Quotas whose first waiter waits, by who came first: a pairing heap (Fredman et al., 1986) whose
+// elements carry their own links, so that nothing is allocated and none of them needs to be found
+// before it is taken out.
 //
 //   turn_heap line;    line.push(q.turn_);    line.first()->of;    line.remove(q.turn_);
 //
-// A step of push is one comparison; of remove, as many as the logarithm of how many there are, on average over many calls.
+// A step of push is one comparison; of remove, as many as the logarithm of how many there are, on
+// average over many calls.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,7 @@ struct quota_turn {
 
 class turn_heap {
 public:
-    /// Who came first; null if there is nobody.
+    /// The earliest turn; null if the heap is empty.
     [[nodiscard]] quota_turn* first() const noexcept { return top_; }
 
     void push(quota_turn& t) noexcept { top_ = merged(top_, &t); }
@@ -47,7 +49,7 @@ public:
     }
 
 private:
-    // Of two that stand alone, or of one and none.
+    // Merges two separate heaps, or one and none.
     static quota_turn* merged(quota_turn* a, quota_turn* b) noexcept {
         if (a == nullptr || b == nullptr) return a != nullptr ? a : b;
         if (b->ticket < a->ticket) std::swap(a, b);
@@ -58,7 +60,8 @@ private:
         return a;
     }
 
-    // All that stand side by side: in pairs from the front, and those from the back. That order is what makes it logarithmic.
+    // All that stand side by side: in pairs from the front, and those from the back. That order is
+    // what makes it logarithmic.
     static quota_turn* joined(quota_turn* side) noexcept {
         quota_turn* pairs = nullptr;
         while (side != nullptr) {
