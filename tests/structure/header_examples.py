@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example in a header's first comment compiles with that header alone.
 
-    header_examples.py INCLUDE TABLE WITHOUT COMPILER [FLAG...]
+    header_examples.py check INCLUDE TABLE WITHOUT COMPILER FLAGS [HEADER...]     looks at the table, and compiles these headers' programs
+    header_examples.py write INCLUDE TABLE FOLDER HEADER...                       writes the programs: FOLDER/area_name_hpp.cpp
+
+A program is the header, twice, and its example in a function. An example is the lines of the first comment that are indented by three blanks;
+what is no code there is indented by two. `...` stands for what a reader would write. A line `#include` of the example is one, and what begins
+with `struct`, `template`, `namespace` or `extern "C"` stands in front of the function.
 
 TABLE says what an example takes for granted: a block for each header, `[area/name.hpp]` and then declarations, which come in front of the
-example, in the same function; those behind a line `outside` come in front of the function. `...` in an example stands for what a
-reader would write. A line `#include` of the example is one. WITHOUT names the headers whose examples aren't compiled yet; the list can only
-shrink: a header in neither, or in both, fails.
+example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`, and
+`needs FILE` leaves the example out where there is no such file to include. `some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet;
+the list can only shrink: a header in neither, or in both, fails.
 """
 import concurrent.futures
 import os
@@ -17,8 +22,15 @@ import subprocess
 import sys
 import tempfile
 
-# Standard names that any example may use.
-PRELUDE = '#include <array>\n#include <chrono>\n#include <cmath>\n#include <memory>\n#include <span>\n#include <string>\n#include <vector>\n'
+# Standard names that any example may use. A header that is included alone names what it needs by itself: these come behind it.
+PRELUDE = '\n'.join(f'#include <{name}>' for name in ('array', 'chrono', 'cmath', 'cstdio', 'memory', 'span', 'string', 'vector'))
+
+# What an example takes for granted is often an object that somebody else made: no program is linked or run.
+SOME = 'template <class T> T& some();'
+
+# An example shows names that nobody uses afterwards, and shadows what the table declares.
+QUIET = '\n'.join(f'#pragma GCC diagnostic ignored "-W{name}"' for name in ('unused', 'unused-variable', 'unused-but-set-variable', 'unused-value',
+                  'unused-result', 'shadow', 'empty-body', 'extra-semi', 'dangling-else', 'parentheses'))
 
 
 def example_of(text):
@@ -34,9 +46,29 @@ def example_of(text):
 
 def filled(line):
     """What stands for a reader's own code becomes code that does nothing."""
-    code, comment = (re.split(r'(?=\s//)', line, maxsplit=1) + [''])[:2]
-    code = re.sub(r'\)\s*\.\.\.\s*$', ') {}', code)
-    return re.sub(r'(?<=[;{])\s*\.\.\.\s*;?', ' ', code) + comment
+    code, comment = (re.split(r'(?:(?<=\s)|^)(?=//)', line, maxsplit=1) + [''])[:2]
+    code = re.sub(r'\)\s*\.\.\.\s*;?\s*$', ') {} ', code)
+    return re.sub(r'((?<=[;{}])|^)\s*\.\.\.\s*;?', ' ', code) + comment
+
+
+def split(lines):
+    """Includes, what stands outside of functions, and statements."""
+    includes, outside, inside, depth = [], [], [], None
+    for line in lines:
+        code = line.split('//')[0]
+        if line.startswith('#include'):
+            includes.append(line)
+            continue
+        if depth is None and re.match(r'(struct|template|namespace|extern "C")\b', line):
+            depth = 0
+        if depth is None:
+            inside.append(line)
+            continue
+        outside.append(line)
+        depth += code.count('{') - code.count('}')
+        if depth == 0 and re.search(r'[;}]\s*$', code):
+            depth = None
+    return includes, outside, inside
 
 
 def tables_of(path):
@@ -46,46 +78,74 @@ def tables_of(path):
             continue
         if match := re.fullmatch(r'\[(\S+)\]', line):
             name = match[1]
-            blocks[name] = {'outside': [], 'inside': []}
+            blocks[name] = {'outside': [], 'inside': [], 'needs': []}
             part = 'inside'
         elif line == 'outside':
             part = 'outside'
+        elif match := re.fullmatch(r'takes (.*)', line):
+            for other in match[1].split():
+                for which, lines in blocks[other].items():
+                    blocks[name][which] += lines
+        elif match := re.fullmatch(r'needs (\S+)', line):
+            blocks[name]['needs'].append(match[1])
         elif name:
             blocks[name][part].append(line)
     return blocks
 
 
 def program(header, text, block):
-    lines = [filled(line) for line in example_of(text)]
-    includes = [line for line in lines if line.startswith('#include')]
-    body = [line for line in lines if not line.startswith('#include')]
-    return '\n'.join([f'#include <gpushare/{header}>', *includes, PRELUDE, 'using namespace std::chrono_literals;',
-                      *block['outside'], '[[maybe_unused]] static void example() {', *block['inside'], '{', *body, '}', '}', ''])
+    """The header's program. Without a block it is the header alone."""
+    twice = [f'#include <gpushare/{header}>'] * 2
+    if block is None:
+        return '\n'.join([*twice, ''])
+    includes, outside, inside = split([filled(line) for line in example_of(text)])
+    names = ['using namespace std::chrono_literals;']
+    if re.search(r'\d_(B|KiB|MiB|GiB|TiB|pct)\b', '\n'.join([*inside, *block['inside']])):
+        names.append('using namespace gpushare::literals;')
+    condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])
+    return '\n'.join([*twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
+                      '[[maybe_unused]] static void example() {', *block['inside'], '{', *inside, '}', '}', *(['#endif'] if condition else []), ''])
 
 
-def main(include, table, without, compiler, *flags):
-    headers = sorted(str(p.relative_to(include)) for p in pathlib.Path(include).rglob('*.hpp') if 'detail' not in p.parts)
+def write(include, table, folder, *headers):
     blocks = tables_of(table)
+    for header in headers:
+        file = pathlib.Path(folder) / (re.sub(r'\W', '_', 'gpushare/' + header) + '.cpp')
+        text = program(header, (pathlib.Path(include) / header).read_text(), blocks.get(header))
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+    return 0
+
+
+def faults_of_table(include, table, without):
+    headers = sorted(str(p.relative_to(include)) for p in pathlib.Path(include).rglob('*.hpp') if 'detail' not in p.parts)
+    blocks = [name for name in tables_of(table) if name.endswith('.hpp')]
     missing = [line for line in pathlib.Path(without).read_text().split('\n') if line and not line.startswith('#')]
     bad = [f'{h}: neither in {table} nor in {without}' for h in headers if h not in blocks and h not in missing]
     bad += [f'{h}: compiled, and still in {without}' for h in missing if h in blocks]
     bad += [f'{h}: there is no such header' for h in [*missing, *blocks] if h not in headers]
+    bad += [f'{h}: its first comment has no example' for h in headers if not example_of((pathlib.Path(include) / h).read_text())]
+    return bad
+
+
+def check(include, table, without, compiler, flags, *headers):
+    bad = faults_of_table(include, table, without)
     with tempfile.TemporaryDirectory() as folder:
+        write(include, table, folder, *headers)
 
         def compiled(header):
-            file = pathlib.Path(folder) / (re.sub(r'\W', '_', header) + '.cpp')
-            file.write_text(program(header, (pathlib.Path(include) / header).read_text(), blocks[header]))
-            done = subprocess.run([compiler, *flags, '-fsyntax-only', '-w', f'-I{pathlib.Path(include).parent}', str(file)],
+            file = pathlib.Path(folder) / (re.sub(r'\W', '_', 'gpushare/' + header) + '.cpp')
+            done = subprocess.run([compiler, *flags.split(), '-fsyntax-only', f'-I{pathlib.Path(include).parent}', str(file)],
                                   capture_output=True, text=True)
             errors = [line for line in done.stderr.split('\n') if 'error' in line][:3]
             return [] if done.returncode == 0 else [f'{header}: its example does not compile:', *errors]
 
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for errors in pool.map(compiled, [h for h in blocks if h in headers]):
+            for errors in pool.map(compiled, headers):
                 bad += errors
     print('\n'.join(bad), end='\n' if bad else '')
     return 1 if bad else 0
 
 
 if __name__ == '__main__':
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit({'check': check, 'write': write}[sys.argv[1]](*sys.argv[2:]))

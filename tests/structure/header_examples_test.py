@@ -25,7 +25,8 @@ def told(compiler, example, table, missing):
         (root / 'missing').write_text(missing)
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            status = header_examples.main(str(root / 'gpushare'), str(root / 'table'), str(root / 'missing'), compiler, '-std=c++20')
+            status = header_examples.check(str(root / 'gpushare'), str(root / 'table'), str(root / 'missing'), compiler,
+                                           '-std=c++20 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror', 'area/one.hpp')
         return status, said.getvalue()
 
 
@@ -40,6 +41,12 @@ def main(compiler):
         (good, '', '', 1, 'neither in'),
         (good, table, 'area/one.hpp\n', 1, 'still in'),
         (good, table, 'area/two.hpp\n', 1, 'no such header'),
+        (good, '[x]\nconst int x = 1;\n[area/one.hpp]\ntakes x\n', '', 0, ''),
+        (['thrice(x);'], '[area/one.hpp]\nneeds no_such_file.h\n', '', 0, ''),
+        (['thrice(x);'], '[area/one.hpp]\nneeds cstdlib\n', '', 1, 'does not compile'),
+        (['struct pair {', '    template <class T> void set(T) { ... }', '};', 'pair{}.set(twice(x));'], table, '', 0, ''),
+        (['struct pair { template <class T> void set(T) { thrice(1); } };'], table, '', 1, 'does not compile'),
+        ([], table, '', 1, 'has no example'),
     ]
     wrong = 0
     for example, names, missing, status, text in cases:
