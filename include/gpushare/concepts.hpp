@@ -5,13 +5,13 @@
 //   template <gpushare::timeline Stream>
 //   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
 //
-//   clock                               the time
-//   timeline, timeline_point            streams, and points on them that are reached or not
-//   memory, memory_resource, upstream   what allocates, and what an adaptor asks of it
-//   virtual_memory                      addresses and physical chunks apart
-//   queue, launcher                     enqueuing opaque work, launching kernels
-//   sm_partitionable, sm_timeline       SM partitions; what ran on which SMs
-//   node, gang_order                    devices with all of this; an order for work on several of them
+//  clock                               the time
+//  timeline, timeline_point            streams, and points on them that are reached or not
+//  memory, memory_resource, upstream   what allocates, and what an adaptor asks of it
+//  virtual_memory                      addresses and physical chunks apart
+//  queue, launcher                     enqueuing opaque work, launching kernels
+//  sm_partitionable, sm_timeline       SM partitions; what ran on which SMs
+//  node, gang_order                    devices with all of this; an order for work on several of them
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@ with `struct`, `template`, `namespace` or `extern "C"` stands in front of the fu
 
 TABLE says what an example takes for granted: a block for each header, `[area/name.hpp]` and then declarations, which come in front of the
 example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`, and
-`needs FILE` leaves the example out where there is no such file to include. `some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet;
+`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine. `some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet;
 the list can only shrink: a header in neither, or in both, fails.
 """
 import concurrent.futures
@@ -30,7 +30,7 @@ SOME = 'template <class T> T& some();'
 
 # An example shows names that nobody uses afterwards, and shadows what the table declares.
 QUIET = '\n'.join(f'#pragma GCC diagnostic ignored "-W{name}"' for name in ('unused', 'unused-variable', 'unused-but-set-variable', 'unused-value',
-                  'unused-result', 'shadow', 'empty-body', 'extra-semi', 'dangling-else', 'parentheses'))
+                  'unused-result', 'shadow', 'empty-body', 'extra-semi', 'dangling-else', 'parentheses', 'unused-local-typedefs'))
 
 
 def example_of(text):
@@ -47,7 +47,7 @@ def example_of(text):
 def filled(line):
     """What stands for a reader's own code becomes code that does nothing."""
     code, comment = (re.split(r'(?:(?<=\s)|^)(?=//)', line, maxsplit=1) + [''])[:2]
-    code = re.sub(r'\)\s*\.\.\.\s*;?\s*$', ') {} ', code)
+    code = re.sub(r'\)\s*\.\.\.\s*;?\s*(?=}|$)', ') {} ', code)
     return re.sub(r'((?<=[;{}])|^)\s*\.\.\.\s*;?', ' ', code) + comment
 
 
@@ -78,7 +78,7 @@ def tables_of(path):
             continue
         if match := re.fullmatch(r'\[(\S+)\]', line):
             name = match[1]
-            blocks[name] = {'outside': [], 'inside': [], 'needs': []}
+            blocks[name] = {'outside': [], 'inside': [], 'needs': [], 'returns': []}
             part = 'inside'
         elif line == 'outside':
             part = 'outside'
@@ -86,8 +86,8 @@ def tables_of(path):
             for other in match[1].split():
                 for which, lines in blocks[other].items():
                     blocks[name][which] += lines
-        elif match := re.fullmatch(r'needs (\S+)', line):
-            blocks[name]['needs'].append(match[1])
+        elif match := re.fullmatch(r'(needs|returns) (\S+)', line):
+            blocks[name][match[1]].append(match[2])
         elif name:
             blocks[name][part].append(line)
     return blocks
@@ -104,7 +104,7 @@ def program(header, text, block):
         names.append('using namespace gpushare::literals;')
     condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])
     return '\n'.join([*twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
-                      '[[maybe_unused]] static void example() {', *block['inside'], '{', *inside, '}', '}', *(['#endif'] if condition else []), ''])
+                      f'[[maybe_unused]] static {(block["returns"] or ["void"])[-1]} example() {{', *block['inside'], '{', *inside, '}', '}', *(['#endif'] if condition else []), ''])
 
 
 def write(include, table, folder, *headers):

@@ -18,9 +18,9 @@
 // A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). V has 16 floats in the host's threads,
 // where the processor keeps them in registers of 4 or of 8, and 4 on a device: a stage is called with each. A row's elements come
 // in ascending order of columns, from several threads for different elements. Two kinds of stages differ from that:
-//   a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
-//                goes on unchanged.
-//   a row stage  needs to have seen the whole row, once or several times: see row_stage.
+//  a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
+//               goes on unchanged.
+//  a row stage  needs to have seen the whole row, once or several times: see row_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is a sharing_stage, too. A stage that doesn't care which rank
 // reduces which row says so: see any_row_stage.
 //

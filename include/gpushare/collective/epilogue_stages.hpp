@@ -5,9 +5,9 @@
 //   gpushare::add_to(residual) | ...               // adds the residual, and stores the sum in it
 //
 // Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
-//   x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A sink: the rank that
-//              reduces a row writes it to the arrays of all ranks that keep it
-//   shard(x)   has the rows that its rank reduces. A sink: that rank alone writes to it
+//  x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A sink: the rank that
+//             reduces a row writes it to the arrays of all ranks that keep it
+//  shard(x)   has the rows that its rank reduces. A sink: that rank alone writes to it
 // Arrays must last until the collective is done.
 #pragma once
 

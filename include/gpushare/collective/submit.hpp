@@ -4,7 +4,7 @@
 //
 //   for (unsigned r = 0; r < group.size(); ++r) members.push_back(group.rank(r));     // of a device_communicator
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
-//   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
+//   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
 // The bits are those that rank threads get, but for the payloads of NaNs and, on a device, for stages that add up rows, in the order
 // of a block's threads (see row_sum).
@@ -15,8 +15,8 @@
 // likewise. (The node's gang order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
 // graphs that others launch.)
 //
-//   submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
-//   submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
+//  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
+//  submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
 //
 // The `run` forms take pipelines (pipeline.hpp), one for each rank, which differ only in the memory that they point to:
 //

@@ -3,7 +3,7 @@
 // admitted submissions, what each is charged, a client's account, and events, which report faults
 // and waits longer than promised.
 //
-//   gpushare::compute_limiter<stream, clock> limiter{{.depth = 4, .anticipation = 100us}, clock};
+//   const gpushare::limiter_options options{.depth = 4, .anticipation = 100us};      // of a compute_limiter
 //   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
 #pragma once
 

@@ -3,10 +3,11 @@
 // a few in flight. At the gate (enqueue, acquire) the calling thread waits and enqueues; the queue (submit) takes a
 // callable and enqueues it when it is admitted.
 //
-//   gpushare::compute_limiter<stream, clock> limiter{{.depth = 3}, clock};
+//   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;      // any backend's
+//   limiter_type limiter{{.depth = 3}, node.get_clock()};
 //   auto chat = limiter.add({.weight = 70_pct, .level = {1}});
-//   limiter.enqueue(chat, s, [&](auto& s) { s.launch(shape, kernel); });               // the gate
-//   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
+//   limiter.enqueue(chat, stream, [&](auto& s) { s.launch(shape, kernel); });               // the gate
+//   auto ticket = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });  // the queue
 //
 // The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends
 // for all clients. A server whose threads wait (at the gate, for a ticket) needs nothing else. A

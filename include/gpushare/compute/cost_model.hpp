@@ -4,8 +4,8 @@
 // sizes. Without a key, all of a client's submissions are one kind.
 //
 //   gpushare::cost_model costs;
-//   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
-//   costs.learn(chat, key, measured);                 // once the truth is known
+//   gpushare::ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
+//   costs.learn(chat, key, measured);                          // once the truth is known
 #pragma once
 
 #include <algorithm>

@@ -5,8 +5,8 @@
 //   auto g = gpushare::gang_permit<limiter>::acquire({{&on_0, a, {0}}, {&on_1, b, {1}}}, deadline);
 //   const std::array streams{&stream_0, &stream_1};
 //   if (g) g->enqueue(node.gangs(), streams, [&](std::size_t rank, auto& s) { s.launch(shape, part[rank]); });
-//   // or, for a call that enters the gang order by itself:
-//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });
+//   // or, for a call that enters the gang order by itself, such as submit_all_reduce:
+//   if (g) g->enqueue(streams, [&] { return all_reduce_on(streams); });
 //
 // No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in
 // the order of the devices (ordered resources, Havender 1968), and the work is enqueued within the

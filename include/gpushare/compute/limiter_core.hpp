@@ -6,7 +6,10 @@
 //   gpushare::limiter_core core{{.depth = 4}};
 //   auto chat = core.add({.weight = 70_pct});
 //   core.arrive(chat, now);                          // a submission waits
-//   if (auto a = core.next(now)) { ...enqueue...; core.complete(*a, measured_device_time); }
+//   if (auto a = core.next(now)) {
+//       ...                                          // it is enqueued, and ends
+//       core.complete(*a, measured_device_time);
+//   }
 #pragma once
 
 #include <algorithm>

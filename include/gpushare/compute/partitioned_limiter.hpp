@@ -4,7 +4,7 @@
 //
 //   const std::array clients{gpushare::client_settings{.weight = 75_pct, .tag = 1},
 //                            gpushare::client_settings{.weight = 25_pct, .tag = 2}};
-//   gpushare::partitioned_limiter shared{host::device_sms{node, d}, clients, node.get_clock()};
+//   gpushare::partitioned_limiter shared{gpushare::host::device_sms{node, d}, clients, node.get_clock()};
 //   shared.plan().sms;                                     // 3 and 1, of 4
 //   auto done = shared.submit(0, [&](auto& s) { s.launch(shape, kernel); });
 //   shared.verify();                                       // throws if a stream runs on everybody's SMs

@@ -4,9 +4,10 @@
 // millions of steps of virtual time, and the same object runs in production. compute/policies/ has the library's
 // policies.
 //
-//   struct my_policy { ... };                                   // the members that compute_policy asks for
-//   static_assert(gpushare::compute_policy<my_policy>);
-//   gpushare::compute_limiter<stream, clock, my_policy> limiter{{}, clock};
+//   gpushare::fifo policy;                                                 // or another one of policies/
+//   policy.add(chat, {});
+//   policy.wake(chat, {.cost = 20us, .arrival = now}, now);                // its first submission waits
+//   if (auto next = policy.pick(now)) policy.serve(*next, 20us, now);      // chat's: it is admitted
 #pragma once
 
 #include <array>

@@ -2,8 +2,8 @@
 // The types of a submission at a limiter's interface: the work, what is known of it beforehand, the callback at its
 // end, and the record that is kept of it.
 //
-//   limiter.submit(chat, stream, work, {.key = kernel_id, .deadline = now + 5ms},
-//                  [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
+//   gpushare::submit_options about{.key = kernel_id, .deadline = now + 5ms};
+//   limiter.submit(chat, stream, work, about, [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ...; });
 #pragma once
 
 #include <cstdint>

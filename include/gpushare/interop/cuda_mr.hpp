@@ -6,8 +6,8 @@
 //   ::cuda::mr::resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.0: async_resource_ref
 //
 // libcu++ renamed its calls in CCCL 3.1. One class has both spellings, and needs no header of CCCL for that:
-//   3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource
-//   3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)           synchronous_resource, resource
+//  3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource
+//  3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)           synchronous_resource, resource
 #pragma once
 
 #include <concepts>

@@ -6,26 +6,26 @@
 //   auto spec = gpushare::read_environment(environ, {.name = "this process"});
 //
 // Alibaba Cloud's cGPU, which shares a GPU among containers:
-//   ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container
-//   ALIYUN_COM_GPU_MEM_DEV           memory that each device has: at least as much
-//   ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or GB (GiB is meant), MiB or MB; GiB where it isn't set
-//   ALIYUN_COM_GPU_MEM_IDX           the device, or several with commas between
-//   ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
-//   ALIYUN_COM_GPU_HIGH_PRIO         1: before others
-//   CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
-//   ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
-//                                    module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
-//                                    policy 2, which divides the time by the weights of those who are there, so never less than this
-//   ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
-//                                    nothing that one tenant's specification could say; passed over
+//  ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container
+//  ALIYUN_COM_GPU_MEM_DEV           memory that each device has: at least as much
+//  ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or GB (GiB is meant), MiB or MB; GiB where it isn't set
+//  ALIYUN_COM_GPU_MEM_IDX           the device, or several with commas between
+//  ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
+//  ALIYUN_COM_GPU_HIGH_PRIO         1: before others
+//  CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
+//  ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
+//                                   module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
+//                                   policy 2, which divides the time by the weights of those who are there, so never less than this
+//  ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
+//                                   nothing that one tenant's specification could say; passed over
 // HAMi, which does the same in Kubernetes:
-//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no byte is guaranteed, and all that
-//                                    are free may be used (burst)
-//   CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
-//   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
-//   CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
-//   GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors otherwise, as the tenancy's policy, `burst` and
-//                                    `spill` say it here
+//  CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no byte is guaranteed, and all that
+//                                   are free may be used (burst)
+//  CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
+//  CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
+//  CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
+//  GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors otherwise, as the tenancy's policy, `burst` and
+//                                   `spill` say it here
 #pragma once
 
 #include <algorithm>

@@ -6,15 +6,15 @@
 //   auto spec = gpushare::read_kubernetes(labels, {.name = pod});          // 4 GiB on each of two devices
 //
 // Alibaba Cloud (ACK, shared GPU scheduling):
-//   aliyun.com/gpu-mem               GiB of all devices together
-//   aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
-//   aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
+//  aliyun.com/gpu-mem               GiB of all devices together
+//  aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
+//  aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
 // HAMi, another scheduler of shared GPUs:
-//   nvidia.com/gpu                   devices
-//   nvidia.com/gpumem                MiB of each device
-//   nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory
-//   nvidia.com/gpucores              percent of the time of each device; 0 asks for none in particular
-//   nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level 0
+//  nvidia.com/gpu                   devices
+//  nvidia.com/gpumem                MiB of each device
+//  nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory
+//  nvidia.com/gpucores              percent of the time of each device; 0 asks for none in particular
+//  nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level 0
 // Every other key below aliyun.com and nvidia.com is an error, as a part of a GPU that isn't read would be dropped in silence:
 // gpu.shared and mig-* name slices whose memory and share are written elsewhere. Keys by which nodes describe themselves
 // (nvidia.com/gpu.product, mig.strategy, cuda.driver.major) and keys of others are passed over.

@@ -4,7 +4,7 @@
 //
 //   gpushare::nccl_communicator group{node, devices};
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
-//   streams[0].record().wait(never);   auto fault = gpushare::fault_of(group);
+//   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(group);
 //
 // Two promises of this library's collectives don't hold: with NCCL the bits may depend on the algorithm that it takes
 // for a size, and 16-bit numbers may be rounded after each addition. There is no deadline: a thread of yours that

@@ -2,8 +2,8 @@
 // A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator. PyTorch finds two C
 // functions by their names in a shared object:
 //
-//   using chat_memory = gpushare::tenant<cuda::node>::memory_type;
-//   gpushare::pytorch_allocator<chat_memory, cuda::node>& chat();     // your program keeps it, one for each tenant
+//   using chat_memory = gpushare::tenant<gpushare::cuda::node>::memory_type;
+//   gpushare::pytorch_allocator<chat_memory, gpushare::cuda::node>& chat();  // your program keeps it, one for each tenant
 //   extern "C" void* chat_malloc(ssize_t size, int device, cudaStream_t stream) {
 //       return chat().try_allocate(size, device, stream);             // behind a torch.cuda.MemPool
 //   }

@@ -6,32 +6,32 @@
 //
 // Pairs of key=value, with blanks or line ends between; where a # stands instead of a key, the rest of the line is a
 // comment. Keys:
-//   name       anything without blanks, up to 63 characters
-//   memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
-//   burst      bytes beyond that, while others don't use them: as memory, or all: as much as its devices have
-//   unit       in which memory and burst are whole on each device
-//   devices    how many, 1 to 1024
-//   on         which: device numbers with commas between
-//   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none is promised
-//   priority   -1000 to 1000; 0 is ordinary
-//   narrowest  the least part of the SMs that calls are believed to fill that declare one: 0.1% to 100%
-//   ceiling    the highest priority that its requests may have: -1000 to 1000; its own
-//   slice      where a device's SMs are sliced (tenancy::slice), in which slice: a number from 0, or any
-//   stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
-//   scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
-//   wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
-//   spill      how much may be on the host when bytes lack: as memory; 0B: nothing
-//   lends_asleep  no or yes: what its guarantee leaves free while it sleeps is lent to others
-//   cap        the most of the time of each device: 0.1% to 100%
-//   soft_cap   no or yes: the cap holds only while others want the device
-//   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
-//   longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
-//   yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it doesn't
-//   keeps      the part of the SMs that its level keeps free of long work below: 0.1% to 100%
-//   back_within  that part is lent to what gives it back within this: a whole number of ns, us, ms or s; 0s: to what is short
-//   group      which class of a policy_tree it is in: a number from 0
-//   streams    on each device, 1 to 1024
-//   queue_limit  how many submissions may wait: a number; 0: as the limiter has it
+//  name       anything without blanks, up to 63 characters
+//  memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
+//  burst      bytes beyond that, while others don't use them: as memory, or all: as much as its devices have
+//  unit       in which memory and burst are whole on each device
+//  devices    how many, 1 to 1024
+//  on         which: device numbers with commas between
+//  compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none is promised
+//  priority   -1000 to 1000; 0 is ordinary
+//  narrowest  the least part of the SMs that calls are believed to fill that declare one: 0.1% to 100%
+//  ceiling    the highest priority that its requests may have: -1000 to 1000; its own
+//  slice      where a device's SMs are sliced (tenancy::slice), in which slice: a number from 0, or any
+//  stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
+//  scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
+//  wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
+//  spill      how much may be on the host when bytes lack: as memory; 0B: nothing
+//  lends_asleep  no or yes: what its guarantee leaves free while it sleeps is lent to others
+//  cap        the most of the time of each device: 0.1% to 100%
+//  soft_cap   no or yes: the cap holds only while others want the device
+//  slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
+//  longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
+//  yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it doesn't
+//  keeps      the part of the SMs that its level keeps free of long work below: 0.1% to 100%
+//  back_within  that part is lent to what gives it back within this: a whole number of ns, us, ms or s; 0s: to what is short
+//  group      which class of a policy_tree it is in: a number from 0
+//  streams    on each device, 1 to 1024
+//  queue_limit  how many submissions may wait: a number; 0: as the limiter has it
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory as the allocator of a TensorRT runtime, builder or execution context.
 //
-//   using chat_memory = gpushare::tenant<cuda::node>::memory_type;
-//   using allocator = gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, chat_memory, cuda::node>;
-//   allocator mine{tenant.memory(), node, device_id{0}};
+//   using chat_memory = gpushare::tenant<gpushare::cuda::node>::memory_type;
+//   using allocator = gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, chat_memory, gpushare::cuda::node>;
+//   allocator mine{tenant.memory(), node, gpushare::device_id{0}};
 //   runtime->setGpuAllocator(&mine);                        // before the engine is deserialised
 //
 // The interface is a template argument, so that this needs no header of TensorRT and fits each version that has it:

@@ -2,7 +2,7 @@
 // The record of an allocation: its address, size, alignment and label; and its caller, where stack
 // traces are asked for.
 //
-//   blocks.insert(gpushare::block{p, 4096_B, 256, "kv-cache"});      // see block_table.hpp, statistics_resource.hpp
+//   const gpushare::block kept{p, 4096_B, 256, "kv-cache"};      // see block_table.hpp, statistics_resource.hpp
 #pragma once
 
 #include <cstddef>

@@ -4,8 +4,8 @@
 // more and its data has been scrubbed.
 //
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};        // 1 GiB of 2 MiB chunks
-//   gpushare::virtual_arena chat{pool, chat_quota, {1}, 64_GiB};         // see virtual_arena.hpp
 //   pool.collect();                                                      // whenever convenient: never blocks
+//   const auto chunks = pool.usage();                                    // chunks that are mapped, free, leaving
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options and figures of a chunk pool.
 //
-//   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};
-//   const gpushare::chunk_pool_usage u = pool.usage();      // u.capacity, u.made, u.mapped: chunks
+//   const gpushare::chunk_pool_options half{.capacity = 512};                      // 1 GiB of 2 MiB chunks
+//   const gpushare::chunk_pool_usage u{.capacity = 512, .made = 100, .mapped = 80};   // what usage() of a chunk_pool returns
 #pragma once
 
 #include <cstddef>

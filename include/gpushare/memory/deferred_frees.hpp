@@ -2,7 +2,7 @@
 // Frees in stream order: while kernels may still use a freed block, it stays charged and isn't handed out again. It
 // goes back to its resource once the stream has reached the point that was recorded for the free.
 //
-//   gpushare::deferred_frees<stream::point, resource> frees{mine};      // mine: a resource
+//   gpushare::deferred_frees<gpushare::host::point, resource> frees{mine};      // mine: a resource
 //   frees.add(stream.record(), p, 4096, 256);
 //   frees.collect();      // before an allocation is refused, and whenever convenient: never blocks
 #pragma once

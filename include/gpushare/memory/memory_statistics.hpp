@@ -2,7 +2,7 @@
 // Allocation statistics of a resource: bytes out now, at the peak and in total, and counts of
 // calls.
 //
-//   const gpushare::memory_statistics s = resource.statistics();      // see statistics_resource.hpp
+//   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};      // what statistics() of a resource returns
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long to wait for memory: until a deadline by some clock, or until a stop is requested.
 //
-//   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
-//   void* p = pool.allocate_until(512 << 20, 256, until);
+//   const gpushare::patience until{clock, clock.now() + 50ms, stop};
+//   auto* p = pool.allocate_until(512 << 20, 256, until);
 #pragma once
 
 #include <stop_token>

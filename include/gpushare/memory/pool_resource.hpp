@@ -2,12 +2,11 @@
 // A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in constant time and
 // without touching it. Over a quota_resource the quota counts what the pool holds.
 //
-//   gpushare::pool_resource<resource, stream::point> pool{mine};    // or pool_resource pool{mine}, without streams
+//   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};    // or pool_resource pool{mine}, without streams
 //   void* p = pool.allocate(1 << 20, 256);                    // any thread
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
-//   void* q = pool.allocate_until(1 << 20, 256, until);       // waits: include pool_wait.hpp
 //
 // A large block has a segment of its own, and small ones share segments: so no small block that
 // stays keeps a large segment.

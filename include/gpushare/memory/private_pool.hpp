@@ -7,11 +7,11 @@
 //   {
 //       decltype(cache)::pause quiet{cache};     // if the captured stream has a cache: pool.make_cache(stream)
 //       begin_capture(stream);
-//       void* p = graph_memory.allocate(4096, 256);  ...  graph_memory.deallocate(p, 4096, 256);    // reused inside
+//       void* p = graph_memory.allocate(4096, 256);      ...
+//       graph_memory.deallocate(p, 4096, 256);                              // reused inside
 //       end_capture(stream);
 //   }
-//   ... ;                                                 // launch; destroy the graph, then graph_memory
-//   private_pool other{pool, 64_MiB, until};    void* q = other.allocate_until(4096, 256, until);   // wait, with pool_wait.hpp
+//   ...                                                 // launch; destroy the graph, then graph_memory
 #pragma once
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // A charge or a resize of a quota in two steps: it is prepared, then committed or abandoned. So the quotas of several
 // devices are charged together or not at all; partition/reservation.hpp does it for any number.
 //
+//   #include <gpushare/partition/reservation.hpp>      // for several at once
 //   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};
 //   if (const auto why = gpushare::try_commit_together(both); why.code == gpushare::errc::none) ...;
 //

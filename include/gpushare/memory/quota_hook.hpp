@@ -4,7 +4,6 @@
 //
 //   // 10: its order, lower ones are asked first
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
-//   void* p = mine.allocate(512 << 20, 256);    // mine: a quota_resource over chat. Asks the hook, and tries again
 //
 // Which hooks are asked. If a request's own quota refuses it, the hooks of that quota are asked, to free memory of
 // their own tenant. If a quota above refuses it, the hooks on the way up are asked as well, and those of quotas that

@@ -3,7 +3,7 @@
 // is asked for and credited after it is back. The tenant sees the quota as its device: `capacity()` and `free()` are
 // the quota's.
 //
-//   gpushare::quota_resource mine{chat, node.memory(device_id{0})};     // chat: a gpushare::quota
+//   gpushare::quota_resource mine{chat, node.memory(gpushare::device_id{0})};  // chat: a gpushare::quota
 //   void* p = mine.allocate(1 << 20, 256);                              // throws memory_error, a std::bad_alloc
 //   mine.deallocate(p, 1 << 20, 256);
 #pragma once

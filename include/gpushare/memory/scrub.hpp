@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scrubbing: memory is overwritten before another tenant gets it, so that nobody reads what a neighbour left there.
 //
-//   gpushare::chunk_pool pool{memory, stream, {.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over}};
+//   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see chunk_pool.hpp
 //
 // A scrubber overwrites: a stream does so in its order. For memory that the host reaches without one, host_scrubber does
 // it in the calling thread:
 //
 //   gpushare::host_scrubber<gpushare::host::point> by_the_caller;
-//   gpushare::scrubbing_resource clean{memory, by_the_caller};
+//   gpushare::scrubbing_resource clean{upstream, by_the_caller};      // see scrubbing_resource.hpp
 #pragma once
 
 #include <concepts>

@@ -2,10 +2,10 @@
 // A block that can be moved to host memory and back by copies on a stream, for spill hooks.
 //
 //   gpushare::spillable_block weights{stream, mine, pinned, 1_GiB};         // on the device, in mine
-//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) {
-//       return weights.spill(now() + 1s) == errc::none ? weights.size() : 0_B; }};
-//   if (weights.restore() == errc::none) use(weights.data());               // in the order of that stream
-//   if (weights.wait(never) == errc::none) use(weights.data());             // on any
+//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request&) {
+//       return weights.spill(clock.now() + 1s) == gpushare::errc::none ? weights.size() : 0_B; }};
+//   if (weights.restore() == gpushare::errc::none) use(weights.data());              // in the order of that stream
+//   if (weights.wait(gpushare::never) == gpushare::errc::none) use(weights.data());  // on any
 //
 // The caller decides when to spill. A hook may be called by several threads, and while work is in flight, so the caller
 // guards the block with a lock, and calls spill() only when no work uses it.

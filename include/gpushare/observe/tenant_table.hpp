@@ -3,10 +3,10 @@
 //
 //   std::fputs(gpushare::tenant_table(chat).c_str(), stdout);
 //
-//   chat: 60 % of 2 devices, level 1, 3 in flight, 0 waiting, 12.3 s of device time
-//   device  memory used  of          free       kept idle  largest free
-//   ------  -----------  ----------  ---------  ---------  ------------
-//        0      512 MiB  24576 MiB  24064 MiB    128 MiB     24064 MiB
+//  chat: 60 % of 2 devices, level 1, 3 in flight, 0 waiting, 12.3 s of device time
+//  device  memory used  of          free       kept idle  largest free
+//  ------  -----------  ----------  ---------  ---------  ------------
+//       0      512 MiB  24576 MiB  24064 MiB    128 MiB     24064 MiB
 #pragma once
 
 #include <cstddef>

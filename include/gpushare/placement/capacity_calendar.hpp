@@ -3,7 +3,7 @@
 // is a booking that has begun. A plain value; time is an argument.
 //
 //   gpushare::capacity_calendar days(cluster_of_empty_nodes);
-//   auto night = days.try_book(policy, request, instant{} + 22h, instant{} + 30h);    // a result<booking>
+//   auto night = days.try_book(policy, request, gpushare::instant{} + 22h, gpushare::instant{} + 30h);  // a result<booking>
 //   days.cancel(night->id);
 //   days.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });
 #pragma once

@@ -3,7 +3,7 @@
 // follows its course: notice, then eviction of the victims that are still there when the notice has run out. Plain
 // values: time is an argument, and the caller evicts.
 //
-//   if (auto plan = gpushare::plan_preemption(policy, cluster, placed, request, priority{2})) {
+//   if (auto plan = gpushare::plan_preemption(policy, cluster, placed, request, gpushare::priority{2})) {
 //       gpushare::preemption p(*plan, now, 30s);      // tell plan->victims
 //       p.left(victim);                               // one went by itself
 //       if (p.ready(now)) for (auto v : p.remaining()) evict(v);     // then apply plan->added

@@ -7,7 +7,7 @@
 //   log(before.measured());                                     // bytes so far; charge() begins anew
 //   auto weights = before.charge(chat);                         // throws over_quota: then destroy the engine
 //
-//   gpushare::foreign_meter before{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
+//   gpushare::foreign_meter on_cpu{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
 //
 // What a load takes is told from what others take only if nothing else is loaded or freed meanwhile: load one at a time.
 #pragma once

@@ -4,7 +4,7 @@
 // has changed.
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}};
-//   auto moved = gpushare::move_tenant(shared, chat, {device_id{3}}, blocks, now + 5s);
+//   auto moved = gpushare::move_tenant(shared, chat, {gpushare::device_id{3}}, blocks, now + 5s);
 //   chat = std::move(moved.successor);      weights = blocks[0].at;
 //
 // Where there isn't room for both, see park.hpp.

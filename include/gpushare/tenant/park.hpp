@@ -3,7 +3,7 @@
 // to make room for an urgent one. In between it has nothing but host memory: neither its name nor a promise.
 //
 //   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
-//   auto urgent = shared.admit(...);
+//   auto urgent = shared.admit({.name = "urgent", .memory = 24_GiB});
 //   chat = gpushare::unpark_tenant(shared, parked, {}, blocks);               // where there is room; blocks[i].at is new
 #pragma once
 

@@ -2,10 +2,11 @@
 // Blocks of a tenant that may leave the device: when the tenant lacks memory there, or a neighbour wants its burst back, those that
 // were used longest ago are copied to the host, and they come back when they are used.
 //
-//   gpushare::tenancy shared{node, {.spill_to = &pinned, .spill = 32_GiB}};     // pinned: a std::pmr::memory_resource
+//   gpushare::tenancy shared{node, {.spill = 32_GiB, .spill_to = &pinned}};     // pinned: a std::pmr::memory_resource
+//   auto chat = shared.admit({.name = "chat", .memory = 8_GiB});
 //   auto adapter = chat.allocate_spillable(512_MiB);
-//   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, kernel{use.data()}); }).wait();
-//   auto weights = chat.memory().allocate(...);                                 // refused only if spilling doesn't help
+//   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
+//   void* weights = chat.memory().allocate(1 << 30);                            // refused only if spilling doesn't help
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a tenancy is made with. All of it has a default.
 //
-//   gpushare::tenancy shared{node, {.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned}};
+//   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
 #pragma once
 
 #include <chrono>

@@ -10,9 +10,9 @@
 // What is known of a submission can be said with it (submit_options; all of it may be left out), and a callable is called
 // when it is over. A ticket can be waited for, cancelled while it waits, and says what was thrown and by whom:
 //
-//   auto page = chat.submit(work, {.key = 7, .width = sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
-//                           [](const gpushare::completion& c) { if (c.status != errc::none) ... });
-//   page.wait();    if (page.status() != errc::none) page.rethrow();       // "tenant 'chat': ...: cannot open the page"
+//   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
+//                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
+//   page.wait();    if (page.status() != gpushare::errc::none) page.rethrow();  // "tenant 'chat': ...: cannot open the page"
 //
 // Submissions that belong together are a request; a coroutine waits without a thread:
 //

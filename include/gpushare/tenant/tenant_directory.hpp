@@ -3,7 +3,7 @@
 // are changed while their work goes on, and those that are gone from it are closed.
 //
 //   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
-//   for (auto& o : tenants.apply(gpushare::parse_specifications(text))) log(o);    // at the start, and at each reload
+//   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see interop/specification_text.hpp
 //   if (auto chat = tenants.find("chat")) chat->submit(work);
 #pragma once
 

@@ -4,8 +4,8 @@
 // it. What it is made of says tenant_spec::stack: a pool of the tenant's own (the default), each block from the device,
 // chunks that tenants pass on, or a pool of the device's (memory_stack).
 //
-//   void* p = tenant.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
-//   tenant.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened
+//   void* p = chat.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
+//   chat.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened
 #pragma once
 
 #include <atomic>

@@ -5,10 +5,11 @@
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who, or it waits
-//   auto night = plan.reserve(training, tonight, tonight + 8h);     ...     auto job = plan.redeem(night->id, training);
+//   auto night = plan.reserve(training, tonight, tonight + 8h);     ...
+//   auto job = plan.redeem(night->id, training);
 //   if (auto moves = plan.make_room(big)) for (auto& m : *moves) plan.carry_out(m, handle_of(m.tenant), blocks_of(m.tenant));
-//   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // who waited
-//   plan.drain(device_id{3});                                                          // nobody new comes there
+//   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // each waited
+//   plan.drain(gpushare::device_id{3});                                                // nobody new comes there
 //
 // Before each decision the planner looks what the tenancy's devices are: how much of each others have, tenants that were
 // admitted past it and other processes, and which are lost. What the tenancy refuses all the same goes into that view, and the

@@ -2,7 +2,7 @@
 // Cooperative launches, whose blocks may wait for each other: all blocks are resident at once, or the launch is
 // refused.
 //
-//   if (stream.launch_cooperative({.blocks = stream.max_cooperative_blocks(k, 256), .threads = 256}, k) != errc::none) ...
+//   if (stream.launch_cooperative({.blocks = stream.max_cooperative_blocks(k, 256), .threads = 256}, k) != gpushare::errc::none) ...
 //
 // Not in launch.cuh because <cooperative_groups.h> takes long to compile.
 #pragma once

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The properties of a device, and a guard that makes a device current and restores the previous one.
 //
-//   const cuda::device_properties p = cuda::query_properties(driver, 0);      // p.name, p.sms, p.memory
-//   const cuda::primary_context context{driver, 0};
-//   { const cuda::device_guard on{context};  cudaMalloc(&q, n); }
+//   const gpushare::cuda::device_properties p = gpushare::cuda::query_properties(driver, 0);  // p.name, p.sms, p.memory
+//   const gpushare::cuda::primary_context context{driver, 0};
+//   { const gpushare::cuda::device_guard on{context};  cudaMalloc(&q, n); }
 #pragma once
 
 #include <cuda.h>

@@ -2,8 +2,8 @@
 // The driver functions that have no equivalent in the runtime. They are looked up one by one in the driver that is
 // installed: libcuda is never linked, and a function that an older driver lacks returns CUDA_ERROR_NOT_SUPPORTED.
 //
-//   const cuda::driver driver = cuda::driver::load();
-//   cuda::check(driver.mem_unmap(at, size), "unmapping");
+//   const gpushare::cuda::driver driver = gpushare::cuda::driver::load();
+//   gpushare::cuda::check(driver.mem_unmap(at, size), "unmapping");
 #pragma once
 
 #include <cuda.h>

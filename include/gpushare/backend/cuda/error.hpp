@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Translates the CUDA runtime's errors into the library's.
 //
-//   cuda::check(cudaStreamQuery(s), "asking a stream");     // throws the exception for the error
+//   gpushare::cuda::check(cudaStreamQuery(s), "asking a stream");  // throws the exception for the error
 //
 // A driver function returns a CUresult with the same numbers, so it is translated the same way.
 #pragma once

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs: work that is recorded once and launched many times, each time as one submission.
 //
-//   cuda::graph g = cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
-//   cuda::graph_executable run{g};
+//   gpushare::cuda::graph g = gpushare::cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
+//   gpushare::cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 //
 // A graph that was captured by launches alone is as wide as the widest of them. One of the embedder's, or whose native handle was

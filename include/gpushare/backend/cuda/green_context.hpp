@@ -2,9 +2,9 @@
 // Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs only. Kernels of other
 // streams run on all SMs, so tenants are protected from each other only if every tenant is in a partition.
 //
-//   const auto can = cuda::query_sm_split(node, d);                   // 16 units of 8 SMs
-//   auto parts = cuda::make_green_contexts(node, d, gpushare::equal_sms(can, 2));
-//   cuda::stream s = parts[0].make_stream(priority{1});
+//   const auto can = gpushare::cuda::query_sm_split(node, d);         // 16 units of 8 SMs
+//   auto parts = gpushare::cuda::make_green_contexts(node, d, gpushare::equal_sms(can, 2));
+//   gpushare::cuda::stream s = parts[0].make_stream(gpushare::priority{1});
 //
 // Needs a driver of CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.
 #pragma once

@@ -2,7 +2,7 @@
 // The overhead account of a device: what takes the memory that no tenant has. CUDA only tells how much memory is free,
 // so the account measures before and after each step that takes some.
 //
-//   cuda::overhead_account account{node, d};                    // so far: contexts and other processes
+//   gpushare::cuda::overhead_account account{node, d};          // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });
 //   account.measure("vendor workspaces", [&] { make_blas_handles(); });
 //   for (const auto& e : account.entries()) log(e.label, e.size);

@@ -2,7 +2,7 @@
 // Enables peer access among all the devices given. Returns whether all pairs have it; where false, some may. Compiled
 // and tested over the stand-in for the runtime; not yet seen on several devices.
 //
-//   const bool peers = cuda::connect(node, devices);
+//   const bool peers = gpushare::cuda::connect(node, devices);
 #pragma once
 
 #include <span>

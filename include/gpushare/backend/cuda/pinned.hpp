@@ -2,7 +2,7 @@
 // Pinned host memory, which devices reach directly: copies from and to it don't block the host, and run at the speed of
 // the link.
 //
-//   cuda::pinned_memory staging{node};
+//   gpushare::cuda::pinned_memory staging{node};
 //   void* p = staging.allocate(1 << 20, 64);        // readable by the host, and by kernels at the same address
 #pragma once
 

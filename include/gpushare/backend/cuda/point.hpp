@@ -2,7 +2,7 @@
 // Timeline points of CUDA streams, which `record()` returns. A point is an event from a pool; it stays valid when its
 // stream and its node are gone.
 //
-//   cuda::point done = stream.record();
+//   gpushare::cuda::point done = stream.record();
 //   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
 #pragma once
 

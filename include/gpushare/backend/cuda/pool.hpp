@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream, without waiting for it.
 //
-//   cuda::memory_pool pool{node, device_id{0}, {.max_size = 4_GiB}};
+//   gpushare::cuda::memory_pool pool{node, gpushare::device_id{0}, {.max_size = 4_GiB}};
 //   void* p = pool.allocate(s, 1 << 20);     s.launch(...);     pool.deallocate(s, p);
 #pragma once
 

@@ -2,9 +2,9 @@
 // The SMs of a CUDA device in the form that partitioned_limiter and tenancy::slice take (the concept sm_partitionable).
 // A program that has CUDA anyway can use green_context.hpp, which is behind it.
 //
-//   cuda::device_sms sms{node, device_id{0}};
+//   gpushare::cuda::device_sms sms{node, gpushare::device_id{0}};
 //   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));
-//   cuda::stream s = parts[0].make_stream(priority{1}, /*tag=*/7);     // tag: whose work it is, a number of yours
+//   gpushare::cuda::stream s = parts[0].make_stream(gpushare::priority{1}, /*tag=*/7);  // tag: whose work it is, a number of yours
 #pragma once
 
 #include <cstdint>

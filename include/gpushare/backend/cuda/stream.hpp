@@ -2,10 +2,10 @@
 // A stream of a CUDA device: work on it runs in order, work on different streams may overlap. It is non-blocking: it
 // doesn't synchronise with the default stream.
 //
-//   cuda::stream s = node.make_stream(device_id{0}, priority{1});
+//   gpushare::cuda::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.copy(to, from, size);
 //   s.launch({.blocks = 64, .threads = 256}, kernel);      // with <gpushare/backend/cuda/launch.cuh>, by nvcc
-//   s.record().wait(never);
+//   s.record().wait(gpushare::never);
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the devices of a node are connected, as far as the CUDA runtime tells.
 //
-//   const cuda::node_topology t = cuda::query_topology(node);
-//   if (t.between(a, b).kind == cuda::link_kind::nvlink) ...
+//   const gpushare::cuda::node_topology t = gpushare::cuda::query_topology(node);
+//   if (t.between(a, b).kind == gpushare::cuda::link_kind::nvlink) ...
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -2,7 +2,7 @@
 // Virtual memory of a CUDA device: address ranges and physical chunks are separate, so that a chunk can move from one
 // owner's addresses to another's without a copy.
 //
-//   cuda::virtual_memory memory{node, device_id{0}};
+//   gpushare::cuda::virtual_memory memory{node, gpushare::device_id{0}};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
 //   memory.map(range.data(), chunk);           // readable and writable until unmapped
 //   auto last_use = stream.record();           // behind the last kernel that uses it: unmap() waits for that first

@@ -2,7 +2,7 @@
 // Injects faults into a host device, for tests of code that runs on it. A kernel's fault needs nothing from here: let
 // the kernel throw.
 //
-//   node.faults(device_id{0}).fail_allocations(10, 1);     // the 11th fails
+//   node.faults(gpushare::device_id{0}).fail_allocations(10, 1);  // the 11th fails
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 // A software node: N devices with memory, SMs and streams, in this process. It behaves like hardware where that matters
 // to a scheduler (order, priorities, occupancy, capacity, failures), and keeps a ledger of what ran when.
 //
-//   host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = host::timing::modelled}};
-//   host::stream s = node.make_stream(device_id{0}, priority{1}, /*tag=*/7);
+//   gpushare::host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled}};
+//   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
 #pragma once
 
 #include <sys/prctl.h>

@@ -2,9 +2,9 @@
 // Timeline points of a host node's streams, which `record()` returns. A point stays valid when its stream and its node
 // are gone.
 //
-//   host::point done = stream.record();
+//   gpushare::host::point done = stream.record();
 //   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
-//   if (done.status() == errc::kernel_failed) std::rethrow_exception(done.exception());
+//   if (done.status() == gpushare::errc::kernel_failed) std::rethrow_exception(done.exception());
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // Stream-ordered memory of a host device: blocks are freed in the order of a stream, and kept by the pool for those who come next,
 // as CUDA's own pools do it.
 //
-//   host::memory_pool pool{node, device_id{0}};
+//   gpushare::host::memory_pool pool{node, gpushare::device_id{0}};
 //   void* p = pool.allocate(stream, 1 << 20);     stream.launch(...);     pool.deallocate(stream, p);
 #pragma once
 

@@ -3,9 +3,9 @@
 // made by the node itself run on all SMs, so tenants are protected from each other only if every tenant is in a
 // partition.
 //
-//   host::device_sms sms{node, device_id{0}};
+//   gpushare::host::device_sms sms{node, gpushare::device_id{0}};
 //   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));
-//   host::stream s = parts[0].make_stream(priority{1}, /*tag=*/7);
+//   gpushare::host::stream s = parts[0].make_stream(gpushare::priority{1}, /*tag=*/7);
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stream of a host device: work on it runs in order, work on different streams overlaps.
 //
-//   host::stream s = node.make_stream(device_id{0}, priority{1});
+//   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.launch({.blocks = 8, .hold = 250us}, [=](auto& ctx) { out[ctx.block_rank()] = f(ctx.block_rank()); });
-//   s.record().wait(never);       // hold: how long each block keeps its SM where time is modelled
+//   s.record().wait(gpushare::never);  // hold: how long each block keeps its SM where time is modelled
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // Virtual memory of a host device: address ranges and physical chunks are separate. Mapping a chunk moves its pages,
 // with their page table entries, to the range: nothing is copied, and no page is faulted in again.
 //
-//   host::virtual_memory memory{node.memory(device_id{0})};
+//   gpushare::host::virtual_memory memory{node.memory(gpushare::device_id{0})};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
 //   memory.map(range.data(), chunk);           // readable and writable until unmapped
 #pragma once

@@ -3,9 +3,9 @@
 // devices takes only as long as processing its events, and is the same on every run.
 //
 //   gpushare::sim::world world{{.devices = 8}};
-//   world.at(instant{} + 1s, [&] { ... });              // something happens at a time
+//   world.at(gpushare::instant{} + 1s, [&] { ... });    // something happens at a time
 //   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });   // or once this work is done
-//   world.run_until(instant{} + 10s);
+//   world.run_until(gpushare::instant{} + 10s);
 //
 // A device runs one kernel at a time, as if each filled the device: the first kernel of the stream with the highest
 // priority, and among equals of the stream that became ready first. A kernel that has started runs to its end.

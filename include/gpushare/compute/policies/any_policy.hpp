@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any compute policy behind one type (type erasure), so that a limiter's policy is chosen, and replaced, at run time.
 //
-//   gpushare::compute_limiter<stream, clock, gpushare::any_policy> limiter{{}, clock, gpushare::weighted_fair{}};
-//   limiter.set_policy(gpushare::hard_share{});              // work goes on meanwhile
+//   gpushare::any_policy policy{gpushare::weighted_fair{}};      // the third argument of a compute_limiter, by type and by value
+//   limiter.set_policy(gpushare::hard_share{});                  // work goes on meanwhile
 #pragma once
 
 #include <concepts>

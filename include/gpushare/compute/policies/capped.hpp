@@ -3,7 +3,7 @@
 // has passed. A hard cap holds even if the device idles; a soft one holds only while other clients, within their caps,
 // have work.
 //
-//   gpushare::capped<gpushare::weighted_fair> policy;
+//   gpushare::capped<gpushare::weighted_fair> policy;      // include weighted_fair.hpp too
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
 //

@@ -2,7 +2,7 @@
 // First come, first served, under strict priority between levels: what the device would do by itself. No client is held
 // to a share. Work in flight stays bounded, and all device time is metered.
 //
-//   gpushare::compute_limiter<stream, clock, gpushare::fifo> limiter{{}, clock};
+//   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock, gpushare::fifo>;
 #pragma once
 
 #include <algorithm>
