@@ -3,7 +3,7 @@
 // let one function body serve g++ and nvcc. They depend on the compiler alone, not on which other headers are found, so
 // every translation unit sees the same definitions.
 //
-//   namespace gpushare { inline namespace GPUSHARE_ABI { ... } }   // gpushare::v0_1_0, written as gpushare::
+//   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }      // gpushare::v0_1_0::f, written as gpushare::f
 #pragma once
 
 /// Of version_number.

@@ -3,7 +3,7 @@
 // enqueued on the same devices in different orders could wait for each other for ever.
 //
 //   gpushare::device_order_lock order{node.num_devices()};
-//   { auto guard = order.enter(devices);    for (auto d : devices) stream[d.index].launch(...); }
+//   { auto guard = order.enter(devices);    for (auto d : devices) streams[d.index].launch(shape, kernel); }
 #pragma once
 
 #include <bitset>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves 16 bytes of elements, on a device by one instruction if the address is aligned for it.
 //
-//   constexpr auto width = gpushare::packed<bfloat16>::width;         // 8
+//   constexpr auto width = gpushare::packed<gpushare::bfloat16>::width;         // 8
 //   for (auto i = ctx.thread_rank() * width; i + width <= n; i += ctx.num_threads() * width)
 //       gpushare::store_packed(to + i, gpushare::load_packed(from + i));
 #pragma once

@@ -2,7 +2,7 @@
 // What can go wrong, and how it is told: `errc` is the code, `reason` says more closely why and what the figures of a failure
 // are, and each reason has one sentence for people, below.
 //
-//   gpushare::failure{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two}
+//   gpushare::failure why{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two};
 //
 // A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp prints them all.
 #pragma once

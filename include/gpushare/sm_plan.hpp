@@ -4,8 +4,8 @@
 //
 //   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});
-//   p.sms              // 80, 48
-//   p.clients[2]       // in partition 1, an eighth of its time: 5 % of the device are less than a unit
+//   p.sms;             // 80, 48
+//   p.clients[2];      // in partition 1, an eighth of its time: 5 % of the device are less than a unit
 #pragma once
 
 #include <algorithm>

@@ -3,16 +3,17 @@
 """The example in a header's first comment compiles with that header alone.
 
     header_examples.py check INCLUDE TABLE WITHOUT COMPILER FLAGS [HEADER...]     looks at the table, and compiles these headers' programs
-    header_examples.py write INCLUDE TABLE FOLDER HEADER...                       writes the programs: FOLDER/area_name_hpp.cpp
+    header_examples.py write INCLUDE TABLE FOLDER HEADER...                       writes the programs: FOLDER/gpushare_area_name_hpp.cpp or _cuh.cu
 
-A program is the header, twice, and its example in a function. An example is the lines of the first comment that are indented by three blanks;
-what is no code there is indented by two. `...` stands for what a reader would write. A line `#include` of the example is one, and what begins
-with `struct`, `template`, `namespace` or `extern "C"` stands in front of the function.
+A program is the header, twice, and its example in a function. An example is the lines of the first comment that are indented by three blanks; a line that
+is indented by two begins a table, which is no code. `...` stands for what a reader would write. A line `#include` of the example is one, and what
+begins with `struct`, `template`, `namespace` or `extern "C"` stands in front of the function.
 
 TABLE says what an example takes for granted: a block for each header, `[area/name.hpp]` and then declarations, which come in front of the
-example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`, and
-`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine. `some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet;
-the list can only shrink: a header in neither, or in both, fails.
+example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`;
+`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine.
+`some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet; the list can only shrink: a header in
+neither, or in both, fails.
 """
 import concurrent.futures
 import os
@@ -34,12 +35,13 @@ QUIET = '\n'.join(f'#pragma GCC diagnostic ignored "-W{name}"' for name in ('unu
 
 
 def example_of(text):
-    """The indented lines of the comment behind the licence."""
-    lines = []
+    """The lines of the comment behind the licence that are indented by three blanks. One indented by two begins a table."""
+    lines, table = [], False
     for line in text.split('\n')[1:]:
         if not line.startswith('//'):
             break
-        if line.startswith('//   '):
+        table = re.match(r'//  \S', line) is not None or (table and line.startswith('//  '))
+        if line.startswith('//   ') and not table:
             lines.append(line[5:])
     return lines
 
@@ -107,10 +109,14 @@ def program(header, text, block):
                       f'[[maybe_unused]] static {(block["returns"] or ["void"])[-1]} example() {{', *block['inside'], '{', *inside, '}', '}', *(['#endif'] if condition else []), ''])
 
 
+def file_of(header, folder):
+    return pathlib.Path(folder) / (re.sub(r'\W', '_', 'gpushare/' + header) + ('.cu' if header.endswith('.cuh') else '.cpp'))
+
+
 def write(include, table, folder, *headers):
     blocks = tables_of(table)
     for header in headers:
-        file = pathlib.Path(folder) / (re.sub(r'\W', '_', 'gpushare/' + header) + '.cpp')
+        file = file_of(header, folder)
         text = program(header, (pathlib.Path(include) / header).read_text(), blocks.get(header))
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
@@ -118,8 +124,9 @@ def write(include, table, folder, *headers):
 
 
 def faults_of_table(include, table, without):
-    headers = sorted(str(p.relative_to(include)) for p in pathlib.Path(include).rglob('*.hpp') if 'detail' not in p.parts)
-    blocks = [name for name in tables_of(table) if name.endswith('.hpp')]
+    files = [p for p in pathlib.Path(include).rglob('*') if p.suffix in ('.hpp', '.cuh') and 'detail' not in p.parts]
+    headers = sorted(str(p.relative_to(include)) for p in files)
+    blocks = [name for name in tables_of(table) if name.endswith(('.hpp', '.cuh'))]
     missing = [line for line in pathlib.Path(without).read_text().split('\n') if line and not line.startswith('#')]
     bad = [f'{h}: neither in {table} nor in {without}' for h in headers if h not in blocks and h not in missing]
     bad += [f'{h}: compiled, and still in {without}' for h in missing if h in blocks]
@@ -134,7 +141,7 @@ def check(include, table, without, compiler, flags, *headers):
         write(include, table, folder, *headers)
 
         def compiled(header):
-            file = pathlib.Path(folder) / (re.sub(r'\W', '_', 'gpushare/' + header) + '.cpp')
+            file = file_of(header, folder)
             done = subprocess.run([compiler, *flags.split(), '-fsyntax-only', f'-I{pathlib.Path(include).parent}', str(file)],
                                   capture_output=True, text=True)
             errors = [line for line in done.stderr.split('\n') if 'error' in line][:3]

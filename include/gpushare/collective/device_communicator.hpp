@@ -3,10 +3,10 @@
 // to each other, lie on the ranks' devices. The host never touches them. It sees the ranks' progress, and asks for
 // aborts, in memory that the host and all devices reach.
 //
-//   gpushare::cuda::pinned_memory visible(node);
-//   const bool peers = gpushare::cuda::connect(node, devices);
-//   gpushare::device_communicator group(node, visible, devices, {.blocks = 8},
-//                                       peers ? gpushare::workspaces::on_devices : gpushare::workspaces::on_host);
+//   gpushare::device_communicator group(node, visible, devices, {.blocks = 8});      // visible: e.g. gpushare::cuda::pinned_memory
+//   gpushare::member me = group.rank(0);                                             // and so on: see submit.hpp
+//   // where the devices don't reach each other's memory (gpushare::cuda::connect):
+//   gpushare::device_communicator apart(node, visible, devices, {.blocks = 8}, gpushare::workspaces::on_host);
 //
 // Several ranks may be on one device. All memory is allocated by the constructor, so captured launches stay valid.
 #pragma once

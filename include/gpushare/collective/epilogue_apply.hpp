@@ -8,9 +8,9 @@
 //
 // For a collective of your own, pass a source that reduces the ranks' elements, and a table of the ranks' arrays:
 //
-//   struct my_source { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: floats<N>
+//   struct my_source { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const { return V{} + float(at.row); } };
 //   const gpushare::shared_outputs outputs{arrays, ranks, finish.sharing};
-//   gpushare::apply_rows(ctx, finish, range, my_source{...}, scratch, outputs);
+//   gpushare::apply_rows(ctx, finish, range, my_source{}, scratch, outputs);
 //
 // It passes over each row once, and once more for each look of a row stage; in between the row lies in `scratch`.
 #pragma once

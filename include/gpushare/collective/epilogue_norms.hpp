@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epilogue stages that normalise whole rows: rms_norm and layer_norm.
 //
-//   gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>()
+//   auto finish = gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>();
 //
 // Weights and biases have one number a column; without them the row is only normalised.
 #pragma once

@@ -2,9 +2,9 @@
 // Epilogue stages that quantise to int8_t, fp8_e4m3 or fp8_e5m2: an element x is stored as q, with x close to q *
 // scale.
 //
-//   finish | gpushare::quantise<std::int8_t>(0.02F)                               // one scale, given
-//   finish | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row))      // one for each row, given
-//   finish | gpushare::quantise<std::int8_t>(of_row)      // one for each row, computed and written to of_row
+//   auto one = finish | gpushare::quantise<std::int8_t>(0.02F);                                // one scale, given
+//   auto given = finish | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row));     // one for each row, given
+//   auto computed = finish | gpushare::quantise<std::int8_t>(of_row);      // one for each row, computed and written to of_row
 //
 // A scale of the whole tensor isn't known before the last row is reduced. So, as in training, row_maxima(largest)
 // writes the largest magnitude of each row, from which the scale of the next step is computed.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The element-wise stages of an epilogue, and the sinks that write elements to an array.
 //
-//   gpushare::add(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
-//   gpushare::add_to(residual) | ...               // adds the residual, and stores the sum in it
+//   auto finish = gpushare::add(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>();
+//   auto keeps_sum = gpushare::add_to(residual) | gpushare::silu();      // adds the residual, and stores the sum in it
 //
 // Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
 //  x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A sink: the rank that

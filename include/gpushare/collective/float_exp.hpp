@@ -2,7 +2,7 @@
 // e to the power of a few floats, with the same bits on every machine. It calls no library function, since those of
 // host and device differ, and it works on all the floats at once.
 //
-//   V y = x / (exp(x * -1.0F) + 1.0F);     // x of type gpushare::floats<N>
+//   gpushare::floats<4> y = x / (exp(x * -1.0F) + 1.0F);     // x of the same type
 #pragma once
 
 #include <cstdint>

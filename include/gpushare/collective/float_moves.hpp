@@ -2,7 +2,9 @@
 // Loads and stores a few floats at once, and converts them from and to the type in memory: float, bfloat16, float16, the 8-bit
 // formats or int8_t. Results have the same bits as conversions of single numbers (stored_number).
 //
-//   const V y = gpushare::load_floats<V>(bf16_pointer);    gpushare::store_floats(int8_pointer, x + y);    // x of type V
+//   using V = gpushare::floats<4>;
+//   const V y = gpushare::load_floats<V>(bf16_pointer);
+//   gpushare::store_floats(int8_pointer, x + y);                // x of type V
 //
 // To integers: to the nearest, ties to even; what is too large becomes the largest or smallest; NaN becomes 0.
 #pragma once

@@ -2,7 +2,10 @@
 // The few floats that an epilogue's stage takes and returns at once. On a CPU they lie in vector registers, the widest that the
 // processor has, whatever flags the file is compiled with; on a device in a thread's registers.
 //
-//   template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
+//   struct leaky {
+//       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
+//   };
+//   auto y = leaky{}(gpushare::floats<4>{}, gpushare::place{});
 //
 // Each operation rounds once, on every machine alike. Compilers otherwise may contract a product and a sum into one operation with
 // one rounding, depending on the code around.

@@ -21,8 +21,8 @@
 // The `run` forms take pipelines (pipeline.hpp), one for each rank, which differ only in the memory that they point to:
 //
 //   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
-//   auto code = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
-//                                    std::span(std::as_const(steps)), outs);
+//   auto fused = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
+//                                     std::span(std::as_const(steps)), outs);
 #pragma once
 
 #include <cstddef>

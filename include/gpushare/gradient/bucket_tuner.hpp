@@ -3,7 +3,10 @@
 // and after at most 50 the best is known. A value: times are arguments.
 //
 //   gpushare::bucket_tuner tuner;                                            // begins with buckets of 1 MiB
-//   for (...) { const auto use = tuner.choice();  ... a step ...  tuner.step_took(agreed_time); }
+//   for (int step = 0; step < 50; ++step) {
+//       const auto use = tuner.choice();      ...                            // a step with it
+//       tuner.step_took(agreed_time);
+//   }
 //   std::ofstream("buckets.txt") << tuner.save();                            // bucket_tuner::load: settled from the first step on
 //
 // All ranks must be told the same times, or they would choose differently: agree() makes one of them. What is chosen changes no bit of a

@@ -3,9 +3,9 @@
 //
 //   gpushare::gradient_buckets<> mine;                         // on every rank alike
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
-//   ...  mine.ready(g) by the thread that computes, as soon as gradient g is there
-//   ...  mine.reduce(net, average{}, patience) by a thread of yours that communicates: returns when the step's gradients are combined
-//   ...  mine.wait(deadline) by the thread that computes, before it uses them, and before it begins another step
+//   mine.ready(g);                                             // the thread that computes, as soon as gradient g is there
+//   mine.reduce(net, gpushare::average{}, patience);           // a thread of yours that communicates: returns when the step's gradients are combined
+//   mine.wait(deadline);                                       // the thread that computes, before it uses them or begins another step
 //
 // (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no gradient is copied: ranks tell each other where
 // theirs are. Other transports get a packed copy, unless they lie behind each other as registered. The bits are the same for every size of buckets, number of channels and algorithm,

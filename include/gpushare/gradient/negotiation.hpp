@@ -2,12 +2,12 @@
 // Agrees between ranks on which gradients can be combined next, where each rank has them in an order of its own. On line, all ranks
 // AND a bit vector now and then; off line, they record the order of the first steps, and send nothing afterwards.
 //
-//   gpushare::ready_bits mine(gradients);                     // on line
-//   mine.mark(g);                                             // as gradient g becomes ready
-//   negotiate(net, mine, next, why);                          // appends to `next` what is ready everywhere, on every rank the same
+//   gpushare::ready_bits mine(gradients);                          // on line
+//   mine.mark(g);                                                  // as gradient g becomes ready
+//   auto fault = gpushare::negotiate(net, mine, next, why);        // appends to `next` what is ready everywhere, on every rank the same
 //
 //   gpushare::recorded_order order(gradients);                // off line
-//   order.mark(g);  order.end_step();  if (order.ready_to_agree()) agree(net, order);
+//   order.mark(g);  order.end_step();  if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //
 // What decides are plain values without a transport: a simulation of hundreds of ranks runs them as they are.
 #pragma once

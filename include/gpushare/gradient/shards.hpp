@@ -3,11 +3,11 @@
 // the next forward pass. What an optimiser keeps (momentum, master copies) is there once and not on every rank: ZeRO's first two stages
 // (Rajbhandari et al., SC 2020).
 //
-//   while (!mine.reduce_scatter(net, average{}, patience)) {}             // mine: gradient_buckets, in the thread that communicates
-//   ...  mine.ready(g) ..., mine.wait(deadline)                           // in the thread that computes, as with reduce()
-//   for (auto& p : parameters) {
-//       const element_range own = gpushare::shard_of(p.size(), net.rank(), net.size());
-//       ...  step the elements `own` of p by those of its gradient ...
+//   while (!mine.reduce_scatter(net, gpushare::average{}, patience)) {}   // mine: gradient_buckets, in the thread that communicates
+//   mine.ready(g);   mine.wait(deadline);                                 // in the thread that computes, as with reduce()
+//   for (std::span<float> p : parameters) {
+//       const gpushare::element_range own = gpushare::shard_of(p.size(), net.rank(), net.size());
+//       ...                                                               // step the elements `own` of p by those of its gradient
 //   }
 //   if (auto fault = gpushare::all_gather_shards<float>(net, parameters, deadline)) ...        // spans, the same sizes on all ranks
 #pragma once

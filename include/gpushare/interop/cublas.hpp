@@ -5,7 +5,7 @@
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   const auto size = gpushare::cublas_workspace_size(9);     // for devices of compute capability 9
 //   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, size};
-//   cublasSgemm(handle, ...);
+//   cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, a, m, b, k, &zero, c, m);
 //   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
 //
 // This header is empty where cuBLAS isn't found.

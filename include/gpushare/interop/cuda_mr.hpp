@@ -3,7 +3,7 @@
 // Frees are in the order of the stream that they name.
 //
 //   auto mr = gpushare::as_cuda_mr<::cuda::mr::device_accessible>(tenant.memory(), node);
-//   ::cuda::mr::resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.0: async_resource_ref
+//   ::cuda::mr::async_resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.1+: resource_ref
 //
 // libcu++ renamed its calls in CCCL 3.1. One class has both spellings, and needs no header of CCCL for that:
 //  3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource

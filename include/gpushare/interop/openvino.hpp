@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory as an allocator of OpenVINO, for tensors that lie in it: inputs, outputs, KV caches.
 //
-//   gpushare::openvino_allocator mine{tenant.memory()};                     // converts to ov::Allocator
+//   gpushare::openvino_allocator mine{chat.memory()};                       // converts to ov::Allocator
 //   ov::Tensor cache{ov::element::f32, shape, mine};
 //
 // OpenVINO takes anything with three members of this shape, so this needs no header of it. What it allocates by itself (weights,

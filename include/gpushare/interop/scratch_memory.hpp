@@ -4,8 +4,8 @@
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::scratch_memory scratch{ordered, 4 << 20};
-//   cudnnBackendExecute(...);        // with scratch.data(), at least scratch.size() bytes, on that stream
-//   scratch.at_least(8 << 20);       // for a plan that needs more
+//   transform(scratch.data(), scratch.size());      // e.g. cuDNN's, on that stream
+//   scratch.at_least(8 << 20);                      // for a plan that needs more
 #pragma once
 
 #include <cstddef>

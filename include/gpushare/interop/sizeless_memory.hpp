@@ -2,7 +2,7 @@
 // Memory that is freed by its address alone, for TensorRT, ONNX Runtime and C programs. It remembers sizes and
 // alignments, outside the blocks.
 //
-//   gpushare::sizeless_memory blocks{tenant.memory()};
+//   gpushare::sizeless_memory blocks{chat.memory()};
 //   void* p = blocks.try_allocate(1000, 256);     blocks.deallocate(p);      // errc::unknown_block the second time
 #pragma once
 

@@ -2,8 +2,8 @@
 // Memory whose frees are in the order of one stream, for containers and libraries that free without naming a stream.
 // Work that is enqueued on the stream may still use a freed block; the block is free for others once that work is done.
 //
-//   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   void* p = ordered.allocate(1 << 20);     stream.launch(...);     ordered.deallocate(p, 1 << 20);    // at once
+//   gpushare::stream_resource ordered{chat.memory(), stream};
+//   void* p = ordered.allocate(1 << 20);     stream.launch(shape, kernel);     ordered.deallocate(p, 1 << 20);    // at once
 #pragma once
 
 #include <concepts>

@@ -4,7 +4,7 @@
 //   gpushare::stream_resource ordered{tenant.memory(), stream};              // frees in the stream's order
 //   gpushare::thrust_allocator<float, decltype(ordered)> mine{ordered};
 //   thrust::device_vector<float, decltype(mine)> v(1000, mine);
-//   thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
+//   // by nvcc: thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
 //
 // It doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to 3.5), so that containers would
 // swap and move storage from one tenant to the other. This header is empty where Thrust isn't found.

@@ -5,7 +5,7 @@
 //   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
 //   (void)shared.broadcast(net);                                             // all ranks begin with rank 0's parameters
 //   std::jthread communicates([&] { (void)shared.communicate(net); });       // until a fault, or stop()
-//   for (...) {
+//   for (const auto& [x, y] : batches) {
 //       optimiser.zero_grad();
 //       loss(model->forward(x), y).backward();
 //       if (auto fault = shared.step(optimiser)) ...                         // in place of optimiser.step(); names the rank

@@ -5,7 +5,7 @@
 //   gpushare::timeline_trace trace;
 //   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
 //   trace.wait({0}, chat, arrived, admitted);    trace.permit({0}, chat, admitted, done);
-//   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, limiter.wait_bound());
+//   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, longest_wait);
 //   std::ofstream("trace.json") << trace.json();
 //
 // Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file every device is a process

@@ -2,9 +2,9 @@
 // The amounts that an equal split divides: bytes, SMs, or device time. Each is counted in whole numbers, and each has
 // its own error code for too little of it.
 //
-//   std::vector<gpushare::sm_room> sms = ...;                          // the devices, each with its free SMs
-//   gpushare::equal_split(gpushare::sm_count{64}, 4, sms, gpushare::sm_count{8});  // 16 SMs on each of four, in groups of 8
-//   std::vector<gpushare::share_room> times = ...;                     // the same with the free device time
+//   std::vector<gpushare::sm_room> sms;                                // the devices, each with its free SMs
+//   gpushare::equal_split(gpushare::sm_count{64}, 4, sms, gpushare::sm_count{8});      // 16 SMs on each of four, in groups of 8
+//   std::vector<gpushare::share_room> times;                           // the same with the free device time
 //   gpushare::equal_split(60_pct * 4, 4, times);                       // 60 % of each of four devices' time
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // An equal split over the best connected devices, of those that have room for their part.
 //
-//   std::vector<gpushare::device_room> rooms = ...;     // the devices, each with its free bytes
-//   gpushare::topology links = ...;                     // how they are connected
+//   std::vector<gpushare::device_room> rooms;           // the devices, each with its free bytes
+//   gpushare::topology links({{}, {}, {}, {}});         // how they are connected
 //   auto p = gpushare::connected_split(48_GiB, 4, rooms, links, 1_GiB);     // parts are multiples of 1 GiB
 #pragma once
 

@@ -3,7 +3,7 @@
 // and between neighbours.
 //
 //   gpushare::contiguous_partition rows{n, ranks};  // which elements each rank has
-//   std::vector<device_memory*> memories = ...;     // a memory resource for each rank
+//   std::vector<device_memory*> memories{&node.memory({0}), &node.memory({1})};     // a memory resource for each rank
 //   gpushare::multi_buffer<float, gpushare::contiguous_partition, device_memory> grid{rows, memories, /*halo=*/128};
 //   grid.scatter(host_rows, streams);               // from a float*; streams: a std::span, [r] on the device of rank r
 //   grid.exchange_halo(streams);                    // each rank gets 128 elements of either neighbour

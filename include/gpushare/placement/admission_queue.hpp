@@ -16,7 +16,7 @@
 //
 // Whoever carries placements out may refuse one: then the queue chooses again, and nobody was overtaken.
 //
-//   queue.submit(now, policy, view, request, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
+//   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
 //       if (try_to_start(where)) return gpushare::carried::out;
 //       view.drain(where[0].node);                        // what there turned out to be
 //       return gpushare::carried::elsewhere;

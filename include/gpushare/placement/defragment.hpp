@@ -2,11 +2,11 @@
 // Defragmentation: moves placements that exist, to make room for one request or so that more requests fit in general.
 // The plan is a value; nothing changes until it is applied.
 //
-//   auto plan = gpushare::consolidate(cluster, placed, 100, 5.0);    // at most 100 moves, each of which lowers what nodes
+//   auto plan = gpushare::consolidate(indexed, placed, 100, 5.0);    // at most 100 moves, each of which lowers what nodes
 //                                                                    // lose by more than 5: by value_descent, in permille
 //                                                                    // of a device's time
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
-//   gpushare::apply(cluster, plan);       // whole or not at all; cluster: an indexed_cluster
+//   gpushare::apply(indexed, plan);       // whole or not at all; indexed: an indexed_cluster
 //
 // Placements with labels aren't moved, since whether they fit elsewhere depends on the others.
 #pragma once

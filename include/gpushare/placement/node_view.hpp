@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a node has and what is free on it, as those see it who choose devices: policies, and a tenancy's device_choice.
 //
-//   [](const gpushare::node_view& node) { return node.devices[0].permille; }
+//   auto left_on_first = [](const gpushare::node_view& node) { return node.devices[0].permille; };
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // One block of scratch memory for all engines of a tenant that never run together: each has it while it holds a permit. So ten
 // engines with 64 MiB of compute buffers each need 64 MiB and not 640.
 //
-//   gpushare::leased_scratch<memory, stream> scratch{chat.memory(), 256_MiB};       // as large as the largest that was asked for
+//   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};      // as large as the largest that was asked for
 //   chat.submit([&](auto& to) {
 //       auto room = scratch.lease(64_MiB, to);                                      // until the end of the callable ...
 //       engine.enqueue(to, room.data());

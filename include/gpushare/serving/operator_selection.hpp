@@ -2,8 +2,8 @@
 // Measures implementations of one operation on the real arrays, each as a submission of a tenant's, and keeps the best in a table
 // (compute/operator_table.hpp). Neighbours lose nothing by it: the tenant pays with its own share.
 //
-//   const gpushare::operator_candidate<stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
-//                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
+//   const gpushare::operator_candidate<gpushare::host::stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
+//                                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
 //   const auto best = gpushare::select_operator(chat, table, "matmul", "f16:4096x4096x8", std::span(all),
 //                                               {.by = all[1], .results = {gpushare::compared(c, 4096 * 8, {.relative = 1e-2})}});
 //   best.candidate;                     // from the table the next time, which table.save() keeps

@@ -6,7 +6,7 @@
 //                              {.lanes = 36, .token = 512_B, .tokens = 64, .pages = 4096}, "chat"};
 //   std::array<std::uint32_t, 8> pages;
 //   cache.allocate(pages);                                     // all or none
-//   kernel(cache.data(), cache.page_stride(), cache.lane_stride(), pages);
+//   attend(cache.data(), cache.page_stride(), cache.lane_stride(), pages);
 //   cache.free(pages, stream.record());                        // once that work is over
 //
 // A page has the tokens of all lanes (keys and values of each layer) side by side, so that a cache grows by one page and not by a

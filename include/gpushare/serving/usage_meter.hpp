@@ -3,7 +3,8 @@
 // it used in between. A value: time and readings come in as arguments.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
-//   if (auto line = chat_meter.read(now, gpushare::reading_of(chat.usage()))) journal.append({&*line, 1});   // once a second
+//   const auto now = std::chrono::system_clock::now();                                                         // once a second:
+//   if (auto line = chat_meter.read(now, gpushare::reading_of(chat.usage()))) journal.append({&*line, 1});
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs: work that is recorded once and launched many times, each time as one submission.
 //
-//   gpushare::cuda::graph g = gpushare::cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
+//   gpushare::cuda::graph g = gpushare::cuda::capture(stream, [&](auto& s) { s.fill(to, std::byte{0}, n); s.copy(to, from, n); });
 //   gpushare::cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 //

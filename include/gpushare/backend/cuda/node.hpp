@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA devices of this process as a node: what quotas, limiters, partitions and tenants run on.
 //
-//   gpushare::cuda::node node;                                  // all devices that CUDA shows
-//   gpushare::cuda::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);  // tag: whose work it is, a number of yours
+//   gpushare::cuda::node node;                                            // all devices that CUDA shows
+//   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);     // tag: whose work it is, a number of yours
 //   gpushare::tenancy shared{node};
 #pragma once
 

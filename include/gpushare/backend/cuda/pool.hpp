@@ -2,7 +2,8 @@
 // Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream, without waiting for it.
 //
 //   gpushare::cuda::memory_pool pool{node, gpushare::device_id{0}, {.max_size = 4_GiB}};
-//   void* p = pool.allocate(s, 1 << 20);     s.launch(...);     pool.deallocate(s, p);
+//   void* p = pool.allocate(stream, 1 << 20);     ...     // work on that stream that uses it
+//   pool.deallocate(stream, p);
 #pragma once
 
 #include <cuda_runtime_api.h>

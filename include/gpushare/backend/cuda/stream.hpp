@@ -4,8 +4,7 @@
 //
 //   gpushare::cuda::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.copy(to, from, size);
-//   s.launch({.blocks = 64, .threads = 256}, kernel);      // with <gpushare/backend/cuda/launch.cuh>, by nvcc
-//   s.record().wait(gpushare::never);
+//   s.record().wait(gpushare::never);      // s.launch({.blocks = 64, .threads = 256}, kernel): with launch.cuh, by nvcc
 #pragma once
 
 #include <cuda.h>

@@ -2,7 +2,7 @@
 // The options of a host node: how many devices, their memory and SMs, and how long a block of a kernel takes: as long as
 // it computes (timing::real, the default), or as long as its launch says (timing::modelled).
 //
-//   gpushare::host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled}};
+//   const gpushare::host::node_options options{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled};
 #pragma once
 
 #include <cstddef>

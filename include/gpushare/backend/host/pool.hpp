@@ -3,7 +3,7 @@
 // as CUDA's own pools do it.
 //
 //   gpushare::host::memory_pool pool{node, gpushare::device_id{0}};
-//   void* p = pool.allocate(stream, 1 << 20);     stream.launch(...);     pool.deallocate(stream, p);
+//   void* p = pool.allocate(stream, 1 << 20);     stream.launch(shape, kernel);     pool.deallocate(stream, p);
 #pragma once
 
 #include <algorithm>

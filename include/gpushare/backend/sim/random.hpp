@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers for simulations: the same sequence for the same seed, with every compiler and library.
 //
-//   gpushare::sim::random any{42};    ns gap = any.exponential(1ms);    ns length = any.between(100us, 1ms);
+//   gpushare::sim::random any{42};    gpushare::ns gap = any.exponential(1ms);    gpushare::ns length = any.between(100us, 1ms);
 #pragma once
 
 #include <cmath>

@@ -2,6 +2,7 @@
 // Streams of simulated devices, and their points. A wait for a point runs the world's events until the point is
 // reached, so that code written for real devices runs unchanged in virtual time.
 //
+//   gpushare::sim::world world{{.devices = 1}};
 //   gpushare::sim::stream s{world, {0}, gpushare::priority{1}};
 //   s.enqueue(200us);    auto done = s.record();
 //   done.wait(gpushare::never);      // returns at once, and it is 200 us later in virtual time
