@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example in a header's first comment compiles with that header alone.
 
-    header_examples.py check INCLUDE TABLE WITHOUT COMPILER FLAGS [HEADER...]     looks at the table, and compiles these headers' programs
-    header_examples.py write INCLUDE TABLE FOLDER HEADER...                       writes the programs: FOLDER/gpushare_area_name_hpp.cpp or _cuh.cu
+    header_examples.py check INCLUDE TABLE COMPILER FLAGS [HEADER...]     looks at the table, and compiles these headers' programs
+    header_examples.py write INCLUDE TABLE FOLDER HEADER...               writes the programs: FOLDER/gpushare_area_name_hpp.cpp or _cuh.cu
 
 A program is the header, twice, and its example in a function. An example is the lines of the first comment that are indented by three blanks; a line that
 is indented by two begins a table, which is no code. `...` stands for what a reader would write. A line `#include` of the example is one, and what
@@ -11,9 +11,9 @@ begins with `struct`, `template`, `namespace` or `extern "C"` stands in front of
 
 TABLE says what an example takes for granted: a block for each header, `[area/name.hpp]` and then declarations, which come in front of the
 example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`;
-`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine.
-`some<T>()` is an object of type T. WITHOUT names the headers whose examples aren't compiled yet; the list can only shrink: a header in
-neither, or in both, fails.
+`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine;
+`declares` puts the whole example in front of the function.
+`some<T>()` is an object of type T. A header without a block fails.
 """
 import concurrent.futures
 import os
@@ -53,18 +53,18 @@ def filled(line):
     return re.sub(r'((?<=[;{}])|^)\s*\.\.\.\s*;?', ' ', code) + comment
 
 
-def split(lines):
-    """Includes, what stands outside of functions, and statements."""
+def split(lines, declares=False):
+    """Includes, what stands outside of functions (`declares`: all else), and statements."""
     includes, outside, inside, depth = [], [], [], None
     for line in lines:
         code = line.split('//')[0]
         if line.startswith('#include'):
             includes.append(line)
             continue
-        if depth is None and re.match(r'(struct|template|namespace|extern "C")\b', line):
+        if depth is None and re.match(r'(struct|template|namespace)\b|extern "C"', line):
             depth = 0
         if depth is None:
-            inside.append(line)
+            (outside if declares else inside).append(line)
             continue
         outside.append(line)
         depth += code.count('{') - code.count('}')
@@ -80,7 +80,7 @@ def tables_of(path):
             continue
         if match := re.fullmatch(r'\[(\S+)\]', line):
             name = match[1]
-            blocks[name] = {'outside': [], 'inside': [], 'needs': [], 'returns': []}
+            blocks[name] = {'outside': [], 'inside': [], 'needs': [], 'returns': [], 'declares': []}
             part = 'inside'
         elif line == 'outside':
             part = 'outside'
@@ -90,6 +90,8 @@ def tables_of(path):
                     blocks[name][which] += lines
         elif match := re.fullmatch(r'(needs|returns) (\S+)', line):
             blocks[name][match[1]].append(match[2])
+        elif line == 'declares':
+            blocks[name]['declares'].append(line)
         elif name:
             blocks[name][part].append(line)
     return blocks
@@ -100,13 +102,17 @@ def program(header, text, block):
     twice = [f'#include <gpushare/{header}>'] * 2
     if block is None:
         return '\n'.join([*twice, ''])
-    includes, outside, inside = split([filled(line) for line in example_of(text)])
+    includes, outside, inside = split([filled(line) for line in example_of(text)], bool(block['declares']))
+    returns = (block['returns'] or ['void'])[-1]
     names = ['using namespace std::chrono_literals;']
+    if header.endswith('.cuh'):
+        names.append('#pragma nv_diag_suppress 174, 177, 550')
     if re.search(r'\d_(B|KiB|MiB|GiB|TiB|pct)\b', '\n'.join([*inside, *block['inside']])):
         names.append('using namespace gpushare::literals;')
     condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])
     return '\n'.join([*twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
-                      f'[[maybe_unused]] static {(block["returns"] or ["void"])[-1]} example() {{', *block['inside'], '{', *inside, '}', '}', *(['#endif'] if condition else []), ''])
+                      f'[[maybe_unused]] static {returns} example() {{', *block['inside'], '{', *inside, '}', '}',
+                      *(['#endif'] if condition else []), ''])
 
 
 def file_of(header, folder):
@@ -123,20 +129,18 @@ def write(include, table, folder, *headers):
     return 0
 
 
-def faults_of_table(include, table, without):
+def faults_of_table(include, table):
     files = [p for p in pathlib.Path(include).rglob('*') if p.suffix in ('.hpp', '.cuh') and 'detail' not in p.parts]
     headers = sorted(str(p.relative_to(include)) for p in files)
     blocks = [name for name in tables_of(table) if name.endswith(('.hpp', '.cuh'))]
-    missing = [line for line in pathlib.Path(without).read_text().split('\n') if line and not line.startswith('#')]
-    bad = [f'{h}: neither in {table} nor in {without}' for h in headers if h not in blocks and h not in missing]
-    bad += [f'{h}: compiled, and still in {without}' for h in missing if h in blocks]
-    bad += [f'{h}: there is no such header' for h in [*missing, *blocks] if h not in headers]
+    bad = [f'{h}: not in {table}' for h in headers if h not in blocks]
+    bad += [f'{h}: there is no such header' for h in blocks if h not in headers]
     bad += [f'{h}: its first comment has no example' for h in headers if not example_of((pathlib.Path(include) / h).read_text())]
     return bad
 
 
-def check(include, table, without, compiler, flags, *headers):
-    bad = faults_of_table(include, table, without)
+def check(include, table, compiler, flags, *headers):
+    bad = faults_of_table(include, table)
     with tempfile.TemporaryDirectory() as folder:
         write(include, table, folder, *headers)
 
