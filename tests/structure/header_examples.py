@@ -10,10 +10,10 @@ is indented by two begins a table, which is no code. `...` stands for what a rea
 begins with `struct`, `template`, `namespace` or `extern "C"` stands in front of the function.
 
 TABLE says what an example takes for granted: a block for each header, `[area/name.hpp]` and then declarations, which come in front of the
-example, in the same function; those behind a line `outside` come in front of the function. `takes NAME` is all of the block `[NAME]`;
-`needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says what the function returns, of a coroutine;
-`declares` puts the whole example in front of the function.
-`some<T>()` is an object of type T. A header without a block fails.
+example, in the same function; those behind a line `outside` come in front of the function, those behind `before` in front of the header.
+`takes NAME` is all of the block `[NAME]`; `needs FILE` leaves the example out where there is no such file to include; `returns TYPE` says
+what the function returns, of a coroutine; `declares` puts the whole example in front of the function; `some<T>()` is an object of type T.
+A header without a block fails.
 """
 import concurrent.futures
 import os
@@ -76,14 +76,14 @@ def split(lines, declares=False):
 def tables_of(path):
     blocks, name = {}, None
     for line in pathlib.Path(path).read_text().split('\n'):
-        if line.startswith('#') and not line.startswith('#include'):
+        if line.startswith('# '):
             continue
         if match := re.fullmatch(r'\[(\S+)\]', line):
             name = match[1]
-            blocks[name] = {'outside': [], 'inside': [], 'needs': [], 'returns': [], 'declares': []}
+            blocks[name] = {'before': [], 'outside': [], 'inside': [], 'needs': [], 'returns': [], 'declares': []}
             part = 'inside'
-        elif line == 'outside':
-            part = 'outside'
+        elif line in ('before', 'outside'):
+            part = line
         elif match := re.fullmatch(r'takes (.*)', line):
             for other in match[1].split():
                 for which, lines in blocks[other].items():
@@ -110,7 +110,7 @@ def program(header, text, block):
     if re.search(r'\d_(B|KiB|MiB|GiB|TiB|pct)\b', '\n'.join([*inside, *block['inside']])):
         names.append('using namespace gpushare::literals;')
     condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])
-    return '\n'.join([*twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
+    return '\n'.join([*block['before'], *twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
                       f'[[maybe_unused]] static {returns} example() {{', *block['inside'], '{', *inside, '}', '}',
                       *(['#endif'] if condition else []), ''])
 
