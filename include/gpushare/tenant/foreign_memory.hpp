@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that an engine allocates by itself, past every allocator of ours, as most do with weights: measured around the load,
-// and charged to the tenant that it is for.
+// Memory that an engine allocates by itself, past every allocator of ours, as most do with weights:
+// the meter measures it around the load, and charges it to the engine's tenant.
 //
 //   gpushare::foreign_meter before{node.memory(d)};             // on a GPU: by the device's own account
 //   auto engine = load(path);
@@ -9,7 +9,8 @@
 //
 //   gpushare::foreign_meter on_cpu{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
 //
-// What a load takes is told from what others take only if nothing else is loaded or freed meanwhile: load one at a time.
+// The meter can tell a load from others' allocations only if nothing else is loaded or freed
+// meanwhile: load one engine at a time.
 #pragma once
 
 #include <algorithm>
@@ -29,10 +30,12 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What this process has of the host's memory, as the system counts it (/proc): pages that are there, other than of files.
+/// This process's host memory, as the system counts it (/proc): resident pages, without those of
+/// files.
 struct process_memory {
-    /// A reading. Throws operation_error (io_failed, errno in `asked`) where the system doesn't say, or no file can be opened: 0 would
-    /// pass for a reading, and the next one for all that the process has.
+    /// A reading. Throws operation_error (io_failed, errno in `asked`) where the system doesn't
+    /// say, or no file can be opened: 0 would pass for a reading, and the next one for all that the
+    /// process has.
     [[nodiscard]] static bytes taken() {
         errno = 0;
         std::FILE* const file = std::fopen("/proc/self/statm", "re");
@@ -49,23 +52,25 @@ struct process_memory {
     }
 };
 
-/// What was taken since it was made.
+/// Measures the memory taken since its construction.
 template <class Source>
 class foreign_meter {
     static constexpr bool of_device = memory<Source>;
 
 public:
-    /// Of a device: whose memory must outlive it.
+    /// Measures a device; its memory must outlive the meter.
     explicit foreign_meter(Source& of) noexcept requires of_device : of_(&of), before_(least(of)) {}
-    /// Of the process. Throws what reading does.
+    /// Measures the process. Throws as a reading does.
     explicit foreign_meter(const Source&) requires(!of_device) : before_(Source::taken()) {}
 
-    /// More than when it was made, or when charge() was called last. Not too much because of frees that are under way: the least of
-    /// some readings. Throws what reading the process's memory does.
+    /// More than when it was made, or when charge() was called last. Not too much because of frees
+    /// that are under way: the least of some readings. Throws what reading the process's memory
+    /// does.
     [[nodiscard]] bytes measured() const noexcept(of_device) { return now() - before_; }
 
-    /// Charges measured() to a tenant, as long as the result lives; what comes after is measured anew. On a device it isn't set aside
-    /// as overhead any more. Throws memory_error as an allocation would, and what measured() does, and then nothing is charged.
+    /// Charges measured() to a tenant, as long as the result lives; what comes after is measured
+    /// anew. On a device it isn't set aside as overhead any more. Throws memory_error as an
+    /// allocation would, and what measured() does, and then nothing is charged.
     template <class Tenant>
     [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {
         const bytes taken = now();
@@ -98,10 +103,10 @@ private:
     bytes before_;
 };
 
-/// Of a device.
+/// Measures a device.
 template <memory Memory>
 foreign_meter(Memory&) -> foreign_meter<Memory>;
-/// Of the process.
+/// Measures the process.
 foreign_meter(process_memory)->foreign_meter<process_memory>;
 
 }  // namespace GPUSHARE_ABI

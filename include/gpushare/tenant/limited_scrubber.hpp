@@ -40,7 +40,7 @@ class limited_scrubber {
     using stream = typename Limiter::stream;
     using native_point = typename stream::point;
 
-    // What lies between two points, which doesn't change once the second is there.
+    // The fills between two points; constant once the second point exists.
     struct work {
         const limited_scrubber* of = nullptr;
         std::vector<chunked_ticket<Limiter>> fills;
@@ -78,7 +78,8 @@ public:
             return std::ranges::any_of(points, [](const point& p) { return p.reached(); }) ||
                    std::ranges::any_of(points, [&](const point& p) { return p.wait(deadline); });
         }
-        /// Of the first fill that failed since the point before; of one with none in between, that one's.
+        /// The code of the first fill that failed since the previous point; without fills in
+        /// between, that point's.
         [[nodiscard]] errc status() const noexcept {
             if (work_ == nullptr) return native_.status();
             for (const auto& f : work_->fills)
@@ -146,7 +147,7 @@ public:
     }
 
 private:
-    // Of the points to wait for, those that aren't reached yet.
+    // The points to wait for that aren't reached yet.
     [[nodiscard]] std::vector<native_point> awaited() {
         const std::lock_guard lock(mutex_);
         std::erase_if(after_, [](const auto& p) { return p.reached(); });

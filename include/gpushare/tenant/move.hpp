@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves a running tenant to other devices, to defragment a node or to make room there. It first reserves what the tenant is
-// promised on the new devices, then copies its blocks, then gives back the old place. If a step before that fails, nothing
-// has changed.
+// Moves a running tenant to other devices, to defragment a node or to make room there. It first
+// reserves what the tenant is promised on the new devices, then copies its blocks, then gives back
+// the old place. If a step before that fails, nothing has changed.
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}};
 //   auto moved = gpushare::move_tenant(shared, chat, {gpushare::device_id{3}}, blocks, now + 5s);
@@ -34,7 +34,7 @@ inline namespace GPUSHARE_ABI {
 /// How a move went. The times follow each other.
 struct move_report {
     bytes moved{};  ///< of all blocks that were copied
-    bytes kept{};   ///< of those that stayed where they are, on a device that it didn't leave
+    bytes kept{};   ///< of the blocks that stayed, on a device that it didn't leave
     ns reserve{};   ///< until the tenant was admitted there
     ns scrub{};     ///< until its memory there was allocated, which is overwritten before it is had
     ns wait{};      ///< until its work here was done
@@ -51,21 +51,24 @@ struct moved_tenant {
     move_report report{};  ///< how it went
 };
 
-/// Moves a tenant to the devices `to`, as many as it has, all or nothing. `blocks` are those of its memory that it
-/// wants to keep: they are copied, their `at` is changed, and the others end with it here. The copies are the tenant's
-/// own submissions there, charged to it. Both places are taken until the end, so it needs room for itself there.
-/// `slice` is that of tenant_spec.
+/// Moves a tenant to the devices `to`, as many as it has, all or nothing. `blocks` are the blocks
+/// of its memory to keep: they are copied, and their `at` is changed. Its other blocks end with it
+/// here. The copies are the tenant's own submissions there, charged to it. The tenant occupies both
+/// places until the end, so it needs room for itself there. `slice` is that of tenant_spec.
 ///
-/// On a device that it doesn't leave, one with the same place in `to` as in spec().on, nothing is copied or taken twice: the successor
-/// gets the memory as it is, blocks that aren't listed, pools and arenas on it included.
+/// On a device that it doesn't leave, one with the same place in `to` as in spec().on, nothing is
+/// copied or taken twice: the successor gets the memory as it is, blocks that aren't listed, pools
+/// and arenas on it included.
 ///
-/// The tenant's threads must have stopped to submit, and to use the blocks, until this returns. What is queued by then runs first, so
-/// one that sleeps is woken, and is awake afterwards. A submission that is seen while the blocks are copied, or a
-/// resize beside all this, makes the move fail with errc::in_flight, and nothing has happened.
+/// The tenant's threads must have stopped to submit, and to use the blocks, until this returns.
+/// Work queued by then runs first, so a sleeping tenant is woken, and is awake afterwards. A
+/// submission that is seen while the blocks are copied, or a resize beside all this, makes the move
+/// fail with errc::in_flight, and nothing has happened.
 ///
-/// Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what the work or a copy failed with,
-/// invalid_specification (another number of devices), unknown_block for a part that isn't there. Then the tenant is
-/// where it was. Copies that the device has begun are waited for up to ten seconds beyond the deadline.
+/// Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, the code
+/// with which the work or a copy failed, invalid_specification (another number of devices),
+/// unknown_block for a part that isn't there. Then the tenant is where it was. Copies that the
+/// device has begun are waited for up to ten seconds beyond the deadline.
 template <node Node, compute_policy Policy>
 requires copier<typename Node::stream>
 [[nodiscard]] moved_tenant<tenant<Node, Policy>> move_tenant(tenancy<Node, Policy>& shared, tenant<Node, Policy>& from,

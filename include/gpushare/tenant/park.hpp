@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes a live tenant off its devices with its data, and puts it on others later: two tenants that are to change places, one that has
-// to make room for an urgent one. In between it has nothing but host memory: neither its name nor a promise.
+// Takes a live tenant off its devices with its data, and puts it on others later: two tenants that
+// are to change places, one that has to make room for an urgent one. In between it has nothing but
+// host memory: neither its name nor a promise.
 //
 //   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
 //   auto urgent = shared.admit({.name = "urgent", .memory = 24_GiB});
@@ -27,8 +28,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The data of a tenant that is on no device. Movable, one owner; frees it when it goes. `Host` must outlive it, and is reached by the
-/// devices' copies: pinned, for speed.
+/// The data of a tenant that is on no device. Movable, one owner; frees it when it goes. `Host`
+/// must outlive it, and is reached by the devices' copies: pinned, for speed.
 template <memory_resource Host>
 class parked_tenant {
 public:
@@ -53,7 +54,7 @@ public:
 
     /// As it was granted, with the devices where it was.
     [[nodiscard]] const tenant_spec& spec() const noexcept { return spec_; }
-    /// Of its data.
+    /// The size of its data, bytes.
     [[nodiscard]] bytes size() const noexcept {
         bytes all;
         for (const auto& c : copies_) all += bytes{c.of.size};
@@ -94,10 +95,10 @@ private:
     close_report closed_{};
 };
 
-/// Copies `blocks` of a tenant to the host and closes it, all or nothing; other memory of it ends there. What is queued
-/// runs first, and its threads must have stopped, as for move_tenant(). Throws what an allocation of `host` throws;
-/// operation_error: deadline_exceeded, what the work or a copy failed with, in_flight, unknown_block, closed. Then the
-/// tenant is where it was.
+/// Copies `blocks` of a tenant to the host and closes it, all or nothing; its other memory ends
+/// there. Queued work runs first, and its threads must have stopped, as for move_tenant(). Throws
+/// what an allocation of `host` throws; operation_error: deadline_exceeded, the code with which the
+/// work or a copy failed, in_flight, unknown_block, closed. Then the tenant is where it was.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] parked_tenant<Host> park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks, Host& host,
@@ -118,7 +119,8 @@ requires copier<typename Node::stream>
     parked.set_closed(detail::close_left(from, deadline));
     return parked;
 }
-/// The same, with the reason instead of an exception; but what isn't an error of the library's, as std::bad_alloc, is thrown.
+/// The same, with the reason instead of an exception; but what isn't an error of the library's, as
+/// std::bad_alloc, is thrown.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] result<parked_tenant<Host>> try_park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks,
@@ -126,10 +128,11 @@ requires copier<typename Node::stream>
     return detail::or_why([&] { return park_tenant(from, blocks, host, deadline); });
 }
 
-/// Admits a tenant that was parked, to the devices `to` or, if there are none, to those that the tenancy chooses, and copies its data
-/// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any
-/// more. Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what a copy failed
-/// with, invalid_specification (other blocks, another number of devices). Then it is parked still.
+/// Admits a parked tenant and copies its data back, all or nothing. It goes to the devices `to` or,
+/// if there are none, to devices that the tenancy chooses. `blocks` are the blocks with which it
+/// was parked; their `at` is set. Then `parked` has no data any more. Throws what tenancy::admit
+/// and an allocation throw; operation_error: deadline_exceeded, the code with which a copy failed,
+/// invalid_specification (other blocks, another number of devices). Then it is still parked.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,

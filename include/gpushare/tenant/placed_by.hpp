@@ -26,8 +26,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A tenant's specification as a placement request: device memory and device time of its level, but no cores and no host memory,
-/// which a tenancy doesn't promise.
+/// A tenant's specification as a placement request: device memory and device time of its level, but
+/// no cores and no host memory, which a tenancy doesn't promise.
 [[nodiscard]] inline placement_request placement_of(const tenant_spec& spec) noexcept {
     const auto devices = std::max<std::uint32_t>(spec.on.empty() ? spec.devices : 1, 1);
     return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices, .level = spec.level};
@@ -46,7 +46,7 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// One node whose devices have `whole` of these; those that have nothing are gone.
+/// One node whose devices have `whole` of these rooms; devices without memory count as gone.
 [[nodiscard]] inline cluster cluster_of(const std::vector<device_room>& rooms) {
     cluster c;
     c.add({.devices = static_cast<std::uint32_t>(rooms.size())});
@@ -67,8 +67,9 @@ requires requires(const Tenancy& t) {
 }
 [[nodiscard]] cluster as_cluster(const Tenancy& shared) { return detail::cluster_of(shared.rooms()); }
 
-/// A choice for tenancy::choose_devices: of the devices with room, those that `policy` would take. A tenant that names
-/// its devices gets those it names. The policy is called under the tenancy's mutex.
+/// A choice for tenancy::choose_devices: among the devices with room, those that `policy` would
+/// take. A tenant that names its devices gets these. The policy is called under the tenancy's
+/// mutex.
 template <placement_policy Policy>
 [[nodiscard]] device_choice placed_by(Policy policy) {
     return [policy = std::move(policy)](const tenant_spec& spec, const std::vector<device_room>& rooms,

@@ -28,9 +28,9 @@ inline constexpr bytes all_burst = bytes::max();
 /// For tenant_spec::slice: the slice with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
 
-/// What a tenant's memory() is made of, above its quota.
+/// What backs a tenant's memory(), above its quota.
 enum class memory_stack : std::uint8_t {
-    direct,  ///< each block is one of the device's: what is freed is everybody's at once, and each call is the driver's
+    direct,  ///< each block is the device's own: freed memory is everybody's at once; each call is a driver call
     pool,  ///< blocks out of segments that the tenant keeps: no driver call while they suffice. Only what is below 16 KiB shares one
     arena,  ///< a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes whole chunks, or shares one
             ///< with others that are smaller than a chunk; memory is promised in whole chunks. See tenancy::offer
@@ -48,20 +48,22 @@ enum class memory_stack : std::uint8_t {
     return "unknown stack";
 }
 
-/// What a tenant asks for. Bytes are totals over all its devices, and are split equally; `compute` is a share of each
-/// device.
+/// The specification of a tenant. Bytes are totals over all its devices, and are split equally;
+/// `compute` is a share of each device.
 struct tenant_spec {
     std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
     bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
-    /// Of device time among the tenants of its level, of what the levels above leave: the shares of
-    /// each level of a device sum to a whole. None is promised a tenant that only wants memory, or
-    /// time that nobody else wants: it goes at the level best_effort, below all others, unless
-    /// `level` is another than 0. Policies that cap by shares don't serve it.
+    /// Its share of device time among the tenants of its level, of the time that higher levels
+    /// leave: the shares of each level of a device sum to a whole. None: no time is promised, for a
+    /// tenant that only wants memory, or time that nobody else wants. It goes at the level
+    /// best_effort, below all others, unless `level` isn't 0. Policies that cap by shares don't
+    /// serve it.
     share compute{};
     priority level{};  ///< tenants of a higher level go first, always
-    /// The highest level that its requests and submissions may have; what asks for more goes at
-    /// this one. None: its own level. What they have there is charged to its share all the same.
+    /// The highest level that its requests and submissions may have; requests for more are served
+    /// at this one. None: its own level. Their time at that level is charged to its share all the
+    /// same.
     std::optional<priority> ceiling{};
     /// The least part of the SMs that its submissions are believed to fill that declare a width
     /// (submit_options::width), by which they are charged where the device doesn't tell; 0:
@@ -77,8 +79,9 @@ struct tenant_spec {
     std::optional<scrub_policy> scrub{};
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
-    /// While it sleeps, what it doesn't use of its guarantee is lent to others as burst. It is called back when the tenant wakes, which
-    /// waits for that: tenant::recall() says how long. Never promised to another tenant.
+    /// While it sleeps, what it doesn't use of its guarantee is lent to others as burst. It is
+    /// called back when the tenant wakes, which waits for that: tenant::recall() says how long.
+    /// Never promised to another tenant.
     bool lends_asleep = false;
 
     // For policies of the tenancy that look at it; see client_settings. One that has no caps
@@ -123,12 +126,11 @@ struct tenant_change {
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on
-    std::optional<bytes>
-        spill{};  ///< as in tenant_spec; only of a tenant that was admitted with some. What is there stays
+    std::optional<bytes> spill{};  ///< as in tenant_spec; only of a tenant admitted with some. Blocks there stay
 };
 
-/// What a tenant uses and has used, summed over its devices. device_time is that of each device or, on a sliced one, of
-/// the tenant's slice.
+/// A tenant's usage, now and so far, summed over its devices. device_time is that of each device
+/// or, on a sliced one, of the tenant's slice.
 struct tenant_usage {
     bytes memory{};        ///< guaranteed, as granted
     bytes burst{};         ///< beyond that, as granted
@@ -144,7 +146,7 @@ struct tenant_usage {
     std::uint64_t refused = 0;      ///< allocations that were refused
     ns device_time{};               ///< charged
     std::uint64_t completed = 0;    ///< submissions that are over
-    std::uint64_t failed = 0;       ///< of these, those that failed
+    std::uint64_t failed = 0;       ///< of these, the failed ones
     std::uint64_t waiting = 0;      ///< submissions that aren't let in yet
     std::uint64_t in_flight = 0;    ///< submissions on the devices
     std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
@@ -154,7 +156,7 @@ struct tenant_usage {
     duration_histogram running{};   ///< how long each lasted on its device
 };
 
-/// What it takes to have a sleeping tenant's guarantee back; see tenant_spec::lends_asleep.
+/// The forecast for getting back a sleeping tenant's guarantee; see tenant_spec::lends_asleep.
 struct recall_forecast {
     bytes lent{};  ///< of its guarantee, on all its devices
     bytes
@@ -164,7 +166,7 @@ struct recall_forecast {
 
 /// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.
 struct tenant_event {
-    /// What there is to report.
+    /// The kind of event.
     enum class kind : std::uint8_t {
         leak,  ///< a block that was still out at close; it was taken back
         wrong_free,  ///< a free of something that isn't out, or isn't of that size; nothing was changed, but an adaptor for other
@@ -194,7 +196,8 @@ struct tenant_event {
     return "unknown event";
 }
 
-/// Called under no lock by the thread that finds out, possibly by several at once. What it throws is ignored.
+/// Called under no lock by the thread that notices the event, possibly by several at once.
+/// Exceptions are ignored.
 using event_sink = std::function<void(const tenant_event&)>;
 
 namespace detail {
@@ -207,7 +210,7 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 }
 }  // namespace detail
 
-/// What a close that isn't complete waits for.
+/// The reason why a close isn't complete.
 enum class close_wait : std::uint8_t {
     nothing,  ///< it is complete
     work,     ///< submissions in flight, and permits that are out: usage.in_flight says how many

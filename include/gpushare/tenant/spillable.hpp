@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a tenant that may leave the device: when the tenant lacks memory there, or a neighbour wants its burst back, those that
-// were used longest ago are copied to the host, and they come back when they are used.
+// Blocks of a tenant that may leave the device. When the tenant lacks memory there, or a neighbour
+// wants its burst back, the least recently used blocks are copied to the host. They come back when
+// they are used.
 //
 //   gpushare::tenancy shared{node, {.spill = 32_GiB, .spill_to = &pinned}};     // pinned: a std::pmr::memory_resource
 //   auto chat = shared.admit({.name = "chat", .memory = 8_GiB});
@@ -20,8 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A block that may be on the host. Movable; one owner. Frees it when it goes, which must be before the tenancy does; its tenant may
-/// be closed by then. Safe from any thread but for moves.
+/// A block that may be on the host. Movable; one owner. Frees it when it goes, which must be before
+/// the tenancy does; its tenant may be closed by then. Safe from any thread but for moves.
 template <class List>
 class spillable {
     using entry = typename List::entry;
@@ -40,7 +41,8 @@ public:
 
         /// Whether it is there.
         [[nodiscard]] explicit operator bool() const noexcept { return of_ != nullptr; }
-        /// Why it isn't: out_of_memory (the device has no room), deadline_exceeded, closed, or what the copy failed with.
+        /// Why it isn't: out_of_memory (the device has no room), deadline_exceeded, closed, or what
+        /// the copy failed with.
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// Where it is, for work on any stream; null if it isn't there. Nothing may use it once the lease is gone.
         [[nodiscard]] void* data() const noexcept { return of_ != nullptr ? block_->block.data() : nullptr; }
@@ -70,7 +72,8 @@ public:
         if (block_ != nullptr) of_->remove(*block_);
     }
 
-    /// Brings the block back if it is on the host, and waits until it is there. Others of the tenant's may have to leave for it.
+    /// Brings the block back if it is on the host, and waits until it is there. Others of the
+    /// tenant's may have to leave for it.
     [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
     /// Whether it is on the device now, used or not; not while it is on its way.
     [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }

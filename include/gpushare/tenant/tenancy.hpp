@@ -6,12 +6,12 @@
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   chat.submit([&](auto& stream) { stream.launch(shape, kernel); }).wait();
 //
-// Nothing runs by itself: threads that submit and wait also drive the devices for all. Only for a device whose tenants never
-// wait does a thread of yours call dispatch(device, stop).
+// Nothing runs by itself: threads that submit and wait also drive the devices for all. Only for a
+// device whose tenants never wait does a thread of yours call dispatch(device, stop).
 //
 // Weighted shares are the default; the second template argument is another policy, or any_policy. If tenants must not
-// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first admission: it splits the
-// device's SMs into slices, and each tenant is in one.
+// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first
+// admission: it splits the device's SMs into slices, and each tenant is in one.
 #pragma once
 
 #include <algorithm>
@@ -122,9 +122,10 @@ public:
         std::abort();
     }
 
-    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no name,
-    /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in
-    /// one of its slices), no_device, and the errors of equal_split.
+    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken:
+    /// invalid_specification (no name, neither memory nor burst, a slice that isn't there),
+    /// duplicate_name, share_exceeded (permille of a device, in one of its slices), no_device, and
+    /// the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
 
     /// The same, with the reason instead of an exception.
@@ -169,9 +170,10 @@ public:
         std::size_t which =
             0;  ///< the first of the list that can't be, beside those before it and all that the others give up
     };
-    /// Changes what is granted to several tenants, each of them once, as one change: first all of them give up what shrinks, then all
-    /// get what grows, and nobody else gets anything in between. All or nothing. So tenants trade memory for device time. Throws
-    /// as tenant::resize, with the name of the one that can't be; duplicate_name for one that is named twice.
+    /// Changes what is granted to several tenants, each of them once, as one change: first all of
+    /// them give up what shrinks, then all get what grows, and nobody else gets anything in
+    /// between. All or nothing. So tenants trade memory for device time. Throws as tenant::resize,
+    /// with the name of the one that can't be; duplicate_name for one that is named twice.
     void resize_together(std::span<const update> all) {
         if (const auto refused = try_resize_together(all); refused.why.code != errc::none)
             raise(refused.why, all[refused.which].who->name(), "resize together");
@@ -202,9 +204,10 @@ public:
         choice_ = std::move(choice);
     }
 
-    /// Tenants may be of memory_stack::arena on that device from now on, else admit() refuses them (not_supported): of chunks of
-    /// `memory`, which must outlive the tenancy. Those that nobody uses are kept until the device lacks memory. Throws
-    /// operation_error: no_device; invalid_specification the second time. Not while other threads use the tenancy.
+    /// From now on, admits tenants of memory_stack::arena on that device, with chunks of `memory`,
+    /// which must outlive the tenancy. Without it, admit() refuses them (not_supported). Unused
+    /// chunks are kept until the device lacks memory. Throws operation_error: no_device;
+    /// invalid_specification the second time. Not while other threads use the tenancy.
     template <virtual_memory Memory>
     void offer(device_id d, Memory& memory) {
         place(d, &shared_node::device::arena, [&] { return std::make_unique<detail::arena_source<Memory>>(memory); });
@@ -297,8 +300,8 @@ public:
     /// The time of the node.
     [[nodiscard]] instant now() const noexcept { return node_->get_clock().now(); }
 
-    /// The memory that could be promised on each device now, of what all tenants may have there by the last measurement. Of a lost
-    /// device that is nothing.
+    /// The memory that could be promised on each device now, out of what the last measurement
+    /// leaves to tenants there. A lost device has none.
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
@@ -308,7 +311,8 @@ public:
                     : device_room{{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
         return all;
     }
-    /// The same if all burst that is lent came back; `whole` is what the device has, with all that others than tenants take.
+    /// The same if all burst that is lent came back; `whole` is what the device has, with all that
+    /// others than tenants take.
     [[nodiscard]] std::vector<device_room> promisable() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
@@ -367,8 +371,8 @@ public:
         for (const auto& s : shared_.devices[d.index].slices) left += s.left(level);
         return share::of_permille(left);
     }
-    /// The largest share that one more tenant of this level could be admitted with there, if its memory fits: of one slice.
-    /// Throws as unpromised(d).
+    /// The largest share that one more tenant of this level could be admitted with there, if its
+    /// memory fits: of one slice. Throws as unpromised(d).
     [[nodiscard]] share admissible(device_id d, priority level) const {
         check(d);
         const std::lock_guard lock(shared_.mutex);
@@ -413,7 +417,7 @@ private:
                             make_policy_(d));
     }
 
-    // Of the devices that it may go to.
+    // The root quotas of the devices that it may go to.
     [[nodiscard]] std::vector<quota*> roots_for(const tenant_spec& spec) {
         std::vector<quota*> roots;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)

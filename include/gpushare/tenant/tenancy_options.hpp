@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenancy is made with. All of it has a default.
+// Options of a tenancy. Each has a default.
 //
 //   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
 #pragma once
@@ -23,8 +23,8 @@ struct tenancy_options {
     ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
     event_sink events{};                          ///< gets what no return value can tell
 
-    // Of tenants whose specification doesn't say.
-    memory_stack stack = memory_stack::pool;          ///< what their memory is made of
+    // Defaults for tenants whose specification doesn't say.
+    memory_stack stack = memory_stack::pool;          ///< what backs their memory
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
     ns wait{};                                        ///< how long memory().allocate() waits for bytes
     bytes spill{};  ///< how much a tenant may have on the host when bytes lack, of allocate_spillable()
@@ -34,7 +34,7 @@ struct tenancy_options {
 };
 
 namespace detail {
-/// What a tenant's specification doesn't say.
+/// Fills in the defaults that a tenant's specification leaves open.
 inline void fill_in(tenant_spec& spec, const tenancy_options& by_default) {
     if (!spec.stack) spec.stack = by_default.stack;
     if (!spec.scrub) spec.scrub = by_default.scrub;

@@ -7,8 +7,9 @@
 //   step.wait();
 //   chat.close();
 //
-// What is known of a submission can be said with it (submit_options; all of it may be left out), and a callable is called
-// when it is over. A ticket can be waited for, cancelled while it waits, and says what was thrown and by whom:
+// A submission takes options (submit_options; each may be left out) and a callback for its
+// completion. A ticket can be waited for, and cancelled while its submission waits. It tells which
+// exception was thrown, and by which tenant:
 //
 //   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
 //                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
@@ -81,7 +82,7 @@ public:
     using ticket = typename limiter::ticket;
     /// The right to enqueue one submission.
     using permit = typename limiter::permit;
-    /// What memory() is: a tenant_memory.
+    /// The type of memory(): a tenant_memory.
     using memory_type = typename state::part::memory_type;
 
     /// Called by the tenancy.
@@ -98,7 +99,7 @@ public:
 
     /// As it was admitted.
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
-    /// What is granted now, after resizes too, with the devices that were chosen.
+    /// The current grant, resizes included, with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const { return state_->spec(); }
 
     /// The number of the tenant's streams in the node's ledgers and traces. Never used twice.
@@ -109,16 +110,17 @@ public:
 
     /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
-    /// The stream that the tenant's submissions go to, of tenant_spec::streams the one of this number. Work enqueued on it
-    /// directly, past the limiter, is charged to nobody. Throws as memory(), and invalid_specification if there aren't so
-    /// many.
+    /// The stream that the tenant's submissions go to, of tenant_spec::streams the one of this
+    /// number. Work enqueued on it directly, past the limiter, is charged to nobody. Throws as
+    /// memory(), and invalid_specification if there aren't so many.
     [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0) {
         auto& all = at(part).streams;
         if (number >= all.size()) raise(no_stream(number, all.size()), name(), "streams");
         return all[number];
     }
 
-    /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is tenancy::limiter_of(device, slice).
+    /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is
+    /// tenancy::limiter_of(device, slice).
     [[nodiscard]] std::uint32_t slice(std::size_t part = 0) { return at(part).slice.index; }
 
     /// Charges bytes that a vendor's library took of the device for this tenant, past its memory(). So measuring the
@@ -142,8 +144,8 @@ public:
                                                                 std::size_t part = 0) {
         return declare<true>(size, part, [&](quota& from) { return charge_until(from, size, until); });
     }
-    /// As declare_workspace, of memory that the device's own account doesn't have, as what an engine on the CPU takes of the host's.
-    /// See foreign_memory.hpp.
+    /// As declare_workspace, of memory that the device's own account doesn't have, as what an
+    /// engine on the CPU takes of the host's. See foreign_memory.hpp.
     [[nodiscard]] workspace declare_foreign(bytes size, std::size_t part = 0) {
         return try_declare_foreign(size, part).value(name(), "declare a workspace");
     }
@@ -152,8 +154,9 @@ public:
         return declare<false>(size, part, [&](quota& from) { return charge(from, size); });
     }
 
-    /// A block that is on the device while it is used, and may be on the host else; see spillable.hpp. Throws as memory(), what an
-    /// allocation throws, and not_supported where the tenant has no tenant_spec::spill.
+    /// A block that is on the device while it is used, and may be on the host else; see
+    /// spillable.hpp. Throws as memory(), what an allocation throws, and not_supported where the
+    /// tenant has no tenant_spec::spill.
     [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
         return make_spillable(
             part, [&](auto& spills) -> auto& { return spills.add(size); });
@@ -176,8 +179,9 @@ public:
         return detail::or_why([&] { return allocate_spillable_until(size, until, part); });
     }
 
-    /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
-    /// queue_full, quarantined, device_lost, no_device, invalid_specification (no such stream, no callable).
+    /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws
+    /// operation_error: closed, queue_full, quarantined, device_lost, no_device,
+    /// invalid_specification (no such stream, no callable).
     ticket submit(submission_work<stream> work, const submit_options& o = no_options, submission_callback on_done = {},
                   std::size_t part = 0, const std::stop_token& stop = {}) {
         return try_submit(std::move(work), o, std::move(on_done), part, stop).value(name(), "submit");
@@ -205,8 +209,8 @@ public:
         auto& p = at(part);
         return {p.slice.compute, p.client, work_stream(part, o.stream), std::move(work), o};
     }
-    /// Begins a request on one of the tenant's devices; see tenant_request. Throws as memory(), and share_exceeded where
-    /// the policy refuses the level.
+    /// Begins a request on one of the tenant's devices; see tenant_request. Throws as memory(), and
+    /// share_exceeded where the policy refuses the level.
     [[nodiscard]] tenant_request<limiter> request(const request_options& o = {}, std::size_t part = 0) {
         auto& p = at(part);
         return {p.slice.compute, p.client, p.streams, name(), o};
@@ -219,8 +223,9 @@ public:
         return p.slice.compute.acquire(p.client, deadline, stop, o);
     }
 
-    /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each other, as collectives; see
-    /// gang_permit.hpp. Valid until it is closed. Throws operation_error (closed).
+    /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each
+    /// other, as collectives; see gang_permit.hpp. Valid until it is closed. Throws operation_error
+    /// (closed).
     [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang() {
         std::vector<typename gang_permit<limiter>::member> all;
         for (std::size_t part = 0; part < state_->parts().size(); ++part) {
@@ -240,19 +245,23 @@ public:
         for (auto& p : state_->parts()) (void)p.slice.compute.pardon(p.client);
     }
 
-    /// Lets nothing new in, waits until what is in flight has ended, and gives back what its pools, caches and spillable
-    /// blocks keep (all hooks of its quota are asked). What waits stays, and what comes waits behind it, until wake(); or both
-    /// are refused with errc::asleep. Quota and share remain promised; with tenant_spec::lends_asleep what the quota leaves free is lent
-    /// to others until it wakes. False at the deadline, for a request to stop, or after
-    /// close(): then it isn't asleep on any device, and what was refused stays so. Not from a callback of its own.
+    /// Admits nothing new, waits until work in flight has ended, and gives back the memory that its
+    /// pools, caches and spillable blocks keep (all hooks of its quota are asked). Waiting
+    /// submissions stay queued and new ones wait behind them until wake(); with
+    /// while_asleep::refuse, both are refused with errc::asleep. Quota and share remain promised;
+    /// with tenant_spec::lends_asleep, the bytes that its quota leaves free are lent to others
+    /// until it wakes. Returns false at the deadline, for a request to stop, or after close(): then
+    /// it isn't asleep on any device, and refused submissions stay refused. Not from a callback of
+    /// its own.
     bool sleep(instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep) {
         return state_->sleep(deadline, stop, what_waits);
     }
-    /// Ends sleep(). Does nothing if it isn't asleep. Where the tenant lends its guarantee in its sleep (tenant_spec::lends_asleep), asks
-    /// those who have it to give it back, by the hooks of their quotas, and waits for that until `deadline`, by default not. Then
-    /// throws operation_error (deadline_exceeded, stopped), which names who has most of it: the tenant sleeps on, and can be woken
-    /// again. Other tenants' wake() doesn't throw.
+    /// Ends sleep(). Does nothing if it isn't asleep. If the tenant lends its guarantee in its
+    /// sleep (tenant_spec::lends_asleep), asks the borrowers for it by the hooks of their quotas,
+    /// and waits until `deadline`; by default it doesn't wait. Then throws operation_error
+    /// (deadline_exceeded, stopped), which names the largest borrower: the tenant sleeps on, and
+    /// can be woken again. Other tenants' wake() doesn't throw.
     void wake(instant deadline = instant::min(), const std::stop_token& stop = {}) {
         const patience until{time{state_.get()}, deadline, stop};
         const auto why = state_->wake([&](failure last, auto again) {
@@ -277,10 +286,11 @@ public:
     }
     /// While it sleeps and lends its guarantee: lends what was freed since as well. Else nothing.
     void lend_more() { state_->lend_more(); }
-    /// What waking has to wait for, as of now: how much of its guarantee others use, and how long having it back takes.
+    /// The wait that waking takes, as of now: how much of its guarantee others use, and how long
+    /// having it back takes.
     [[nodiscard]] recall_forecast recall() const { return state_->recall(); }
 
-    /// What the tenant uses and has used, as known now; final after close().
+    /// The tenant's usage, now and so far; final after close().
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
     /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
@@ -303,8 +313,9 @@ public:
         return e.figures();
     }
 
-    /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back and waits; see
-    /// tenancy::admit_until. What others' guarantees leave no room for is refused at once.
+    /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back
+    /// and waits; see tenancy::admit_until. A request that doesn't fit beside others' guarantees is
+    /// refused at once.
     template <clock Clock>
     void resize_until(const tenant_change& change, const patience<Clock>& until) {
         detail::room_wait wait{roots(), until};
@@ -341,13 +352,13 @@ private:
     template <node, compute_policy>
     friend class detail::succession;
 
-    // Of its devices.
+    // The root quotas of its devices.
     [[nodiscard]] std::vector<quota*> roots() {
         std::vector<quota*> all;
         for (auto& p : state_->parts()) all.push_back(&p.on.memory);
         return all;
     }
-    // What a refused resize lacks on one device.
+    // The bytes that a refused resize lacks on one device.
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
     }
@@ -374,7 +385,7 @@ private:
         if constexpr (!OfDevice) return result<workspace>(workspace(p->memory.limit(), size));
         return result<workspace>(workspace(p->memory.limit(), p->on.overhead, size));
     }
-    // Of what `add` makes in the list of such blocks.
+    // Wraps the block that `add` makes in the list of spillable blocks.
     template <class Add>
     [[nodiscard]] auto make_spillable(std::size_t part, Add add) {
         auto& store = at(part).store;

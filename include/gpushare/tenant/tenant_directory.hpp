@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tenants of a server by name, as a file lists them. Reload the file, and new tenants are admitted, changed ones
-// are changed while their work goes on, and those that are gone from it are closed.
+// The tenants of a server by name, as a file lists them. Reload the file, and new tenants are
+// admitted, changed ones are changed while their work goes on, and removed ones are closed.
 //
 //   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
 //   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see interop/specification_text.hpp
@@ -80,7 +80,7 @@ inline namespace GPUSHARE_ABI {
            !c.wait && !c.spill && !c.lends_asleep;
 }
 
-/// What became of one tenant when a list was applied.
+/// The outcome for one tenant when a list was applied.
 struct directory_outcome {
     /// In the order in which it is done.
     enum class kind : std::uint8_t {
@@ -115,7 +115,7 @@ struct directory_outcome {
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_directory {
 public:
-    /// Of the tenancy.
+    /// The tenancy's tenant type.
     using tenant = gpushare::tenant<Node, Policy>;
 
     /// An empty directory of tenants of `shared`.
@@ -136,15 +136,17 @@ public:
         return found;
     }
 
-    /// Throws what apply() would throw for an invalid list, and changes nothing: before a server does what can't be undone.
+    /// Throws what apply() would throw for an invalid list, and changes nothing: before a server
+    /// does what can't be undone.
     void check(std::span<const tenant_spec> wanted) const { (void)plan(wanted); }
 
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
-    /// (invalid_specification: no name, neither memory nor burst, a field that can't be so or can't be changed; not_whole;
-    /// no_device; duplicate_name). Otherwise first closes,
-    /// until `close_deadline`, the tenants that aren't in the list, then makes all changes as one (tenancy::resize_together), so that
-    /// tenants may trade, then admits, in the list's order. A tenant that finds no room is refused and stays as it was, without harm to the others: apply the
-    /// same list again when there is room.
+    /// (invalid_specification: no name, neither memory nor burst, a field that can't be so or can't
+    /// be changed; not_whole; no_device; duplicate_name). Otherwise first closes, until
+    /// `close_deadline`, the tenants that aren't in the list, then makes all changes as one
+    /// (tenancy::resize_together), so that tenants may trade, then admits, in the list's order. A
+    /// tenant that finds no room is refused and stays as it was, without harm to the others: apply
+    /// the same list again when there is room.
     std::vector<directory_outcome> apply(std::span<const tenant_spec> wanted, instant close_deadline = never) {
         const std::lock_guard applying(applying_);
         auto plan = this->plan(wanted);
@@ -178,7 +180,7 @@ private:
         }
     };
 
-    // What no room could make right.
+    // Checks for errors that no amount of room could cure.
     void check_one(const tenant_spec& spec) const {
         detail::check_admission(spec);
         const auto there = shared_->rooms().size();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory on one device: a quota, an allocator that keeps to it, the table of blocks that are out, and the
-// frees that wait for their stream. It models the concept gpushare::memory, so that containers and other resources can use
-// it. What it is made of says tenant_spec::stack: a pool of the tenant's own (the default), each block from the device,
-// chunks that tenants pass on, or a pool of the device's (memory_stack).
+// A tenant's memory on one device: a quota, an allocator that keeps to it, the table of blocks that
+// are out, and the frees that wait for their stream. It models the concept gpushare::memory, so
+// that containers and other resources can use it. tenant_spec::stack chooses what backs it
+// (memory_stack): a pool of the tenant's own (the default), single blocks of the device, chunks
+// that tenants pass on, or a pool of the device.
 //
 //   void* p = chat.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
 //   chat.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened
@@ -86,9 +87,9 @@ public:
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
-    /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours' too, and waits where the
-    /// tenant's memory waits (tenant_spec::wait). Throws memory_error, with errc::closed once the tenant is closed. `label` must
-    /// outlive the block.
+    /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours'
+    /// too, and waits where the tenant's memory waits (tenant_spec::wait). Throws memory_error,
+    /// with errc::closed once the tenant is closed. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {}) {
         if (pool_) [[likely]]
@@ -118,8 +119,8 @@ public:
     }
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
-    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or stopped, which names the
-    /// largest borrower of burst.
+    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or
+    /// stopped, which names the largest borrower of burst.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                        std::string_view label = {}) {
@@ -146,8 +147,9 @@ public:
     }
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
-    /// event, and nothing is freed; closed, and no event, once the tenant is; submission_failed, and it is out as before, where it is to
-    /// be overwritten and the device doesn't say when that is done. Null is ignored.
+    /// event, and nothing is freed; closed, and no event, once the tenant is; submission_failed,
+    /// and it is out as before, where it is to be overwritten and the device doesn't say when that
+    /// is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
@@ -166,7 +168,8 @@ public:
         return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
-    /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by address: not for a hot path.
+    /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by
+    /// address: not for a hot path.
     [[nodiscard]] std::optional<block> find(const void* p) const noexcept {
         return stack([&](const auto& s) { return s.find(p); });
     }
@@ -197,8 +200,9 @@ public:
 
     /// After close(): frees every block that is out, with an event each. Nothing may use the blocks any more. True if
     /// no overlapping call is still on its way to the device, so that only frees in stream order are left to drain.
-    /// False if one is at the deadline or stop request of `until`, in a hook or a slow driver for example, or soon if this thread is
-    /// in a hook of its device, since it might wait for itself: call it again. Throws std::bad_alloc, and then nothing was taken back.
+    /// False if one is at the deadline or stop request of `until`, in a hook or a slow driver for
+    /// example, or soon if this thread is in a hook of its device, since it might wait for itself:
+    /// call it again. Throws std::bad_alloc, and then nothing was taken back.
     template <clock Clock>
     bool take_back(close_report& report, const patience<Clock>& until) {
         std::vector<leak> leaks;
@@ -213,7 +217,7 @@ public:
         return all;
     }
 
-    /// What an allocation takes of the quota; bytes::max() if it can't be granted.
+    /// The bytes that an allocation takes of the quota; bytes::max() if it can't be granted.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return stack([&](const auto& s) { return s.charged(size, alignment); });
     }
@@ -229,17 +233,18 @@ public:
     [[nodiscard]] ns waits() const noexcept { return ns{wait_.load(std::memory_order_relaxed)}; }
     /// So long from now on, by the `now` of its options. Relaxed: a figure alone, that calls under way needn't see.
     void wait_for(ns longest) noexcept { wait_.store(longest.count(), std::memory_order_relaxed); }
-    /// What it is made of.
+    /// The stack that backs it.
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
-    /// What it may still allocate.
+    /// The bytes that it may still allocate.
     [[nodiscard]] bytes free() const noexcept {
         return stack([](const auto& s) { return s.free(); });
     }
     /// The part of the limit that is burst others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
-    /// The largest block that it could have now; see quota_resource::largest_free. Empties the caches of a pool: not for a hot path.
+    /// The largest block that it could have now; see quota_resource::largest_free. Empties the
+    /// caches of a pool: not for a hot path.
     [[nodiscard]] bytes largest_free() const noexcept {
         return stack([](const auto& s) { return s.largest_free(); });
     }
@@ -247,7 +252,8 @@ public:
     [[nodiscard]] bytes idle() const noexcept {
         return stack([](const auto& s) { return s.idle(); });
     }
-    /// What was overwritten before or after this tenant had it, so far. Memory that comes as zeros isn't counted.
+    /// Bytes overwritten so far before or after this tenant had them. Memory that comes as zeros
+    /// isn't counted.
     [[nodiscard]] bytes scrubbed() const noexcept { return clean_.scrubbed(); }
     /// The tenant's name.
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
@@ -261,9 +267,11 @@ public:
         all.refused = refused_.load(std::memory_order_relaxed);
         return all;
     }
-    /// A limit for a part of this memory: for a quota_resource over it, which charges the tenant for what it allocates anyway.
+    /// A limit for a part of this memory: for a quota_resource over it, which charges the tenant
+    /// for what it allocates anyway.
     ///   quota most = tenant.memory().child_quota(1_GiB);    quota_resource part{most, tenant.memory(), "cache"};
-    /// A child of limit() is charged for memory that comes from elsewhere; a quota_resource over this memory refuses it.
+    /// A child of limit() is charged for memory that comes from elsewhere; a quota_resource over
+    /// this memory refuses it.
     [[nodiscard]] static quota child_quota(bytes most) { return quota(most); }
     /// The quota that this memory is charged to; an arena's or workspace's bytes can be charged to it, too.
     [[nodiscard]] quota& limit() noexcept { return quota_; }
@@ -282,7 +290,7 @@ private:
 
     using resource = quota_resource<detail::clean_memory<Upstream, Point>>;
 
-    // What `f` says of whichever it is.
+    // Calls `f` with the resource in use.
     template <class F>
     decltype(auto) stack(F f) {
         return pool_ ? f(*pool_) : f(*direct_);

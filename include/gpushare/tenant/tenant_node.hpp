@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant as a node: its devices, with the tenant's memory on them. What takes a node and allocates there, as a communicator does for
-// its workspaces, is charged to the tenant then, and ends with it.
+// A tenant as a node: its devices, with the tenant's memory on them. An object that takes a node
+// and allocates there, such as a communicator with its workspaces, is then charged to the tenant,
+// and ends with it.
 //
 //   gpushare::tenant_node mine{node, chat};
 //   gpushare::device_communicator group{mine, visible, chat.spec().on};         // its workspaces are of chat's memory
@@ -21,8 +22,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must outlive it, and what is made on it must be gone
-/// before the tenant closes: a close takes its memory back like any other. Streams are the node's, outside of any slice. Thread-safe.
+/// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
+/// outlive it, and what is made on it must be gone before the tenant closes: a close takes its
+/// memory back like any other. Streams are the node's, outside of any slice. Thread-safe.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_node {
 public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts a tenancy's tenants where a plan says: a placement policy chooses, who finds no room waits, capacity is reserved
-// for a time to come, somebody in the way is moved while it lives, and somebody of a lower level is told to go. Each
-// plan is a value; the tenancy does it.
+// Puts a tenancy's tenants where a plan says. A placement policy chooses the devices; a tenant
+// without room waits; capacity is reserved for a future time; a tenant in the way is moved while it
+// lives; a tenant of a lower level is told to go. Each plan is a value; the tenancy carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who, or it waits
@@ -11,9 +11,9 @@
 //   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // each waited
 //   plan.drain(gpushare::device_id{3});                                                // nobody new comes there
 //
-// Before each decision the planner looks what the tenancy's devices are: how much of each others have, tenants that were
-// admitted past it and other processes, and which are lost. What the tenancy refuses all the same goes into that view, and the
-// policy chooses again.
+// Before each decision the planner looks at the tenancy's devices: how much of each is taken by
+// tenants admitted past the planner and by other processes, and which devices are lost. If the
+// tenancy still refuses a choice, the refusal goes into that view, and the policy chooses again.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What became of a tenant that asked to be admitted.
+/// The outcome for a tenant that asked to be admitted.
 template <class Tenant>
 struct arrival {
     std::uint64_t id = 0;                                          ///< of one that waits, as advance() says it again
@@ -74,8 +74,8 @@ struct tenant_notice {
     instant until{};                     ///< who is still there may be closed then
 };
 
-/// For all tenants of a tenancy, which must outlive it. A tenant that is closed without left() keeps its place in the plan. Not
-/// thread-safe; its tenants are.
+/// For all tenants of a tenancy, which must outlive it. A tenant that is closed without left()
+/// keeps its place in the plan. Not thread-safe; its tenants are.
 template <class Tenancy, placement_policy Policy>
 class tenant_planner {
 public:
@@ -91,9 +91,10 @@ public:
     tenant_planner(const tenant_planner&) = delete;
     tenant_planner& operator=(const tenant_planner&) = delete;
 
-    /// Admits a tenant where the policy puts it, or on the devices that it names; lets it wait until `deadline` where there is no
-    /// room for good, reservations counted; or refuses it where its devices could never have room, others than tenants apart.
-    /// One of a name that waits already is refused, with duplicate_name. What else isn't a matter of room is thrown, as by
+    /// Admits a tenant where the policy puts it, or on the devices that it names. Lets it wait
+    /// until `deadline` where there is no lasting room, reservations counted. Refuses it if its
+    /// devices could never have room even without other tenants, and with duplicate_name if a
+    /// tenant of its name already waits. Errors that aren't about room are thrown, as by
     /// tenancy::admit.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
@@ -114,9 +115,10 @@ public:
             }
         return all;
     }
-    /// Those that waited and fit now, those whose deadline has passed, and, refused, those that could never have room any more
-    /// or that the tenancy refuses for another reason than room: once each. Call it when a tenant has left, when a device was lost,
-    /// drained or resumed, and at next_deadline().
+    /// Reports each of these once: waiting tenants that fit now; those whose deadline has passed;
+    /// and, refused, those that could never have room any more or that the tenancy refuses for
+    /// another reason than room. Call it when a tenant has left, when a device was lost, drained or
+    /// resumed, and at next_deadline().
     std::vector<arrival> advance() {
         const instant now = look();
         calendar_.expire(now);
@@ -156,8 +158,8 @@ public:
         check(d);
         removed_.add(d);
     }
-    /// Reservations that can't be kept any more, since a device of theirs is drained, lost or removed. redeem() puts such a
-    /// tenant elsewhere if there is room.
+    /// Reservations that can't be kept any more, since a device of theirs is drained, lost or
+    /// removed. redeem() puts such a tenant elsewhere if there is room.
     [[nodiscard]] std::vector<booking> unkept() {
         const instant now = look();
         auto all = calendar_.unkept(now);
@@ -178,9 +180,10 @@ public:
         }
     }
 
-    /// Reserves room for such a tenant from `begin` until `end`, beside all that is there and reserved by now. Nobody
-    /// is admitted into it who might still be there then, and none of it is on devices that somebody makes room on. The
-    /// failure says what is missing. It takes its place behind those who wait, as an arrival does.
+    /// Reserves room for such a tenant from `begin` until `end`, beside present tenants and earlier
+    /// reservations. No tenant is admitted into this room that might still be there then, and none
+    /// of the room is on devices that are being cleared. The failure says what is missing. The
+    /// reservation queues behind waiting tenants, as an arrival does.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
         (void)look();
@@ -206,9 +209,10 @@ public:
     }
     /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
-    /// Admits the tenant that the room was reserved for, one only. Throws operation_error: invalid_specification if there is no such
-    /// reservation for that much now, or it is redeemed, and what tenancy::admit throws. If its devices can't be had any more, it is put
-    /// where the policy finds room for as long. Once it has ended the tenant is overdue().
+    /// Admits the tenant that the room was reserved for, one only. Throws operation_error:
+    /// invalid_specification if there is no such reservation for that much now, or it is redeemed,
+    /// and what tenancy::admit throws. If its devices can't be had any more, it is put where the
+    /// policy finds room for as long. Once it has ended the tenant is overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
@@ -235,7 +239,7 @@ public:
     [[nodiscard]] result<tenant> try_redeem(std::uint64_t reservation, tenant_spec spec) {
         return detail::or_why([&] { return redeem(reservation, std::move(spec)); });
     }
-    /// Those whose reservation has ended: they stand in the way of whoever comes next.
+    /// Tenants whose reservation has ended: they block whoever comes next.
     [[nodiscard]] std::vector<std::string> overdue() const {
         std::vector<std::string> names;
         for (const auto& [name, t] : placed_)
@@ -243,8 +247,9 @@ public:
         return names;
     }
 
-    /// Moves of tenants after which such a tenant fits, `most` at most: each has room when those before it are done. Nothing if that
-    /// doesn't help. Whoever is on a device that somebody makes room on stays.
+    /// Moves of tenants after which such a tenant fits, `most` at most: each has room when the
+    /// moves before it are done. Nothing if moves don't help. A tenant on a device that is being
+    /// cleared stays.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
         const instant now = look();
         if (auto moves = moves_for(spec, most, now, true)) return moves;
@@ -295,14 +300,14 @@ public:
         queue_.note_overtaken(room, spec.level, std::span(&plan->added, 1));
         return given;
     }
-    /// Those that were told to go and are still there.
+    /// Tenants that were told to go and are still there.
     [[nodiscard]] std::vector<std::string> remaining(const tenant_notice& n) const {
         std::vector<std::string> names;
         std::ranges::copy_if(n.victims, std::back_inserter(names), [&](const auto& v) { return placed_.contains(v); });
         return names;
     }
-    /// Ends the notice, and admits whom it was for. Throws operation_error (no_room) while somebody is still there, and what
-    /// tenancy::admit throws: then the notice stands.
+    /// Ends the notice, and admits whom it was for. Throws operation_error (no_room) while somebody
+    /// is still there, and what tenancy::admit throws: then the notice stands.
     [[nodiscard]] tenant take_place(const tenant_notice& n, tenant_spec spec) {
         const auto given = std::ranges::find(notices_, n.id, &tenant_notice::id);
         if (given == notices_.end())
@@ -324,8 +329,8 @@ public:
         std::erase_if(notices_, [&](const tenant_notice& one) { return one.id == n.id; });
     }
 
-    /// What is free for good to tenants of that level: beside what is there, what is reserved for later, and devices that
-    /// somebody is making room on. Shares are promised level by level, as by the tenancy.
+    /// The lasting room for tenants of that level: without present tenants, later reservations, and
+    /// devices that are being cleared. Shares are promised level by level, as by the tenancy.
     [[nodiscard]] cluster free(priority level = {}) const { return free(shared_->now(), level); }
 
 private:
@@ -336,7 +341,8 @@ private:
         instant until = never;
     };
 
-    /// What is free, as the tenants of each level see it: shares of different levels don't compete.
+    /// The free room, as the tenants of each level see it: shares of different levels don't
+    /// compete.
     class views {
     public:
         explicit views(std::function<cluster(priority)> free_at) : free_at_(std::move(free_at)) {}
@@ -398,7 +404,7 @@ private:
         return {.members = {named.request}, .level = spec.level, .deadline = deadline, .on = named.devices};
     }
 
-    // What can be said of a tenant before it waits.
+    // Checks that don't depend on room, made before a tenant waits.
     void check(const tenant_spec& spec) const {
         detail::check_admission(spec);
         for (const auto d : spec.on)
@@ -483,8 +489,9 @@ private:
         hold_noticed(room);
         return room;
     }
-    // What others than the tenants that were placed have of each device: tenants admitted past the planner, other processes, and
-    // what a tenant was given by a resize; as that level sees it. `absent` isn't there yet.
+    // Holds the part of each device that others than placed tenants take: tenants admitted past the
+    // planner, other processes, and bytes that a tenant got by a resize; as that level sees it.
+    // `absent` isn't there yet.
     void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {
         for (const auto& r : shared_->promisable()) {
             if (r.whole == bytes{}) continue;  // lost

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request of a tenant: submissions that belong together, such as the steps of an inference. See compute/request.hpp for
-// what it promises.
+// A request of a tenant: submissions that belong together, such as the steps of an inference. See
+// compute/request.hpp for what it promises.
 //
 //   auto r = chat.request({.deadline = std::chrono::steady_clock::now() + 50ms, .level = {1}});
 //   for (auto& layer : layers) r.submit([&](auto& s) { s.launch(shape, layer); }).wait();
@@ -20,18 +20,20 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What tenant::request returns. Neither copied nor moved; for one thread at a time. Ends before its tenant.
+/// The request that tenant::request returns. Neither copied nor moved; for one thread at a time.
+/// Ends before its tenant.
 template <class Limiter>
 class [[nodiscard]] tenant_request {
 public:
-    using stream = typename Limiter::stream;  ///< What its submissions are enqueued on.
+    using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
 
     /// Called by the tenant, to which the streams and the name belong.
     tenant_request(Limiter& limiter, client_id client, std::span<stream> streams, std::string_view name,
                    const request_options& options)
         : request_(limiter, client, options), streams_(streams), name_(name) {}
 
-    /// As tenant::submit. What remains, and a deadline before that of `o`, are the request's.
+    /// As tenant::submit. The remaining time is the request's; so is the deadline, if it is earlier
+    /// than the deadline of `o`.
     typename Limiter::ticket submit(submission_work<stream> work, const submit_options& o = {},
                                     submission_callback on_done = {}) {
         return try_submit(std::move(work), o, std::move(on_done)).value(name_, "submit");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's memory for one tenant, in which nobody finds what somebody else wrote: what the device hands out is overwritten with
-// zeros first. A pool above it pays that once for each segment; what goes round in the pool is the tenant's own.
+// A device's memory for one tenant, in which nobody finds what somebody else wrote: what the device
+// hands out is overwritten with zeros first. A pool above it pays that once for each segment; what
+// goes round in the pool is the tenant's own.
 //
 //   detail::clean_memory<host::device_memory, host::point> clean{node.memory(d), scrub_policy::on_hand_over, fill};
 //   void* p = clean.try_allocate(1 << 20, 256);      // zeros
@@ -32,21 +33,22 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Enqueues overwriting `size` bytes at `p`, behind the point unless that is null, and returns the point after it. Throws what a
-/// stream throws.
+/// Enqueues overwriting `size` bytes at `p`, behind the point unless that is null, and returns the
+/// point after it. Throws what a stream throws.
 template <timeline_point Point>
 using fill_function = std::function<Point(const Point* after, void* p, std::size_t size)>;
 
-/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it hands out what it
-/// gets. What it hands out is the device's own, or a source's if there is one; where that is refused, `make_room` is
-/// asked whether it has given something back.
+/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it
+/// hands out blocks as they come. Blocks come from the device, or from a source if there is one.
+/// After a refusal, it asks `make_room` whether that has given something back.
 ///
-/// With scrub_policy::off, too, as long as `minded` is null or false: whether anybody who had memory of the device
-/// before minds that it is read. Once it is true it stays so.
+/// With scrub_policy::off, the same holds as long as `minded` is null or false: it says whether any
+/// earlier owner of the device's memory minds that others read it. Once true it stays true.
 ///
-/// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's own. So every block that
-/// comes from it is overwritten, and the thread waits for that, as it waits for the driver anyway. What is overwritten where memory
-/// goes back would have to stay charged until then, and a neighbour would be refused it.
+/// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's
+/// own. So every block that comes from it is overwritten, and the thread waits for that, as it
+/// waits for the driver anyway. If memory were overwritten when it goes back, it would stay charged
+/// until then, and a neighbour would be refused it.
 template <memory Upstream, timeline_point Point>
 class clean_memory {
 public:
@@ -74,7 +76,8 @@ public:
         if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: whoever comes next looks as well
         failure refusal;
         void* p = from_below(size, alignment, refusal);
-        // Not only while that gives something back: another thread may just have done so, or have freed something since.
+        // Not only while that gives something back: another thread may just have done so, or have
+        // freed something since.
         for (int fruitless = 0; p == nullptr && refusal.code == errc::out_of_memory && make_room_ && fruitless < 3;) {
             fruitless += make_room_() ? 0 : 1;
             p = from_below(size, alignment, refusal);
@@ -99,9 +102,9 @@ public:
 
     /// Whether an owner's own blocks are overwritten as soon as they are free.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
-    /// Enqueues overwriting a block of the tenant's that is free behind `after`, and returns when that is done: at once where it
-    /// can't be, since nobody else sees it anyway. Nothing where nobody can tell: then the block isn't free, and this
-    /// can be tried again.
+    /// Enqueues overwriting a block of the tenant's that is free behind `after`, and returns when
+    /// that is done: at once where it can't be, since nobody else sees it anyway. Nothing where
+    /// nobody can tell: then the block isn't free, and this can be tried again.
     [[nodiscard]] std::optional<Point> overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
         try {
             Point done = fill_(after, p, size);
@@ -142,7 +145,8 @@ public:
     }
 
 private:
-    // Relaxed: who gets a block that somebody had is behind whatever that one did, by the lock of the device's allocator.
+    // Relaxed: who gets a block that somebody had is behind whatever that one did, by the lock of
+    // the device's allocator.
     [[nodiscard]] bool cleans() const noexcept {
         return policy_ != scrub_policy::off || (minded_ != nullptr && minded_->load(std::memory_order_relaxed));
     }

@@ -27,22 +27,24 @@ public:
         measure(m);
     }
 
-    /// Looks what is taken now, and returns what that leaves to tenants. No reading is too low (see `memory`); allocations
-    /// that go on beside it may be seen as others' for a moment, so the least of some readings counts.
+    /// Looks what is taken now, and returns what that leaves to tenants. No reading is too low (see
+    /// `memory`); allocations that go on beside it may be seen as others' for a moment, so the
+    /// least of some readings counts.
     template <memory Memory>
     bytes measure(const Memory& m) noexcept {
         bytes taken = m.taken_by_others();
         for (int again = 0; again < 2; ++again) taken = std::min(taken, m.taken_by_others());
         const std::lock_guard lock(mutex_);
-        // To be declared once it is taken: earlier, it would hide other overhead.
+        // Declare a workspace once it is taken: earlier, it would hide other overhead.
         const bytes aside = taken - declared_;
         available_.store((capacity_ - aside).count(), std::memory_order_relaxed);
         return capacity_ - aside;
     }
 
-    /// What tenants may have, by the last measurement; declared workspaces are part of it.
+    /// The bytes that tenants may have, by the last measurement; declared workspaces are part of
+    /// it.
     [[nodiscard]] bytes available() const noexcept { return bytes{available_.load(std::memory_order_relaxed)}; }
-    /// What the device has at all.
+    /// The device's total bytes.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
     /// All of the rest.
     [[nodiscard]] bytes set_aside() const noexcept { return capacity_ - available(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory where every block is one of the device's: a table of the blocks that are out, and the frees that wait for
-// their stream. tenant_memory is made of it, or of pooled_memory.
+// A tenant's memory where every block is one of the device's: a table of the blocks that are out,
+// and the frees that wait for their stream. tenant_memory is made of it, or of pooled_memory.
 //
 //   detail::direct_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -59,7 +59,7 @@ public:
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            std::string_view label, failure& why) noexcept {
-        const visit inside(underway_);  // who closes tells those who wait, and they go
+        const visit inside(underway_);  // a close wakes the waiters, and they leave
         void* const p = resource_->try_allocate_until(size, alignment, until, &why);
         return p != nullptr && enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
@@ -116,8 +116,9 @@ public:
     }
 
 private:
-    // A call between the table and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
-    // call that it doesn't see comes after it, and sees the memory closed and the quota without a limit to charge.
+    // A call between the table and the device. Acquire and release: settle() reads the count by a
+    // read-modify-write, so a call that it doesn't see comes after it, and sees the memory closed
+    // and the quota without a limit to charge.
     class visit {
     public:
         explicit visit(std::atomic<std::uint32_t>& count) noexcept : count_(&count) {
@@ -138,7 +139,7 @@ private:
         return true;
     }
 
-    // Of what isn't in the table. False: it is again.
+    // Gives back a block that isn't in the table. False: it is there again.
     bool give_back(const block& b) noexcept {
         frees_count_.fetch_add(1, std::memory_order_relaxed);
         const errc why = hand_back(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
@@ -155,7 +156,8 @@ private:
         frees_.add(*done, p, size, alignment);
         return errc::none;
     }
-    // Nobody can tell when it may be used again: whoever frees it may try once more. False if the host has no memory to remember it.
+    // Nobody can tell when it may be used again: whoever frees it may try once more. False if the
+    // host has no memory to remember it.
     bool stays_out(const block& b) noexcept {
         frees_count_.fetch_sub(1, std::memory_order_relaxed);
         try {
@@ -178,7 +180,8 @@ private:
         allocations_.fetch_add(1, std::memory_order_relaxed);
         total_.fetch_add(b.size.count(), std::memory_order_relaxed);
         if (!closed()) return true;
-        // Whoever closes takes what it finds in the table, and this what it doesn't.
+        // A close takes the blocks that it finds in the table; this thread takes its own if the
+        // close doesn't.
         if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) (void)give_back(b);
         refusal = {.code = errc::closed};
         return false;

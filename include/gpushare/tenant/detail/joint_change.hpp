@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes of several tenants as one: first all that they give up, then all that they get. So tenants that trade memory for
-// device time, or one for the other's, don't wait for each other.
+// Changes of several tenants as one: first all that they give up, then all that they get. So
+// tenants that trade memory for device time, or one for the other's, don't wait for each other.
 //
 //   detail::joint_change<Node, Policy> change(shared);
 //   change.add(state, {.memory = 20_MiB});      change.add(other, {.memory = 10_MiB});
@@ -91,7 +91,8 @@ private:
         return {};
     }
 
-    // All that shrink or leave their level first; then those that grow or come to another, in the order of the list.
+    // First all tenants that shrink or leave their level; then those that grow or come to another,
+    // in the order of the list.
     failure check_shares() {
         std::vector<slice_share> after;
         const auto in = [&](typename shared::slice& s, priority level) -> std::uint32_t& {
@@ -111,7 +112,8 @@ private:
                 if (const auto why = check_share(list_[refused_], growing, in); why.code != errc::none) return why;
         return {};
     }
-    // Of one, if it grows, or if it doesn't. `in(slice, level)`: what is promised there so far.
+    // Checks one tenant, if it grows (or, without `growing`, if it doesn't). `in(slice, level)`:
+    // the share promised there so far.
     template <class In>
     static failure check_share(const member& one, bool growing, In& in) {
         const auto to = one.who->level_after(one.change);
@@ -130,7 +132,7 @@ private:
         return {};
     }
 
-    // What sleepers lend of a device is no room to grow.
+    // Memory lent by sleepers of a device is no room to grow.
     failure check_lent() {
         for (auto& device : all_->devices) {
             if (device.asleep() == bytes{}) continue;

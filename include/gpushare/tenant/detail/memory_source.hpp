@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where tenants' memory on a device comes from in place of the device's own allocations: chunks that are mapped to addresses, or a
-// pool of the device's in stream order. What a source keeps is charged to nobody, and goes back when the device lacks memory.
+// Where tenants' memory on a device comes from in place of the device's own allocations: chunks
+// that are mapped to addresses, or a pool of the device's in stream order. Memory that a source
+// keeps is charged to nobody, and goes back when the device lacks memory.
 //
 //   detail::arena_source<host::virtual_memory> chunks{memory, capacity, account};
 //   void* p = chunks.try_allocate(2 << 20, 256, &why);
@@ -36,9 +37,9 @@ public:
 
     /// Null, and the reason.
     [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept = 0;
-    /// No work uses the block any more. What is given back to a lost device is gone: no error.
+    /// No work uses the block any more. A block given back to a lost device is gone: no error.
     virtual errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
-    /// What it takes of the device; bytes::max() if it can't be had.
+    /// The bytes that it takes of the device; bytes::max() if it can't be had.
     [[nodiscard]] virtual bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
     /// Gives back what it keeps. True if that was anything.
     virtual bool trim() noexcept = 0;
@@ -193,8 +194,9 @@ concept stream_ordered_pool = timeline<Stream> && requires(P& p, const P& c, Str
 };
 // clang-format on
 
-/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool` must outlive it. Pool and stream
-/// are safe from any thread, so nobody waits for a lock while another one is in the driver.
+/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool`
+/// must outlive it. Pool and stream are safe from any thread, so nobody waits for a lock while
+/// another one is in the driver.
 template <class Pool, timeline Stream>
 requires stream_ordered_pool<Pool, Stream>
 class stream_ordered_source final : public memory_source {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory out of a pool of its own: an allocation is one operation of the pool, which is the table of what is out, too,
-// and keeps what waits for its stream. The quota counts what the pool holds, and the pool gives back what nobody uses as soon
-// as somebody lacks it: this tenant, a neighbour who was promised it, or nobody, where the quota has become smaller.
+// A tenant's memory out of a pool of its own: an allocation is one operation of the pool, which is
+// the table of what is out, too, and keeps what waits for its stream. The quota counts what the
+// pool holds, and the pool gives back what nobody uses as soon as somebody lacks it: this tenant, a
+// neighbour who was promised it, or nobody, where the quota has become smaller.
 //
-// So that the pool holds nothing else than blocks then, only small blocks share a segment, which is small itself; any other has a segment
-// of its own, of its size.
+// So that the pool holds nothing else than blocks then, only small blocks share a segment, which is
+// small itself; any other has a segment of its own, of its size.
 //
 //   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -61,7 +62,8 @@ public:
         if (trace != nullptr || clean().on_free()) traced_.emplace(trace);
     }
 
-    /// Out of what was freed before, or null: then ask try_allocate. Who closes finds the block out, or it isn't had.
+    /// Takes a block freed before, or null: then call try_allocate. A concurrent close either finds
+    /// the block out or prevents the call.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
     }
@@ -78,7 +80,8 @@ public:
             void* const p = cache_.try_allocate_anew(size, alignment, &why, label);
             return p != nullptr ? p : refused(size, alignment, why);
         }
-        // What is kept comes first, though nobody has looked at it while somebody waits.
+        // Kept blocks come first: they weren't tried yet, since try_allocate_kept skips them while
+        // a request waits.
         void* const p = cache_.try_allocate(size, alignment, &why, label);
         return p == nullptr ? refused(size, alignment, why) : traced(p, size, alignment, label, why);
     }
@@ -147,7 +150,8 @@ public:
         std::unique_lock alone(overwrites_, std::defer_lock);
         while (!alone.try_lock())
             if (!turn.again()) return false;
-        // What is to be overwritten is freed in the order of that, as by its owner; drain() waits for it.
+        // Blocks to be overwritten are freed in the order of their fills, as by the owner; drain()
+        // waits for that.
         if (clean().on_free()) {
             leaks = traced_->take_all();
             std::erase_if(
@@ -165,13 +169,14 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return pool_.refuses(size, alignment);
     }
-    /// Of the quota, and in no block. Over the limit: of the pool's own, as much as fits the limit beside what is in blocks.
+    /// Bytes of the quota that aren't in blocks. Over the limit: of the pool's own bytes, as many
+    /// as fit the limit beside the blocks.
     [[nodiscard]] bytes free() const noexcept {
         if (closed()) return bytes{};
         const bytes left = quota_->free();
         return left == bytes{} && quota_->over() ? free_over() : left + idle();
     }
-    /// With what is charged for segments in which nothing is, once the caches are empty.
+    /// Includes the bytes charged for empty segments, once the caches are empty.
     [[nodiscard]] bytes largest_free() const noexcept {
         (void)pool_.give_back({});
         if (closed()) return bytes{};
@@ -189,8 +194,9 @@ public:
     }
 
 private:
-    // A shared segment is eight of the largest blocks that share one, and at most a sixteenth of what is left to charge. What comes in
-    // chunks is shared by whatever is less than a chunk, one chunk at a time.
+    // A shared segment is eight of the largest blocks that share one, and at most a sixteenth of
+    // the bytes left to charge. Where memory comes in chunks, blocks smaller than a chunk share one
+    // chunk at a time.
     static pool_options options_over(const Resource& resource) noexcept {
         const bytes least = resource.charged(1, pool_granule);
         if (least == bytes::max()) return {.segment = 128_KiB, .part = 16, .large = 16_KiB, .exact = true};
@@ -198,7 +204,8 @@ private:
             .segment = least > 16_KiB ? least : 128_KiB, .part = 16, .large = std::max(least, 16_KiB), .exact = true};
     }
 
-    // A thread that may wait for the pool, and its place in the queue of the quota. The list is under the mutex of claiming_resource.
+    // A thread that may wait for the pool, and its place in the queue of the quota. The list is
+    // under the mutex of claiming_resource.
     struct place {
         place* next = nullptr;
         quota_claim* claim = nullptr;  // until it is used
@@ -206,8 +213,8 @@ private:
         std::thread::id by = std::this_thread::get_id();
     };
 
-    // What the pool takes its segments from. The tenant closes its pool, and in its order: not the quota. A thread that waits
-    // takes what it has been granted in the queue.
+    // The resource from which the pool takes its segments. The tenant, not the quota, closes its
+    // pool, in its own order. A waiting thread takes the bytes that the queue has granted to it.
     struct claiming_resource : Resource {
         explicit claiming_resource(const Resource& of) noexcept : Resource(of) {}
         [[nodiscard]] static close_token closing() noexcept { return {}; }
@@ -221,7 +228,7 @@ private:
             const place* const mine = place_of_this_thread();
             return Resource::try_allocate(size, alignment, why, mine != nullptr ? mine->until : instant::min());
         }
-        // What this thread has been granted, if that is enough; it is charged.
+        // The bytes granted to this thread, if they are enough; they are charged.
         [[nodiscard]] bytes take_granted(bytes takes) noexcept {
             place* const mine = place_of_this_thread();
             if (mine == nullptr || mine->claim == nullptr || takes > mine->claim->size() ||
@@ -247,7 +254,8 @@ private:
         fifo<place> places;
     };
 
-    // A thread that waits, from before it is granted anything until it has none of that left: so take_back() knows of it.
+    // A thread that waits, from before it is granted anything until it has none of that left: so
+    // take_back() knows of it.
     class standing {
     public:
         standing(claiming_resource& in, instant until) noexcept : in_(&in) {
@@ -283,7 +291,7 @@ private:
         return cache_.try_allocate_until(size, alignment, until, &why, label);
     }
 
-    // What is kept of a lost device is no memory any more, where the device can tell.
+    // Memory kept on a lost device is no memory any more, where the device can tell.
     [[nodiscard]] bool lost() const noexcept { return resource_.upstream().lost(); }
     [[nodiscard]] auto& clean() const noexcept { return resource_.upstream(); }
     [[nodiscard]] bool still_over() noexcept {
@@ -291,7 +299,8 @@ private:
         (void)pool_.give_back(bytes::max());
         return quota_->over();
     }
-    // While the quota is over its limit it is granted nothing, and what the pool can't give back is used as far as it fits the limit.
+    // While the quota is over its limit it is granted nothing, and what the pool can't give back is
+    // used as far as it fits the limit.
     [[gnu::noinline]] void* try_allocate_over(std::size_t size, std::size_t alignment, std::string_view label,
                                               failure& why) noexcept {
         if (!closed())
@@ -312,7 +321,8 @@ private:
     [[nodiscard]] static bool lacks_memory(errc why) noexcept {
         return why == errc::over_quota || why == errc::out_of_memory;
     }
-    // What is free would suffice in one block, and is in pieces between blocks that are out: says so. Null.
+    // Returns null, and sets `why` if the free bytes would suffice as one block, but lie in pieces
+    // between blocks that are out (fragmentation).
     [[gnu::noinline]] void* refused(std::size_t size, std::size_t alignment, failure& why) noexcept {
         if (why.code != errc::over_quota && why.code != errc::out_of_memory) return nullptr;
         const bytes n = charged(size, alignment), all = free();
@@ -332,7 +342,8 @@ private:
         if (quota_->wanted_back()) (void)pool_.give_back(bytes::max());
     }
 
-    // False, with the reason, and the block is back: the host has no memory to remember who took it, or it was closed meanwhile.
+    // False, with the reason, and the block is back: the host has no memory to remember who took
+    // it, or it was closed meanwhile.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
         errc why = overwrites && closed() ? errc::closed : errc::none;  // who closes has looked through the table
@@ -346,12 +357,13 @@ private:
         (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         return false;
     }
-    // While a free overwrites its block, which the pool still has for out, no close takes it back: it would be somebody else's. Held
-    // by frees at once, where blocks are overwritten as they are freed; else by nobody.
+    // While a free overwrites its block, which the pool still has for out, no close takes it back:
+    // it would be somebody else's. Held by frees at once, where blocks are overwritten as they are
+    // freed; else by nobody.
     [[nodiscard]] std::shared_lock<std::shared_mutex> overwriting() noexcept {
         return clean().on_free() ? std::shared_lock(overwrites_) : std::shared_lock<std::shared_mutex>{};
     }
-    // What is overwritten as it is freed is traced, too.
+    // Blocks that are overwritten when freed are traced, too.
     [[gnu::noinline]] errc deallocate_traced(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
@@ -370,8 +382,8 @@ private:
             try {
                 all = pool_.take_back(leaks);
                 (void)pool_.give_back(bytes::max());
-                // Another thread that closes may still be on its way to the device with a segment that it has emptied: charged, and in
-                // no pool.
+                // Another thread that closes may still be on its way to the device with a segment
+                // that it has emptied: charged, and in no pool.
                 const auto found = leaks.size();
                 all = pool_.take_back(leaks) && all && leaks.size() == found && resource_.nobody_waits();
             } catch (...) {
@@ -381,7 +393,8 @@ private:
             if (all || !turn.again()) return all;
         }
     }
-    // A block that is out, and not in the table. submission_failed: it is there again, since nobody can tell when it may be used.
+    // A block that is out, and not in the table. submission_failed: it is there again, since nobody
+    // can tell when it may be used.
     errc overwrite_and_free(const Point* after, const block& b) noexcept {
         const auto size = static_cast<std::size_t>(b.size.count());
         if (const auto done = clean().overwrite_after(after, b.pointer, size))

@@ -32,11 +32,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// After a refusal for want of `per_device` bytes: has those who borrowed from `roots` give back what nobody uses, pools and frees
-/// whose stream has got there. True: worth another try. Asks none of the embedder's hooks.
+/// After a refusal for lack of `per_device` bytes: makes the borrowers of `roots` give back idle
+/// memory, that is pools, and frees whose streams have reached them. True: worth another try. Asks
+/// none of the embedder's hooks.
 ///
-/// From the first refusal on nobody keeps anything that was lent, so once all have been asked, a refusal is right for the moment of
-/// its try: a block that was freed on one device by then is free there, and in nobody's pool.
+/// From the first refusal on no tenant keeps lent bytes. So once all have been asked, a refusal is
+/// right for the moment of its try: a block that was freed on one device by then is free there, and
+/// in no pool.
 class idle_room {
 public:
     explicit idle_room(std::vector<quota*> roots)
@@ -81,7 +83,7 @@ public:
         return errc::none;
     }
 
-    /// Who has borrowed most on one of the devices.
+    /// The largest borrower on one of the devices.
     [[nodiscard]] burst_holder holder(bytes per_device) const noexcept {
         burst_holder most;
         for (const quota* q : roots_)

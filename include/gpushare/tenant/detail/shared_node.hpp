@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tenants of a node share: for each device its overhead account, the quota above all tenants' quotas, and one
-// limiter for each slice; and the set of names in use.
+// The state that the tenants of a node share: for each device its overhead account, the quota above
+// all tenants' quotas, and one limiter for each slice; and the set of names in use.
 //
 //   detail::shared_node<Node, Policy> all{options};
 //   all.devices.emplace_back(node.memory(d));     all.devices[d.index].slices.emplace_back(0, options, clock, policy);
@@ -48,7 +48,7 @@ class tenant_state;
 }
 [[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept { return level_of(spec.compute, spec.level); }
 
-/// What a tenant's client is entitled to, of what is `size` permille of a device.
+/// The entitlement of a tenant's client, relative to a slice of `size` permille of a device.
 [[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
                                                  std::uint32_t size) noexcept {
     const auto of_it = [&](share s) {
@@ -88,13 +88,13 @@ public:
         const auto* const l = find(level);
         return l != nullptr ? l->promised : 0;
     }
-    /// Of all levels.
+    /// The sum over all levels.
     [[nodiscard]] std::uint32_t sum() const noexcept {
         std::uint32_t sum = 0;
         for (const auto& l : levels_) sum += l.promised;
         return sum;
     }
-    /// Of the level that was promised most.
+    /// The share of the level that was promised most.
     [[nodiscard]] std::uint32_t most() const noexcept {
         std::uint32_t most = 0;
         for (const auto& l : levels_) most = std::max(most, l.promised);
@@ -114,7 +114,7 @@ private:
     std::vector<of_level> levels_;  // few
 };
 
-/// What the tenants of a node share.
+/// The state that the tenants of a node share.
 template <node Node, compute_policy Policy>
 struct shared_node {
     using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
@@ -141,8 +141,9 @@ struct shared_node {
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
 
-        /// Which slice a tenant of this level would be in: the one that the tenant names, or the one with the most left for
-        /// the level and, of several, the one with the most left beside all levels. Null if the named one isn't there.
+        /// Which slice a tenant of this level would be in: the one that the tenant names, or the
+        /// one with the most left for the level and, of several, the one with the most left beside
+        /// all levels. Null if the named one isn't there.
         [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
             return &*std::max_element(slices.begin(), slices.end(), [=](const slice& a, const slice& b) {
@@ -160,7 +161,8 @@ struct shared_node {
             trims.emplace(quota_hook::at_root, memory, std::numeric_limits<int>::min(),
                           [this](const reclaim_request& r) { return r.below && trim() ? r.missing : bytes{}; });
         }
-        /// What is kept of it for arenas and the like, and is charged to nobody, goes back. True if that was anything.
+        /// Gives back memory that is kept for arenas and the like and charged to nobody. True if
+        /// there was any.
         [[nodiscard]] bool trim() noexcept {
             bool any = false;
             for (auto* const source : {arena.get(), stream_ordered.get()})
@@ -168,7 +170,8 @@ struct shared_node {
             return any;
         }
 
-        /// Of guarantees, lent while their tenants sleep. Relaxed: written under the mutex, and a reading without it is of some moment.
+        /// Bytes of guarantees, lent while their tenants sleep. Relaxed: written under the mutex; a
+        /// read without the mutex gives the value of some moment.
         [[nodiscard]] bytes asleep() const noexcept { return bytes{lent_asleep.load(std::memory_order_relaxed)}; }
         void lends(bytes before, bytes now) noexcept {
             lent_asleep.fetch_add(now.count() - before.count(), std::memory_order_relaxed);
@@ -196,8 +199,8 @@ struct shared_node {
         if (const auto at = std::find(names.begin(), names.end(), name); at != names.end()) names.erase(at);
     }
 
-    /// What a tenant's memory on each of its devices must be a multiple of: its own unit and, of an arena, chunks: what is less than one
-    /// could be promised and not be had.
+    /// A tenant's memory on each of its devices must be a multiple of this: of its own unit and,
+    /// with an arena, of a chunk, since less than a chunk could be promised but not granted.
     [[nodiscard]] bytes unit_of(const tenant_spec& spec) const noexcept {
         bytes unit = spec.unit;
         if (spec.stack.value_or(options.stack) != memory_stack::arena) return unit;

@@ -32,8 +32,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Thread-safe. `Memory` is a tenant_memory. No lock is held while memory is asked for or copied: the thread that does either has
-/// marked the block as moving, and others wait for it or pass it by.
+/// Thread-safe. `Memory` is a tenant_memory. No lock is held while memory is asked for or copied:
+/// the thread that does either has marked the block as moving, and others wait for it or pass it
+/// by.
 template <copier Stream, class Memory>
 class spill_list {
     using host_memory = quota_resource<std::pmr::memory_resource>;
@@ -108,9 +109,9 @@ public:
         const std::lock_guard lock(mutex_);
         return !e.moving && e.block.data() != nullptr;
     }
-    /// At most so much from now on. What is on the host stays there.
+    /// From now on keeps at most `most` bytes on the host. Blocks that are there stay.
     void keep_aside(bytes most) noexcept { (void)aside_limit_.resize(most, {}); }
-    /// What is on the host, and may be on the device as well.
+    /// Bytes on the host; their blocks may be on the device as well.
     [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
 
 private:
@@ -145,7 +146,7 @@ private:
         const instant by = std::min(deadline, saturating_add(now_(), memory_->waits()));
         return e.block.restore_until(patience{time{this}, by});
     }
-    // Of this thread's use() that has asked for memory, and so for the hook.
+    // The deadline of this thread's use() that has asked for memory, and so for the hook.
     [[nodiscard]] instant own_deadline() const noexcept {
         for (const auto& e : all_)
             if (e.moving && e.mover == std::this_thread::get_id()) return e.until;

@@ -45,8 +45,9 @@ template <node Node>
         return false;
 }
 
-/// For one request. Refers to all of its arguments. `kept`, of one that succeeds another: for each of the devices that it names, the
-/// slice of the other one if that is there in the same place. Its memory passes on then, and its share if the slice is the same.
+/// For one request. Refers to all of its arguments. `kept`, of one that succeeds another: for each
+/// of the devices that it names, the slice of the other one if that is there in the same place. Its
+/// memory passes on then, and its share if the slice is the same.
 template <node Node, compute_policy Policy>
 class tenant_admission {
 public:
@@ -56,8 +57,9 @@ public:
                      const std::vector<slice_type*>& kept) noexcept
         : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
-    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
-    // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
+    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come
+    // and go under no mutex of ours, wait in between. So the choice is one that fits, and a refusal
+    // is right for one instant of all devices.
     reservation<quota_draw> reserve(tenant_spec& spec) {
         const bytes unit = std::exchange(spec.unit, all_->unit_of(spec));
         if (spec.unit != unit && spec.memory % spec.unit != bytes{})
@@ -137,7 +139,8 @@ private:
                              "the choice of devices split another amount of memory");
         return chosen;
     }
-    // What is left, but for what must come back to tenants who sleep: of that, as much as can be is lent as burst.
+    // The bytes left, without those that sleeping tenants must get back. As much as possible of the
+    // latter comes out of burst that is lent.
     [[nodiscard]] bytes room_on(std::uint32_t device, const std::vector<quota_draw>& draws) const noexcept {
         const bytes left = draws[device].left(), asleep = all_->devices[device].asleep();
         return asleep == bytes{} ? left : std::min(left, left + draws[device].lent() - asleep);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an admission holds before the tenant exists: memory, shares and the name. It is taken under the tenancy's mutex.
-// Streams are made after that, under no lock, since a driver may take milliseconds for one. The destructor gives all
-// back unless keep() was called.
+// The claim of an admission before the tenant exists: memory, shares and the name. It is made under
+// the tenancy's mutex. Streams are made after that, under no lock, since a driver may take
+// milliseconds for one. The destructor gives all back unless keep() was called.
 //
 //   detail::tenant_claim claim(shared, spec, std::move(memory), tag);      // under the mutex of `shared`
 //   make_streams();     claim.keep();                                      // under none
@@ -32,8 +32,8 @@ class tenant_claim {
 public:
     using shared = shared_node<Node, Policy>;
 
-    /// Under the mutex, with devices and their memory chosen; `kept` as in tenant_admission. Throws std::bad_alloc, and then nothing
-    /// is taken.
+    /// Under the mutex, with devices and their memory chosen; `kept` as in tenant_admission. Throws
+    /// std::bad_alloc, and then nothing is taken.
     tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t its_tag,
                  std::vector<typename shared::slice*> kept)
         : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)), kept_(std::move(kept)) {
@@ -62,7 +62,7 @@ public:
         all_ = nullptr;
     }
 
-    /// Whether it is to have the memory of whom it succeeds on that device.
+    /// Whether it takes over its predecessor's memory on that device.
     [[nodiscard]] bool stays(std::size_t part) const noexcept { return part < kept_.size() && kept_[part] != nullptr; }
 
     tenant_spec spec;
@@ -70,7 +70,7 @@ public:
     std::vector<typename shared::slice*> slices;  // one on each of spec.on
 
 private:
-    // What stays in its slice has its share already.
+    // A tenant that stays in its slice has its share already.
     void promise(std::uint32_t more) noexcept {
         for (std::size_t i = 0; i < slices.size(); ++i)
             if (!stays(i) || slices[i] != kept_[i]) slices[i]->promised.add(level_of(spec), more);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What moving a tenant and parking it have in common: its blocks, waiting until its work is done, and copies that are a tenant's own
-// submissions.
+// The common part of moving and parking a tenant: its blocks, waiting until its work is done, and
+// copies that are the tenant's own submissions.
 //
 //   const auto before = detail::run_out(from, deadline, "move");
 //   detail::new_places to(next, blocks);
@@ -30,8 +30,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Throws operation_error: unknown_block for a part that isn't there; invalid_specification where two overlap, or are one: it would be
-/// copied to two places, and be freed twice.
+/// Throws operation_error: unknown_block for a part that isn't there; invalid_specification where
+/// two overlap, or are one: it would be copied to two places, and be freed twice.
 template <class Tenant>
 void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
     const auto parts = of.spec().devices;
@@ -59,7 +59,8 @@ void expect_done(const Ticket& t, instant deadline, std::string_view tenant, std
     if (t.status() != errc::none) raise({t.status()}, tenant, what);
 }
 
-/// Waits until all is done that the tenant has submitted so far, on all of its streams. Returns how many submissions that were.
+/// Waits until all is done that the tenant has submitted so far, on all of its streams. Returns how
+/// many submissions that were.
 template <class Tenant>
 [[nodiscard]] std::uint64_t run_out(Tenant& of, instant deadline, std::string_view what) {
     of.wake();  // else what waits would wait for ever
@@ -77,7 +78,8 @@ void expect_idle_since(Tenant& of, std::uint64_t completed, std::string_view wha
     if (now.completed != completed || now.waiting + now.in_flight != 0) raise({errc::in_flight}, of.name(), what);
 }
 
-/// The tenant doesn't need the block here any more: it has the data elsewhere, and whatever fails now must not lose that.
+/// The tenant doesn't need the block here any more: it has the data elsewhere, and whatever fails
+/// now must not lose that.
 template <class Tenant>
 void leave_block(Tenant& of, const moving_block& b) noexcept {
     try {
@@ -85,7 +87,8 @@ void leave_block(Tenant& of, const moving_block& b) noexcept {
     } catch (...) {  // somebody closes it, which takes the block back
     }
 }
-/// Nor the place: closes it. Incomplete, to be closed again, if anything is thrown meanwhile, as for lack of the host's memory.
+/// Nor the place: closes it. Incomplete, to be closed again, if anything is thrown meanwhile, as
+/// for lack of the host's memory.
 template <class Tenant>
 [[nodiscard]] close_report close_left(Tenant& from, instant deadline) noexcept {
     try {
@@ -95,7 +98,8 @@ template <class Tenant>
     }
 }
 
-/// Memory of a tenant that blocks are to go to. What isn't taken goes back, behind the copies that may be under way.
+/// A tenant's new memory for blocks. Memory that isn't used goes back, behind copies that may be
+/// under way.
 template <class Tenant>
 class new_places {
 public:
@@ -138,8 +142,9 @@ private:
     std::vector<void*> at_;
 };
 
-/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor returns none will begin any
-/// more, and those that have begun are over, unless that takes ten seconds.
+/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor
+/// returns, no copy will begin any more, and copies that have begun are over, unless that takes ten
+/// seconds.
 template <class Tenant>
 class tenant_copies {
 public:
@@ -152,7 +157,8 @@ public:
         for (auto& t : tickets_) (void)t.wait(patience);
     }
 
-    /// Of each block that has somewhere to go, `to(i)`, one submission for a part. Once. Throws what the tenant's submit throws.
+    /// Copies each block that has a destination `to(i)`, one submission for a part. Call once.
+    /// Throws what the tenant's submit throws.
     template <class To, class From>
     void submit(std::span<const moving_block> blocks, To to, From from) {
         struct copy {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant has on one of its devices: memory, streams, and a client of the limiter.
+// A tenant's part on one of its devices: memory, streams, and a client of the limiter.
 //
 //   detail::tenant_part<Node, Policy> part(node, shared, spec, device, slice, tag);     part.memory.limit().adopt(guaranteed, burst);
 #pragma once
@@ -28,8 +28,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a tenant has on one device but for the time of its SMs. A successor that stays on the device takes it over as it is, with all
-/// that stands on it.
+/// A tenant's state on one device, except its device time. A successor that stays on the device
+/// takes it over as it is, with everything that builds on it.
 template <node Node, compute_policy Policy>
 struct part_memory {
     using shared = shared_node<Node, Policy>;
@@ -84,8 +84,8 @@ struct tenant_part {
     using shared = shared_node<Node, Policy>;
     using memory_type = typename part_memory<Node, Policy>::memory_type;
 
-    // With memory of its own; or with that of the `predecessor` that it is to succeed on this device, whose share it is given with it
-    // if it stays in the slice.
+    // With memory of its own; or with that of the `predecessor` that it is to succeed on this
+    // device, whose share it is given with it if it stays in the slice.
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
                 std::uint32_t tag, const tenant_part* predecessor = nullptr)
         : device(d),

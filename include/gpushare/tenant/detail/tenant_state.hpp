@@ -59,8 +59,9 @@ public:
         std::erase(all_->handles, this);
     }
 
-    // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a limiter that a client leaves
-    // after a failure may let in somebody's work. When it throws, the claim still has everything.
+    // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a
+    // limiter that a client leaves after a failure may let in somebody's work. When it throws, the
+    // claim still has everything.
     void open(tenant_claim<Node, Policy>& claim, const tenant_state* predecessor) {
         spec_ = claim.spec;
         fill_in(spec_, all_->options);
@@ -82,7 +83,7 @@ public:
         const std::lock_guard lock(all_->mutex);
         return spec_;
     }
-    // What it is granted, and how often that was changed.
+    // Its grant, and the number of changes to it.
     struct grant_state {
         tenant_spec spec;
         std::uint64_t changes;
@@ -100,15 +101,16 @@ public:
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
-    // The slices of those of the devices `on` that it has in the same place, for whom is to succeed it there; else null.
+    // The slices of those of the devices `on` that it has in the same place, for whom is to succeed
+    // it there; else null.
     [[nodiscard]] std::vector<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
         std::vector<typename shared::slice*> in(on.size());
         for (std::size_t i = 0; i < std::min(on.size(), by_number_.size()); ++i)
             if (by_number_[i]->device == on[i]) in[i] = &by_number_[i]->slice;
         return in;
     }
-    // From now on it has what its predecessor had on the devices where that one stays. Both were granted the same, after so many
-    // `changes`. All or nothing: see succession::take_over().
+    // From now on it has what its predecessor had on the devices where that one stays. Both were
+    // granted the same, after so many `changes`. All or nothing: see succession::take_over().
     void take_over(tenant_state& predecessor, std::uint64_t changes) {
         std::vector<std::function<typename Node::stream()>> make(by_number_.size());
         for (std::size_t i = 0; i < by_number_.size(); ++i)
@@ -162,11 +164,12 @@ public:
     }
 
     // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
-    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused, on all devices; (5) what
-    // keeps memory of the tenant, pools and arenas, gives it back; (6) blocks that are still out are reported and taken
-    // back; (7) frees that came beside all this are collected; (8) share and name return, once nothing is charged any more.
-    // A deadline can end it in (2), (3), (5) or (7): what was taken back is never handed out. The parts stay until the
-    // handle goes, so that a call that overlaps is refused and not lost.
+    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused,
+    // on all devices; (5) what keeps memory of the tenant, pools and arenas, gives it back; (6)
+    // blocks that are still out are reported and taken back; (7) frees that came beside all this
+    // are collected; (8) share and name return, once nothing is charged any more. A deadline can
+    // end it in (2), (3), (5) or (7): what was taken back is never handed out. The parts stay until
+    // the handle goes, so that a call that overlaps is refused and not lost.
     close_report finish(instant deadline, const std::stop_token& stop = {}) {
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
@@ -208,8 +211,9 @@ public:
         return report;
     }
 
-    // All or nothing, beside wake() too: it is asleep only if no wake() was under way at any time, since that may have come past some
-    // of its devices already. Acquire: one that is seen to have ended has woken whatever slept before. Hooks are asked under no lock.
+    // All or nothing, beside wake() too: it is asleep only if no wake() was under way at any time,
+    // since that may have come past some of its devices already. Acquire: one that is seen to have
+    // ended has woken whatever slept before. Hooks are asked under no lock.
     bool sleep(instant deadline, const std::stop_token& stop, while_asleep what_waits) {
         const auto ended = wakes_ended_.load(std::memory_order_acquire);
         bool asleep = true;
@@ -228,7 +232,8 @@ public:
         if (!lends()) wake_clients();
         return false;
     }
-    // What it lends is back, or it sleeps on: then why. `recall` waits for that, called under no lock.
+    // Takes back the lent bytes and wakes the tenant; else it sleeps on, and the failure says why.
+    // `recall`, called under no lock, waits for the bytes.
     template <class Recall>
     failure wake(Recall recall) {
         wakes_begun_.fetch_add(1, std::memory_order_relaxed);
@@ -243,8 +248,9 @@ public:
         wakes_ended_.fetch_add(1, std::memory_order_release);
         return why;
     }
-    // While it sleeps and says so in its specification, what it doesn't use of its guarantee is burst of its own, and of all others. False,
-    // and nothing is lent, if it has been woken since `ended` wakes had ended.
+    // While it sleeps and says so in its specification, what it doesn't use of its guarantee is
+    // burst of its own, and of all others. False, and nothing is lent, if it has been woken since
+    // `ended` wakes had ended.
     bool lend(std::uint32_t ended) {
         const std::lock_guard lock(all_->mutex);
         if (wakes_begun_.load(std::memory_order_relaxed) != ended) return false;
@@ -271,8 +277,9 @@ public:
         return f;
     }
 
-    // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
-    // refuses then is undone; memory that was given away and is taken by others meanwhile doesn't come back.
+    // All or nothing. The limiters are told last and under no lock, since they may admit work at
+    // once. If a policy refuses then, the change is undone; memory that was given away and taken by
+    // others meanwhile doesn't come back.
     template <std::same_as<tenant_change> Change>
     failure change(const Change& c) {
         open_level_for(c);
@@ -306,7 +313,7 @@ public:
         if (c.spill && !can_spill(*c.spill)) return {.code = errc::not_supported, .because = reason::no_spill};
         return {};
     }
-    // What the quota of one of its parts is to have.
+    // The new limits for the quota of one of its parts.
     [[nodiscard]] quota_limits limits_of(part& p, const tenant_change& c) const {
         if (const auto now = p.memory.limit().usage(); !lent_.empty())  // as it lends it
             return {&p.memory.limit(), now.guaranteed, now.burst};
@@ -433,7 +440,7 @@ private:
         wakes_ended_.fetch_add(1, std::memory_order_release);
     }
 
-    // These two under the mutex. What is charged stays guaranteed.
+    // Call these two under the mutex. Charged bytes stay guaranteed.
     void lend_idle() {
         const bytes guaranteed = spec_.memory / spec_.devices;
         lent_.resize(by_number_.size());
@@ -485,7 +492,8 @@ private:
         sum.running += ran.running;
     }
 
-    // A new level is all that telling a limiter may run out of memory for: a client opens it, which is promised nothing, and goes.
+    // A new level is all that telling a limiter may run out of memory for: a client opens it, which
+    // is promised nothing, and goes.
     void open_level(priority level, priority ceiling) {
         for (auto& p : parts_)
             p.slice.compute.close(p.slice.compute.add({.weight = share{}, .level = level, .ceiling = ceiling}),
@@ -530,7 +538,7 @@ private:
         for (auto& p : parts_) p.memory.wait_for(longest);
         spec_.wait = longest;
     }
-    // Who was admitted without any has no list of such blocks.
+    // A tenant admitted without spill has no list of such blocks.
     [[nodiscard]] bool can_spill(bytes most) const noexcept {
         return most == bytes{} ||
                std::ranges::all_of(parts_, [](const part& p) { return p.store->spills.has_value(); });
@@ -542,14 +550,14 @@ private:
         spec_.spill = most;
     }
 
-    // What it is lent of one device at the most.
+    // The most burst that it gets on one device.
     [[nodiscard]] static bytes burst_on(const part& p, const tenant_spec& spec) noexcept {
         if (spec.burst != all_burst) return spec.burst / spec.devices;
         const bytes guaranteed = spec.memory / spec.devices, all = p.on.overhead.available();
         return all > guaranteed ? all - guaranteed : bytes{};
     }
 
-    // What others lend while they sleep is no room to grow.
+    // Memory that others lend while they sleep is no room to grow.
     failure grow_and_shrink(bytes memory, bytes burst) {
         const bytes each = memory / spec_.devices, more = each - spec_.memory / spec_.devices;
         for (auto& p : parts_) {
