@@ -43,7 +43,8 @@ public:
         return std::atomic_ref{*object_}.load(std::memory_order_relaxed);
 #endif
     }
-    /// Reads the value. If a release wrote it, what was written before the release is visible after this.
+    /// Reads the value. If a release wrote it, all writes before the release are visible after
+    /// this.
     [[nodiscard]] GPUSHARE_HD T load_acquire() const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -66,7 +67,7 @@ public:
         std::atomic_ref{*object_}.store(value, std::memory_order_relaxed);
 #endif
     }
-    /// Sets the value. What was written before is visible after an acquire that reads it.
+    /// Sets the value. Earlier writes are visible after an acquire that reads it.
     GPUSHARE_HD void store_release(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -78,11 +79,13 @@ public:
 #endif
     }
 
-    /// Of two threads that each store one word by this and then look at the other's by load_crossing, at least one sees what the
-    /// other has stored; orders nothing else. On the host both are sequentially consistent; on devices the load's fence alone does
-    /// it, which lies between the two. (PTX ISA, 8.9.3: of two fence.sc one comes first, and orders what is on both sides.)
-    /// This relies on what nvcc makes of a sequentially consistent load, fence.sc and then ld.acquire: the languages don't order
-    /// a relaxed store before it. A compiler that puts the fence elsewhere needs a fence of its own in the store.
+    /// If two threads each store one word by this and then read the other's by load_crossing, at
+    /// least one of them sees the other's store; orders nothing else. On the host both are
+    /// sequentially consistent. On devices the load's fence alone suffices, since it lies between
+    /// the two. (PTX ISA, 8.9.3: of two fence.sc one comes first, and orders the accesses on both
+    /// sides.) This relies on nvcc's code for a sequentially consistent load, fence.sc and then
+    /// ld.acquire: the languages don't order a relaxed store before it. A compiler that puts the
+    /// fence elsewhere needs a fence of its own in the store.
     GPUSHARE_HD void store_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         store_relaxed(value);
@@ -101,7 +104,8 @@ public:
         return std::atomic_ref{*object_}.load(std::memory_order_seq_cst);
 #endif
     }
-    /// As store_crossing, and returns the value before: whoever exchanges sees what the one before had done.
+    /// As store_crossing, and returns the value before: each exchanging thread sees the writes of
+    /// the one before.
     GPUSHARE_HD T exchange_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)

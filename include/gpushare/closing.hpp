@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closing: before a resource goes away, as when a tenant ends, what stands on it (pools, caches, arenas) has to give back
-// the memory of it that it keeps. This tells them: they do so, and hand nothing out any more. Like std::stop_source,
-// stop_token and stop_callback, but the callbacks get a deadline and answer whether they are done.
+// Closing: before a resource goes away, for example when a tenant ends, the resources built on it
+// (pools, caches, arenas) have to give back the memory that they keep. A close_source tells them
+// to: they give it back, and hand nothing out any more. Like std::stop_source, stop_token and
+// stop_callback, but the callbacks get a deadline and answer whether they are done.
 //
 //   gpushare::close_source closing;                                     // of the resource that will close
 //   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};
@@ -29,7 +30,7 @@ class close_callback;
 
 namespace detail {
 
-/// What a source, its tokens and their callbacks share.
+/// The state that a source, its tokens and their callbacks share.
 struct close_state {
     std::mutex mutex;
     std::condition_variable returned;  // a callback, or a close
@@ -134,8 +135,8 @@ public:
     [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
 
     /// Calls every callback, the newest first. True once all have given up what they kept; false if one couldn't by
-    /// `deadline`, of the steady clock: call it again. A closed source stays closed. A second call that overlaps waits for the first,
-    /// until its own deadline.
+    /// `deadline`, of the steady clock: call it again. A closed source stays closed. A second call
+    /// that overlaps waits for the first, until its own deadline.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);

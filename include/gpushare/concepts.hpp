@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The concepts by which the primitives (quotas, limiters, splits, collectives) and the backends (host, cuda, sim) meet. A
-// primitive asks for a concept, a backend models it and says so in a `static_assert`, and neither includes the other.
+// The concepts by which the primitives (quotas, limiters, splits, collectives) and the backends
+// (host, cuda, sim) meet. A primitive asks for a concept, a backend models it and says so in a
+// `static_assert`, and neither includes the other.
 //
 //   template <gpushare::timeline Stream>
 //   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
 //
 //  clock                               the time
 //  timeline, timeline_point            streams, and points on them that are reached or not
-//  memory, memory_resource, upstream   what allocates, and what an adaptor asks of it
+//  memory, memory_resource, upstream   allocators, and the interface that adaptors need
 //  virtual_memory                      addresses and physical chunks apart
 //  queue, launcher                     enqueuing opaque work, launching kernels
-//  sm_partitionable, sm_timeline       SM partitions; what ran on which SMs
+//  sm_partitionable, sm_timeline       SM partitions; which work ran on which SMs
 //  node, gang_order                    devices with all of this; an order for work on several of them
 #pragma once
 
@@ -50,8 +51,9 @@ concept stepped_clock = clock<C> && requires { requires C::stepped; };
 ///   reached()          never blocks
 ///   wait(deadline)     true once reached, false at the deadline
 ///   wait_any(ps, d)    true once any of them is reached
-///   status()           once reached: errc::none, or why work before it failed, since an earlier point; who else records
-///                      points in between, or looks at them, takes nothing of that away (telling_timeline)
+///   status()           once reached: errc::none, or why work between an earlier point and this one
+///                      failed; points that others record or query in between don't hide a failure
+///                      (telling_timeline)
 ///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
 template <class P>
 concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
@@ -73,8 +75,8 @@ concept interruptible_point =
         { P::wait_any(points, deadline, by) } -> std::same_as<bool>;
     };
 
-/// Waits for a point until the deadline, of `time`, or a stop request. Whether it was reached. Where waits can't be interrupted it looks
-/// every millisecond.
+/// Waits for a point until the deadline, of `time`, or a stop request. Whether it was reached.
+/// Where waits can't be interrupted it looks every millisecond.
 template <timeline_point P, clock Clock>
 [[nodiscard]] bool wait_or_stop(const P& p, const Clock& time, instant deadline, const std::stop_token& stop) {
     if (!stop.stop_possible()) return p.wait(deadline);
@@ -91,8 +93,8 @@ template <timeline_point P, clock Clock>
     }
 }
 
-/// A stream seen as a timeline: `record()` marks the point after what was enqueued so far. This one idea
-/// carries stream-ordered frees, timing and the completion of permits.
+/// A stream seen as a timeline: `record()` marks the point after the work enqueued so far.
+/// Stream-ordered frees, timing and the completion of permits all build on it.
 template <class S>
 concept timeline = requires(S& s) {
     typename S::point;
@@ -121,9 +123,10 @@ concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p)
     { s.record(p) } noexcept;
 };
 
-/// A stream that tells how a piece of work went, whoever else records points on it meanwhile: where kernels can fail one by one.
-///   own_work w(s)     what this thread enqueues from now on, while `w` exists, is one piece of work: points that are recorded meanwhile
-///                     have the status of all of it before them
+/// A stream that tells how a piece of work went, even if other threads record points on it
+/// meanwhile; for backends where kernels can fail one by one.
+///   own_work w(s)     work that this thread enqueues while `w` exists is one piece of work: points
+///                     recorded meanwhile have the status of all of it before them
 ///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part of it failed
 template <class S>
 concept telling_timeline = timeline<S> && std::constructible_from<typename S::own_work, S&> &&
@@ -150,7 +153,8 @@ struct own_work_of<Stream> {
     using type = typename Stream::own_work;
     using outcome = std::remove_cvref_t<decltype(std::declval<const type&>().how_it_went())>;
 };
-/// How work went, once the point behind it is reached: of that work alone where the stream tells, else of all before the point.
+/// How work went, once the point behind it is reached: of that work alone where the stream tells,
+/// else of all before the point.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] errc status_of(const Outcome& own, const Point& end) noexcept {
     const errc status = end.status();
@@ -212,7 +216,7 @@ struct empty_kernel {
 /// A stream that launches kernels. `launch_cooperative` starts all blocks together or fails with
 /// errc::too_many_blocks, because blocks that wait for each other would otherwise hang.
 ///   max_cooperative_blocks(kernel, threads)   the most blocks of `threads` threads that such a launch may have:
-///                                             on a device it depends on what the kernel needs
+///                                             on a device it depends on the kernel's resources
 template <class S>
 concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::empty_kernel k, std::uint32_t threads) {
     typename S::context;
@@ -237,7 +241,7 @@ class close_token;  // closing.hpp
 ///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
 ///   deallocate(p, size, alignment)       errc::none; or why nothing happened: unknown_block, wrong_size, closed
 ///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
-///   refuses(size, alignment)   why it can never be granted, whatever is freed (size_overflow, bad_alignment, over_quota,
+///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow, bad_alignment, over_quota,
 ///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path
 ///   largest_free()             the largest block at a multiple of 256 bytes that is free now; bytes::max() of memory
 ///                              that doesn't say
@@ -260,9 +264,9 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
 /// A note that a block is back in its upstream: `tell(to, size)` is called then, on any thread and under no lock.
 /// Nothing if `tell` is null.
 struct when_back {
-    void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< What is called.
+    void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< The function to call.
     void* to = nullptr;                                     ///< Passed on.
-    bytes size{};                                           ///< Passed on: what the block took.
+    bytes size{};                                           ///< Passed on: the bytes the block took.
 };
 
 /// An upstream that gets blocks back only some time after deallocate() returns, for example because it scrubs them
@@ -348,7 +352,8 @@ struct sm_split {
     std::uint32_t units = 0;  ///< how many units there are
 };
 
-/// The tag of a stream on which no kernel ever runs: the library's own for allocations and frees, which are in nobody's way.
+/// The tag of a stream on which no kernel ever runs: the library's own for allocations and frees,
+/// which are in nobody's way.
 inline constexpr std::uint32_t kernel_free_tag = 0xffff'ffff;
 
 /// Some SMs of a device: kernels of the partition's streams run on them and on no others. It lasts until its streams
@@ -369,7 +374,7 @@ concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
 /// A device whose SMs can be split. Safe from any thread.
 ///   make_stream(level, tag)   a stream in no partition: its kernels run on every SM, those of partitions too
 ///   split()        how it can be split; throws operation_error (not_supported) where the driver can't
-///   partition(n)   partitions of n[i] SMs, which share none with each other or with those that there are; all or none.
+///   partition(n)   partitions of n[i] SMs, disjoint from each other and from existing ones; all or none.
 ///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
 ///   outside_any_partition()   the tags of streams in no partition that this process made, in order, but for kernel_free_tag
 template <class D>
@@ -380,13 +385,14 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
     { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
 };
 
-/// What the work of a stream used of its device, of the SMs that it may run on.
+/// How much of its device, of the SMs that it may run on, the work of a stream used.
 struct sm_use {
     ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
     sm_width width{};  ///< the part of them that it could fill, in the mean of that time; not known where nothing ran
 };
 
-/// What a submission's launches can fill of the SMs that their stream may run on, as a stream tells that notes it.
+/// The part of the SMs open to their stream that a submission's launches can fill, as told by a
+/// stream that notes it.
 struct sm_fill {
     sm_width width{};     ///< of the widest launch; not known where none was noted
     bool opaque = false;  ///< there may be others that nobody noted
@@ -400,8 +406,9 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
 };
 
-/// A point whose waits tell when they last looked, by its node's clock, and none was reached yet; that stays as it was where they never
-/// did. So it is known how late an end was noticed, at most. Not asked of points that are interruptible.
+/// A point whose waits tell when they last looked, by its node's clock, and none was reached yet;
+/// that stays as it was where they never did. So it is known how late an end was noticed, at most.
+/// Not asked of points that are interruptible.
 template <class P>
 concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
@@ -433,10 +440,12 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// For long work to call between its parts (tokens, layers, chunks), on the thread that it runs on, with what lets it be on the SM: its
-/// limiter's permit, the stream that its callable was given, or its kernel context. An engine's callback captures one of them.
-/// Work of higher levels that waits for the SM goes first, where the backend can do that (host::kernel_context::yield). Whether
-/// it did. Where none waits it costs a load or two. client_settings::yields_within says how often it is called, to those who wait.
+/// Long work calls it between its parts (tokens, layers, chunks), on the thread that it runs on: a
+/// preemption point. Pass the object that lets the work be on the SM: its limiter's permit, the
+/// stream that its callable was given, or its kernel context. An engine's callback captures one of
+/// them. Work of higher levels that waits for the SM goes first, where the backend can do that
+/// (host::kernel_context::yield). Returns whether it did. Without such work a call costs a load or
+/// two. client_settings::yields_within tells waiters how often it is called.
 template <class Permit>
 bool yield_point(Permit& permit) noexcept {
     if constexpr (requires { permit.yield(); })

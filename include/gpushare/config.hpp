@@ -6,14 +6,15 @@
 //   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }      // gpushare::v0_1_0::f, written as gpushare::f
 #pragma once
 
-/// Of version_number.
+/// Major part of version_number.
 #define GPUSHARE_VERSION_MAJOR 0
-/// Of version_number.
+/// Minor part of version_number.
 #define GPUSHARE_VERSION_MINOR 1
-/// Of version_number.
+/// Patch part of version_number.
 #define GPUSHARE_VERSION_PATCH 0
 
-/// The inline namespace. Two shared objects built against different versions can meet in one process: their symbols differ.
+/// The inline namespace. Two shared objects built against different versions can meet in one
+/// process: their symbols differ.
 #define GPUSHARE_ABI v0_1_0
 
 #if defined(__CUDACC__)
@@ -27,16 +28,17 @@
 #define GPUSHARE_EXEC_CHECK_DISABLE
 #endif
 
-/// Before a function that is rarely called: out of line, it leaves the registers to its caller. Not on a device, where a call
-/// takes a stack, in the memory of every thread.
+/// Before a function that is rarely called: out of line, it leaves the registers to its caller. Not
+/// on a device, where a call takes a stack, in the memory of every thread.
 #if defined(__CUDA_ARCH__)
 #define GPUSHARE_RARE
 #else
 #define GPUSHARE_RARE [[gnu::noinline, gnu::cold]]
 #endif
 
-/// Before a function that works in registers only where it is inlined, into a loop that is `flatten`: clang's isn't recursive, and
-/// g++, where it is, would make narrow vectors of wide ones if it inlined it any earlier.
+/// Before a function that works in registers only where it is inlined, into a loop that is
+/// `flatten`: clang's isn't recursive, and g++, where it is, would make narrow vectors of wide ones
+/// if it inlined it any earlier.
 #if defined(__clang__) && !defined(__CUDACC__)
 #define GPUSHARE_FLAT [[gnu::always_inline]]
 #else

@@ -36,8 +36,9 @@ inline namespace GPUSHARE_ABI {
            code == errc::bad_alignment;
 }
 
-/// Why something was refused. Trivial to copy: costs nothing to return. `because` says what the figures are. Without a
-/// reason they are what the code implies (reason_of), and nobody is shown them where the code implies nothing.
+/// The reason for a refusal. Trivial to copy: costs nothing to return. `because` says what the
+/// figures mean. Without it they mean what the code implies (reason_of), and aren't shown where the
+/// code implies nothing.
 struct failure {
     errc code = errc::none;           ///< what went wrong; none: nothing did
     std::uint64_t asked = 0;          ///< how much was asked for
@@ -87,7 +88,8 @@ public:
         (append(parts), ...);
         return *this;
     }
-    /// Whom it concerns, in front; nothing for an empty name. It is cut, since the figures behind it must fit as well.
+    /// Puts the tenant's name in front; nothing for an empty name. The name is cut, since the
+    /// figures behind it must fit as well.
     message& of(std::string_view tenant) noexcept {
         return tenant.empty() ? *this : add("tenant '", tenant_name{tenant}, "': ");
     }
@@ -132,7 +134,8 @@ private:
         else
             print("%llu %s", static_cast<unsigned long long>(n), unit[i]);
     }
-    // In the largest unit that is at most the figure; what is below a thousandth of the unit is dropped.
+    // In the largest unit that is at most the figure; digits below a thousandth of the unit are
+    // dropped.
     void append(ns t) noexcept {
         struct scale {
             std::uint64_t size;
@@ -185,8 +188,8 @@ private:
     std::size_t size_ = 0;
 };
 
-/// Why nobody has a block of that size and alignment: the alignment is no power of two or above `most`, else the size is
-/// more than any device has.
+/// Why nobody has a block of that size and alignment: the alignment is no power of two or above
+/// `most`, else the size is more than any device has.
 [[nodiscard]] constexpr failure impossible_block(std::uint64_t size, std::uint64_t alignment,
                                                  std::uint64_t most = ~std::uint64_t{0}) noexcept {
     if (!std::has_single_bit(alignment))
@@ -195,7 +198,7 @@ private:
         return {.code = errc::bad_alignment, .asked = alignment, .limit = most, .because = reason::alignment_too_large};
     return {.code = errc::size_overflow, .asked = size, .because = reason::size};
 }
-/// The host has no memory for what must be noted about a block.
+/// The host has no memory for the record of a block.
 inline constexpr failure no_host_memory{.code = errc::out_of_memory, .because = reason::host_memory};
 
 /// Characters of a name that errors keep.
@@ -209,21 +212,21 @@ inline constexpr std::size_t longest_name = tenant_name::longest;
     return m.add(f);
 }
 
-/// `text`, with what can't be printed escaped.
+/// `text`, with unprintable characters escaped.
 [[nodiscard]] inline std::string printable(std::string_view text) {
     std::string all(text.size() * 4, '\0');
     all.resize(copy_printable(text, all.data(), all.size()));
     return all;
 }
-/// The same; instead of an empty text, what the code says.
+/// The same; the code's sentence instead of an empty text.
 [[nodiscard]] inline std::string whole_sentence(errc code, std::string_view text) {
     return printable(text.empty() ? to_string(code) : text);
 }
 
 }  // namespace detail
 
-/// What every exception of the library is besides its std base. Not itself a std::exception: a class with two
-/// std::exception bases would slip through `catch (const std::exception&)`.
+/// The base of every exception of the library, beside its std base. Not itself a std::exception: a
+/// class with two std::exception bases would slip through `catch (const std::exception&)`.
 class error {
 public:
     /// What went wrong.
@@ -232,7 +235,7 @@ public:
     [[nodiscard]] const failure& figures() const noexcept { return failure_; }
     /// Empty where no tenant is concerned. Cut at 63 characters.
     [[nodiscard]] std::string_view tenant() const noexcept { return tenant_.view(); }
-    /// A sentence for people: who was refused what, and why.
+    /// A sentence for people: the request, who made it, and why it was refused.
     [[nodiscard]] virtual const char* what() const noexcept = 0;
 
 protected:
@@ -270,7 +273,7 @@ public:
     /// `what` was attempted, such as "admission".
     operation_error(const failure& f, std::string_view tenant, std::string_view what)
         : std::runtime_error(detail::describe(f, tenant, what).c_str()), error(f, tenant) {}
-    /// `text` is the whole sentence. What can't be printed in it is escaped.
+    /// `text` is the whole sentence. Unprintable characters are escaped.
     operation_error(errc code, std::string_view tenant, const char* text)
         : std::runtime_error(detail::whole_sentence(code, text)), error(failure{code}, tenant) {}
     /// With a text of its own, and the figures beside it.
@@ -327,8 +330,8 @@ private:
 
 namespace detail {
 
-/// What `make` returns, or the figures of the library's error that it throws. What isn't one passes through, as a lack of the
-/// host's memory.
+/// Returns the result of `make`, or the figures of the library error that it throws. Other
+/// exceptions pass through, such as a lack of host memory.
 template <std::invocable F>
 [[nodiscard]] auto or_why(F make) {
     using made = result<decltype(make())>;

@@ -21,8 +21,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Conversions between binary32 and a format with fewer bits, both as bit patterns. What rounds in hardware on a device
-/// rounds the same way here: to nearest, ties to even; subnormal numbers are kept.
+/// Conversions between binary32 and a format with fewer bits, both as bit patterns. Rounds as
+/// device hardware does: to nearest, ties to even; subnormal numbers are kept.
 template <int ExponentBits, int MantissaBits>
 struct number_format {
     static constexpr int bits = 1 + ExponentBits + MantissaBits;
@@ -76,7 +76,7 @@ struct number_format {
     }
 
 private:
-    // `value` without its last `drop` bits, to nearest even. A carry into the exponent is what it should be.
+    // `value` without its last `drop` bits, to nearest even. A carry into the exponent is correct.
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t rounded(std::uint32_t value, std::uint32_t drop) noexcept {
         return (value + ((1U << (drop - 1)) - 1) + ((value >> drop) & 1U)) >> drop;
     }

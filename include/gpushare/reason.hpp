@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can go wrong, and how it is told: `errc` is the code, `reason` says more closely why and what the figures of a failure
-// are, and each reason has one sentence for people, below.
+// Error codes and their texts. `errc` is the code; `reason` says in more detail why, and what the
+// figures of a failure mean. Each reason has one sentence for people, below.
 //
 //   gpushare::failure why{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two};
 //
@@ -18,7 +18,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What went wrong.
+/// Error codes.
 enum class errc : std::uint8_t {
     none,  ///< nothing
     // memory
@@ -29,7 +29,7 @@ enum class errc : std::uint8_t {
     unknown_block,  ///< a free of something never allocated here, or freed already
     wrong_size,     ///< a free with another size or alignment than the allocation's
     // admission and partitions
-    invalid_specification,  ///< what was asked for makes no sense
+    invalid_specification,  ///< the request makes no sense
     duplicate_name,         ///< a tenant has that name
     not_whole,              ///< N doesn't divide into M parts of whole units
     too_few_devices,        ///< fewer devices than asked for
@@ -119,7 +119,8 @@ enum class figure_unit : std::uint8_t {
     error_number,  ///< `asked` is errno
 };
 
-/// Why something was refused, and what `failure::asked`, `left` and `limit` are for it. Figures that aren't named are 0.
+/// The detailed reason for a refusal, which also says what `failure::asked`, `left` and `limit`
+/// are. Figures that aren't named are 0.
 enum class reason : std::uint16_t {
     unsaid,  ///< as the code alone says
     // of any code
@@ -133,11 +134,11 @@ enum class reason : std::uint16_t {
     host_memory,   ///< the host, not the device, is out of memory: no figures
     // memory
     quota_above,          ///< bytes: asked, left, limit of a quota whose rest others have
-    beyond_device,        ///< bytes: asked; limit: what the device has
-    largest_block,        ///< bytes: asked; left: the largest contiguous block; limit: what is free in all
+    beyond_device,        ///< bytes: asked; limit: the device's size
+    largest_block,        ///< bytes: asked; left: the largest contiguous block; limit: all free bytes
     no_power_of_two,      ///< asked: the alignment
     alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
-    whole_sizes,          ///< bytes: asked; limit: what it must be a multiple of
+    whole_sizes,          ///< bytes: asked; limit: the required unit
     no_addresses,         ///< bytes: asked
     beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
     occupied,             ///< memory is there already, or the ranges overlap: no figures
@@ -179,7 +180,7 @@ enum class reason : std::uint16_t {
     objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
     queue_limit,          ///< limit: how many submissions may wait
     no_caps,              ///< a cap, under a policy that has none: no figures
-    empty_callable,       ///< what is to enqueue the work is empty: no figures
+    empty_callable,       ///< the callable that enqueues the work is empty: no figures
     no_such_stream,       ///< asked: the stream; limit: how many the tenant has
     no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
     no_candidates,        ///< nothing to choose from: no figures

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which clients of a device get a partition of SMs of their own, and how many each partition gets: plain arithmetic on the
-// numbers that the device reports. partitioned_limiter applies it.
+// Which clients of a device get a partition of SMs of their own, and how many each partition gets:
+// plain arithmetic on the numbers that the device reports. partitioned_limiter applies it.
 //
 //   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});
@@ -26,7 +26,7 @@ inline namespace GPUSHARE_ABI {
 
 /// Which partition each client of a device runs in, and which clients share one. A value.
 struct sm_plan {
-    /// Of one client.
+    /// The place of one client.
     struct place {
         std::uint32_t partition = 0;    ///< which, from 0; 0 where the device isn't partitioned
         share weight = share::whole();  ///< of the partition's time, in proportion to the others in it
@@ -67,8 +67,8 @@ inline void check_shares(std::span<const share> shares) {
     return plan;
 }
 
-/// The clients of each partition: the two smallest are put together (ties: the earlier) until none is due less than a unit,
-/// so that as many clients as possible stay alone.
+/// The clients of each partition: the two smallest are put together (ties: the earlier) until none
+/// is due less than a unit, so that as many clients as possible stay alone.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> sm_groups(std::span<const share> shares,
                                                                      std::uint32_t units) {
     struct group {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many SMs each partition of a device gets: plain arithmetic on the numbers that the device reports. sm_plan.hpp says which
-// clients get a partition of their own.
+// How many SMs each partition of a device gets: plain arithmetic on the numbers that the device
+// reports. sm_plan.hpp says which clients get a partition of their own.
 //
 //   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
 //   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 stay unused
@@ -21,7 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a device can be split; no units where it can't be. Throws what `device.split()` throws but for errc::not_supported.
+/// How a device can be split; no units where it can't be. Throws what `device.split()` throws but
+/// for errc::not_supported.
 template <sm_partitionable Device>
 [[nodiscard]] sm_split split_of(const Device& device) {
     try {
@@ -32,8 +33,9 @@ template <sm_partitionable Device>
     }
 }
 
-/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if there
-/// are streams of a partitioned device in no partition: `tags` is what its outside_any_partition() says.
+/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how
+/// many in its figures) if there are streams of a partitioned device in no partition: `tags` comes
+/// from its outside_any_partition().
 inline void refuse_strays(std::span<const std::uint32_t> tags) {
     if (tags.empty()) return;
     detail::message text;

@@ -56,7 +56,7 @@ public:
     friend constexpr std::uint64_t operator/(bytes a, bytes b) noexcept { return a.count_ / b.count_; }
     /// Rounds down. `n` isn't 0.
     friend constexpr bytes operator/(bytes a, std::uint64_t n) noexcept { return bytes{a.count_ / n}; }
-    /// What operator/ leaves over. `n` isn't 0.
+    /// The remainder of operator/. `n` isn't 0.
     friend constexpr bytes operator%(bytes a, bytes b) noexcept { return bytes{a.count_ % b.count_}; }
     /// Saturates at max().
     constexpr bytes& operator+=(bytes b) noexcept { return *this = *this + b; }
@@ -70,8 +70,8 @@ private:
 /// Durations are nanoseconds everywhere.
 using ns = std::chrono::nanoseconds;
 
-/// In seconds, for printing: `std::printf("%.1f ms", 1e3 * in_seconds(usage.device_time))`. Division by 1.0ms gives a long double, which
-/// printf takes for something else.
+/// In seconds, for printing: `std::printf("%.1f ms", 1e3 * in_seconds(usage.device_time))`.
+/// Division by 1.0ms gives a long double, which printf takes for something else.
 [[nodiscard]] constexpr double in_seconds(ns t) noexcept { return static_cast<double>(t.count()) / 1e9; }
 
 /// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the steady clock, so that
@@ -160,7 +160,8 @@ struct priority {
 
 namespace detail {
 
-/// The length of the character that `text` begins with, in UTF-8; 0 if that is a control character (C1's too) or no UTF-8.
+/// The length of the character that `text` begins with, in UTF-8; 0 if that is a control character
+/// (C1's too) or no UTF-8.
 [[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
     const auto first = at(0);
@@ -176,8 +177,8 @@ namespace detail {
     return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : size;
 }
 
-/// Copies as much of `text` as fits whole into `room` characters, each byte that can't be printed as `\x1b`, and returns how much
-/// it wrote. Printed text comes out as it is.
+/// Copies as much of `text` as fits whole into `room` characters, each byte that can't be printed
+/// as `\x1b`, and returns how much it wrote. Printed text comes out as it is.
 constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_t room) noexcept {
     constexpr std::string_view digits = "0123456789abcdef";
     std::size_t done = 0;
@@ -195,8 +196,8 @@ constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_
 
 }  // namespace detail
 
-/// A tenant's name as it stands in errors, events and records: cut at 63 characters, copied without allocating, and with
-/// control characters, and what isn't UTF-8, as `\x1b`.
+/// A tenant's name for errors, events and records: cut at 63 characters, copied without allocating,
+/// with control characters and invalid UTF-8 written as `\x1b`.
 class tenant_name {
 public:
     constexpr tenant_name() noexcept = default;  ///< No name.
@@ -231,13 +232,13 @@ inline namespace literals {
 
 /// Bytes.
 consteval bytes operator""_B(unsigned long long n) { return bytes{n}; }
-/// Of 1024 bytes.
+/// 1024 bytes.
 consteval bytes operator""_KiB(unsigned long long n) { return bytes{1ULL << 10} * n; }
-/// Of 1024 KiB.
+/// 1024 KiB.
 consteval bytes operator""_MiB(unsigned long long n) { return bytes{1ULL << 20} * n; }
-/// Of 1024 MiB.
+/// 1024 MiB.
 consteval bytes operator""_GiB(unsigned long long n) { return bytes{1ULL << 30} * n; }
-/// Of 1024 GiB.
+/// 1024 GiB.
 consteval bytes operator""_TiB(unsigned long long n) { return bytes{1ULL << 40} * n; }
 
 /// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %, doesn't compile.

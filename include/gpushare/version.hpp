@@ -22,7 +22,7 @@ struct version_number {
     friend constexpr bool operator==(version_number, version_number) = default;
 };
 
-/// Of these headers.
+/// The version of these headers.
 inline constexpr version_number version{GPUSHARE_VERSION_MAJOR, GPUSHARE_VERSION_MINOR, GPUSHARE_VERSION_PATCH};
 
 }  // namespace GPUSHARE_ABI

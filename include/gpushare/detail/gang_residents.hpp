@@ -42,7 +42,7 @@ class gang_residents {
         std::uint64_t part;
         const void* channel;
         std::uint64_t gang;
-        // The one before it, and what it takes of the device until it is done: it may still run.
+        // The gang before it, and its part of the device until it is done: it may still run.
         Point before_done{};
         std::uint64_t before_part = 0;
 
@@ -56,8 +56,9 @@ public:
     /// Parts of a device are counted in these.
     static constexpr std::uint64_t whole_device = std::uint64_t{1} << 32;
 
-    /// What `blocks` take of a device on which `at_most` of their kind fit. Several kinds fit together if their parts do: exact
-    /// where a block takes an SM, and where SMs are shared as exact as devices spread blocks evenly.
+    /// The part of a device that `blocks` take if `at_most` of their kind fit. Several kinds fit
+    /// together if their parts do: exact where a block takes an SM, and where SMs are shared as
+    /// exact as devices spread blocks evenly.
     [[nodiscard]] static constexpr std::uint64_t part_of(std::uint32_t blocks, std::uint32_t at_most) noexcept {
         return blocks >= at_most ? (blocks == at_most ? whole_device : 2 * whole_device)
                                  : whole_device / at_most * blocks;
@@ -66,8 +67,9 @@ public:
     /// Holds the devices that were entered until it is destroyed.
     class [[nodiscard]] guard {
     public:
-        /// Lets `stream`, of device `d`, wait for those before that a gang with `part` of it in all doesn't fit beside, and for
-        /// those of the same `channel`. Throws what the stream's wait throws.
+        /// Lets `stream`, of device `d`, wait for those before that a gang with `part` of it in all
+        /// doesn't fit beside, and for those of the same `channel`. Throws what the stream's wait
+        /// throws.
         template <copier S>
         requires std::same_as<typename S::point, Point>
         void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {
@@ -94,7 +96,7 @@ public:
                 stream.wait(r.done);
             }
         }
-        /// What has just been launched on `d` is there until `done`.
+        /// Work just launched on `d` is there until `done`.
         void add(device_id d, std::uint64_t part, const void* channel, Point done) {
             auto& there = of_->residents_[d.index];
             resident r{.done = std::move(done), .part = part, .channel = channel, .gang = gang_};
@@ -133,7 +135,7 @@ private:
 };
 static_assert(gang_order<gang_residents<immediate_point>>);
 
-/// A gang order that makes room for what is launched on streams of type S.
+/// A gang order that makes room for launches on streams of type S.
 template <class G, class S>
 concept room_making_order = gang_order<G> && copier<S> &&
     requires(G& g, std::span<const device_id> devices, device_id d, std::uint64_t part, const void* channel, S& s) {

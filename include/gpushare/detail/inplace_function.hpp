@@ -53,7 +53,8 @@ public:
         actions_ = &actions_of<target>;
     }
 
-    /// What is called with a stream has the commonest mistake: another parameter, or none. Chosen only to say so.
+    /// Diagnoses the commonest mistake in a callable that is called with a stream: another
+    /// parameter, or none.
     template <class F>
     requires(std::is_class_v<std::remove_cvref_t<F>> && !std::same_as<std::remove_cvref_t<F>, inplace_function> &&
              !std::is_invocable_r_v<R, std::decay_t<F>&, Args...> && takes_one_object<Args...>)

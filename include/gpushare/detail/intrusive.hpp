@@ -21,8 +21,9 @@ concept linked = requires(T& element) {
     { element.next } -> std::same_as<T*&>;
 };
 
-/// First in, first out, over elements that somebody else owns. An element is in one queue at a time. What an
-/// element is like is checked at the first use, so that it may contain a queue of its own kind.
+/// A first-in, first-out queue of elements that it doesn't own. An element is in one queue at a
+/// time. The element type is checked at the first use, so that it may contain a queue of its own
+/// kind.
 template <class T>
 class fifo {
 public:
@@ -49,7 +50,8 @@ public:
         if (tail_ == nullptr) tail_ = &element;
     }
 
-    /// Before the first that `goes_behind(it)`, or as the last. Linear, unless it is the last and the one before it says no.
+    /// Before the first that `goes_behind(it)`, or as the last. Linear, unless it is the last and
+    /// the one before it says no.
     template <class F>
     void insert(T& element, F goes_behind) noexcept {
         if (tail_ == nullptr || !goes_behind(*tail_)) return push(element);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses numbers: whole ones, with a unit, in percent, as Kubernetes writes them. All of the text must be the number; nothing is guessed, and a
-// number that is too large is told apart from text that is no number.
+// Parses numbers: whole ones, with a unit, in percent, as Kubernetes writes them. All of the text
+// must be the number; nothing is guessed, and a number that is too large is told apart from text
+// that is no number.
 #pragma once
 
 #include <array>
@@ -85,7 +86,8 @@ struct text_unit {
     return {n, parse_code::ok};
 }
 
-/// What stands behind the digits of a quantity of Kubernetes: powers of two and of ten. False for anything else.
+/// Reads the suffix of a Kubernetes quantity, behind its digits: powers of two and of ten. False
+/// for any other text.
 [[nodiscard]] constexpr bool parse_suffix(std::string_view suffix, std::int64_t& twos, std::int64_t& tens) noexcept {
     struct power {
         std::string_view name{};
@@ -123,8 +125,9 @@ struct text_unit {
     return true;
 }
 
-/// A quantity in any form that Kubernetes writes: "3k", "1.5Gi", "1e3", "3000m", "+2". One that isn't whole is no number
-/// here, nor is one below 0. The grammar is that of apimachinery's pkg/api/resource/quantity.go.
+/// A quantity in any form that Kubernetes writes: "3k", "1.5Gi", "1e3", "3000m", "+2". One that
+/// isn't whole is no number here, nor is one below 0. The grammar is that of apimachinery's
+/// pkg/api/resource/quantity.go.
 [[nodiscard]] constexpr parsed parse_quantity(std::string_view text) noexcept {
     if (text.starts_with('+')) text.remove_prefix(1);
     constexpr auto most = std::numeric_limits<std::uint64_t>::max();

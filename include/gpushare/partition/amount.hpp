@@ -57,9 +57,9 @@ struct amount_traits<bytes> {
     static constexpr errc too_little = errc::no_room;  ///< where there isn't enough
     /// Bytes.
     static constexpr std::uint64_t count(bytes b) noexcept { return b.count(); }
-    /// Of one device.
+    /// The amount on one device.
     static constexpr bytes amount(std::uint64_t n) noexcept { return bytes{n}; }
-    /// Of several devices.
+    /// The amount on several devices.
     static constexpr bytes total(std::uint64_t n) noexcept { return bytes{n}; }
     /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(bytes{n}); }
@@ -73,9 +73,9 @@ struct amount_traits<sm_count> {
     static constexpr errc too_little = errc::too_few_sms;  ///< where there isn't enough
     /// SMs.
     static constexpr std::uint64_t count(sm_count s) noexcept { return s.count; }
-    /// Of one device.
+    /// The amount on one device.
     static constexpr sm_count amount(std::uint64_t n) noexcept { return {n}; }
-    /// Of several devices.
+    /// The amount on several devices.
     static constexpr sm_count total(std::uint64_t n) noexcept { return {n}; }
     /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(n, n == 1 ? " SM" : " SMs"); }
@@ -91,9 +91,9 @@ struct amount_traits<share> {
     static constexpr std::uint64_t count(share s) noexcept { return s.permille(); }
     /// Permille of one device.
     static constexpr std::uint64_t count(share_sum s) noexcept { return s.permille; }
-    /// Of one device. Throws std::out_of_range above a whole one.
+    /// The amount on one device. Throws std::out_of_range above a whole one.
     static constexpr share amount(std::uint64_t n) { return share::of_permille(n); }
-    /// Of several devices.
+    /// The amount on several devices.
     static constexpr share_sum total(std::uint64_t n) noexcept { return {n}; }
     /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept {
@@ -106,7 +106,7 @@ struct amount_traits<share> {
 // Version 14 would break the compound requirements apart:
 // clang-format off
 
-/// What can be split over devices.
+/// An amount that can be split over devices.
 template <class A>
 concept splittable = std::copyable<A> && std::default_initializable<A> &&
     requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n, detail::message& m) {

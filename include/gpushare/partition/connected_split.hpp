@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An equal split over the best connected devices, of those that have room for their part.
+// An equal split over the best connected devices among those that have room for their part.
 //
 //   std::vector<gpushare::device_room> rooms;           // the devices, each with its free bytes
 //   gpushare::topology links({{}, {}, {}, {}});         // how they are connected

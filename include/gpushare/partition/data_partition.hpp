@@ -67,7 +67,7 @@ struct partition_shape {
     }
 };
 
-/// What follows from the boundaries alone.
+/// Arithmetic that follows from the boundaries alone.
 template <class Derived>
 class run_arithmetic {
 public:
@@ -101,7 +101,8 @@ private:
 /// end.
 class contiguous_partition : public detail::run_arithmetic<contiguous_partition> {
 public:
-    /// `align`: each boundary is a multiple of it. Throws operation_error (invalid_specification) for no ranks or an `align` of 0.
+    /// `align`: each boundary is a multiple of it. Throws operation_error (invalid_specification)
+    /// for no ranks or an `align` of 0.
     constexpr contiguous_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t align = 1)
         : shape_(size, ranks, align), each_(shape_.blocks() / ranks), more_(shape_.blocks() % ranks) {}
 
@@ -113,7 +114,7 @@ public:
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept {
         return shape_.begin_of(rank * each_ + (rank < more_ ? rank : more_));
     }
-    /// Whose element `i` is.
+    /// The rank that owns element `i`.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         const auto block = i / shape_.block, of_more = more_ * (each_ + 1);
         return static_cast<std::uint32_t>(block < of_more ? block / (each_ + 1) : more_ + (block - of_more) / each_);
@@ -128,7 +129,8 @@ static_assert(run_partition<contiguous_partition>);
 /// Block-cyclic: block k of `block` elements is on rank k % M. The last block may be cut short.
 class block_cyclic_partition {
 public:
-    /// `block` elements go to each rank in turn. Throws operation_error (invalid_specification) for no ranks or a `block` of 0.
+    /// `block` elements go to each rank in turn. Throws operation_error (invalid_specification) for
+    /// no ranks or a `block` of 0.
     constexpr block_cyclic_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t block)
         : shape_(size, ranks, block) {}
 
@@ -144,7 +146,7 @@ public:
         const auto mine = full / shape_.ranks + (rank < full % shape_.ranks ? 1 : 0);
         return mine * shape_.block + (rank == full % shape_.ranks ? shape_.size % shape_.block : 0);
     }
-    /// Whose element `i` is.
+    /// The rank that owns element `i`.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         return static_cast<std::uint32_t>(i / shape_.block % shape_.ranks);
     }
@@ -174,8 +176,8 @@ static_assert(data_partition<block_cyclic_partition>);
 template <std::uint32_t MaxRanks = 16>
 class weighted_partition : public detail::run_arithmetic<weighted_partition<MaxRanks>> {
 public:
-    /// Throws operation_error (invalid_specification): no weight at all, weights that sum over 64 bits, or more ranks than
-    /// MaxRanks.
+    /// Throws operation_error (invalid_specification): no weight at all, weights that sum over 64
+    /// bits, or more ranks than MaxRanks.
     constexpr weighted_partition(std::uint64_t size, std::span<const std::uint64_t> weights, std::uint64_t align = 1)
         : ranks_(static_cast<std::uint32_t>(weights.size())) {
         (void)detail::partition_shape(size, ranks_, align);  // checks
@@ -204,7 +206,7 @@ public:
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return ranks_; }
     /// The first element of the rank; of ranks(): size().
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept { return begins_[rank]; }
-    /// Whose element `i` is.
+    /// The rank that owns element `i`.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         std::uint32_t low = 0, high = ranks_;  // begins_[low] <= i < begins_[high]
         while (high - low > 1) {

@@ -31,14 +31,14 @@ template <splittable Amount>
 struct room_of {
     device_id device{};      ///< on that node
     std::uint32_t node = 0;  ///< its node; all devices of a split must be on one
-    Amount free{};           ///< what may still be promised there
-    Amount whole{};          ///< what there is altogether, for the figures of a refusal; may be left out
+    Amount free{};           ///< the amount that may still be promised there
+    Amount whole{};          ///< the total there, for the figures of a refusal; may be left out
 };
-/// Of memory.
+/// A device's room for memory.
 using device_room = room_of<bytes>;
-/// Of SMs.
+/// A device's room for SMs.
 using sm_room = room_of<sm_count>;
-/// Of device time.
+/// A device's room for device time.
 using share_room = room_of<share>;
 
 /// The result of a split: `per_device` on each of the devices. These are in the order given or, where the split chose
@@ -49,17 +49,17 @@ struct partition_of {
     std::uint32_t node = 0;            ///< that they are on
     std::vector<device_id> devices{};  ///< chosen, in the order of the rooms
 
-    /// Of all devices together.
+    /// The total over all devices.
     [[nodiscard]] typename amount_traits<Amount>::total_type total() const {
         using traits = amount_traits<Amount>;
         return traits::total(traits::count(per_device) * devices.size());  // it came from a total that fitted
     }
 };
-/// Of memory.
+/// A partition of memory.
 using partition = partition_of<bytes>;
-/// Of SMs.
+/// A partition of SMs.
 using sm_partition = partition_of<sm_count>;
-/// Of device time.
+/// A partition of device time.
 using share_partition = partition_of<share>;
 
 /// A description of devices: a vector, a span, a view.
@@ -67,7 +67,7 @@ template <class R>
 concept device_rooms = std::ranges::forward_range<R> &&
     std::same_as<std::ranges::range_value_t<R>, room_of<decltype(std::ranges::range_value_t<R>::free)>>;
 
-/// What is free on the devices of such a description, and what several of them have together.
+/// The type of the free amounts in such a description.
 template <device_rooms Rooms>
 using amount_in = decltype(std::ranges::range_value_t<Rooms>::free);
 /// How a sum of those amounts is counted.
@@ -119,7 +119,7 @@ template <splittable Amount>
     throw operation_error(f, {}, m);
 }
 
-/// The rule that `total` over `devices` breaks by itself, whatever the devices are.
+/// The rule that splitting `total` over `devices` breaks by itself, on any devices.
 [[nodiscard]] constexpr failure check_split(std::uint64_t total, std::uint64_t devices, std::uint64_t unit) noexcept {
     if (devices == 0 || unit == 0 || total == 0) return {errc::invalid_specification};
     const auto step = saturating_product(unit, devices);
@@ -134,8 +134,8 @@ template <splittable Amount>
 ///   invalid_specification             no device, nothing to split, or no unit
 ///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
 ///   duplicate_device, different_nodes `asked` is the offending device's id
-///   no_room, too_few_sms, share_exceeded   by what is split, per device: asked, whole units of it free on the fullest
-///                                          device, and what that device has altogether if the description says so
+///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units free on
+///                                          the fullest device, and its total if the description says so
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split_over(
     total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ready descriptions of node types: the twelve of Alibaba Cloud's Container Compute Service (ACS), with the memory of a device,
-// the numbers of devices on offer, whether nodes are linked by RDMA, and the zones that have them.
+// Ready descriptions of node types: the twelve of Alibaba Cloud's Container Compute Service (ACS),
+// with the memory of a device, the numbers of devices on offer, whether nodes are linked by RDMA,
+// and the zones that have them.
 //
 //   const auto* type = gpushare::find_node_type("P16EN");
 //   gpushare::topology t = gpushare::describe(*type, 16);
 //   bool there = gpushare::has_type("cn-wulanchabu-c", *type);
 //   auto wanted = gpushare::read_acs_labels(pod_labels);          // the class, model series and zone that a pod asks for
 //
-// Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types, and its list of zones (2026). The
-// names are the provider's. Of L20N and L20NE the names and the rows were published apart, and are matched by elimination:
-// theirs are the two rows and the two names that are left over. Connections within a node and SM counts aren't
-// published there, so they aren't here.
+// Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types, and
+// its list of zones (2026). The names are the provider's. The names and the rows of L20N and L20NE
+// were published apart; they are matched by elimination, as the two rows and the two names left
+// over. Connections within a node and SM counts aren't published there, so they aren't here.
 #pragma once
 
 #include <array>
@@ -27,7 +28,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A type of node: what it offers at the most.
+/// A type of node and the most that it offers.
 struct node_type {
     std::string_view name{};               ///< the provider's, of the model series
     bytes device_memory{};                 ///< of each device
@@ -148,7 +149,7 @@ enum class compute_class : std::uint8_t {
     gpu_hpn,  ///< with devices, on nodes that are linked by RDMA
 };
 
-/// What a pod asks of the node that it comes to.
+/// A pod's requirements of its node.
 struct node_request {
     compute_class pod = compute_class::any;  ///< of its class
     const node_type* type = nullptr;         ///< of this type; null: of any
@@ -161,9 +162,10 @@ struct node_request {
     }
 };
 
-/// Reads a pod's labels, pairs of key and value: alibabacloud.com/compute-class ("gpu", "gpu-hpn"), alibabacloud.com/gpu-model-series (the
-/// name of a type) and topology.kubernetes.io/zone. Other labels are ignored. Throws operation_error (invalid_specification), with label and
-/// value, for a class, type or zone that isn't known, and where no zone has what all of them ask for together.
+/// Reads a pod's labels, pairs of key and value: alibabacloud.com/compute-class ("gpu", "gpu-hpn"),
+/// alibabacloud.com/gpu-model-series (the name of a type) and topology.kubernetes.io/zone. Other
+/// labels are ignored. Throws operation_error (invalid_specification), with label and value, for a
+/// class, type or zone that isn't known, and where no zone has what all of them ask for together.
 template <class Pairs>
 [[nodiscard]] node_request read_acs_labels(const Pairs& labels) {
     node_request r;

@@ -101,7 +101,7 @@ private:
     failure why_{};
     bool held_ = false;
 };
-/// Of the changes in a range.
+/// Deduces the type of the changes in a range.
 template <class Changes>
 prepared_together(Changes&&) -> prepared_together<detail::change_in<Changes>>;
 

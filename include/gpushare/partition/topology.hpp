@@ -134,8 +134,9 @@ template <node Node>
     return t;
 }
 
-/// What a backend has found out itself: devices with their memory, SMs and nearest NUMA node, and a link of some kind for
-/// each two of them. Such a backend doesn't tell switches on the PCIe from bridges, nor how many NVLinks there are.
+/// A topology that a backend has found out itself: devices with their memory, SMs and nearest NUMA
+/// node, and a link of some kind for each two of them. Such a backend doesn't tell switches on the
+/// PCIe from bridges, nor how many NVLinks there are.
 // clang-format off
 template <class D>
 concept found_topology = requires(const D& d, device_id i) {
@@ -147,7 +148,7 @@ concept found_topology = requires(const D& d, device_id i) {
 };
 // clang-format on
 
-/// Of what a backend has found.
+/// Describes the topology that a backend has found.
 template <found_topology D>
 [[nodiscard]] topology describe(const D& found) {
     std::vector<device_description> devices;
@@ -187,10 +188,10 @@ inline constexpr connection unconnected{static_cast<std::uint32_t>(-1), 0};  // 
     return so_far;
 }
 
-// Templates, this and the next: whoever doesn't choose doesn't compile them.
+// Templates, this one and the next, so that programs that don't choose devices don't compile them.
 
-// All choices in ascending order, without those that can't become better than the best so far. The first of several
-// equal ones stays.
+// Tries all choices in ascending order, without those that can't beat the best so far. The first of
+// several equal ones stays.
 template <std::same_as<topology> Topology>
 class exact_choice {
 public:
