@@ -456,14 +456,15 @@ private:
     // Gives back segments in which nothing is while more than `target` bytes are held.
     returned return_empty(std::uint64_t target) noexcept {
         returned all;
-        detail::pool_move move(upstream_);
-        for (auto s = store_.remove_empty(move, target); s.begin != nullptr; s = store_.remove_empty(move, target)) {
+        for (;;) {
+            detail::pool_move move(upstream_);
+            const auto s = store_.remove_empty(move, target);
+            if (s.begin == nullptr) return all;
             upstream_.deallocate(s.begin, s.size, s.alignment);
             store_.end_move(move, true);
             ++all.count;
             all.size += bytes{s.size};
         }
-        return all;
     }
 
     upstream_ref<Upstream> upstream_;
