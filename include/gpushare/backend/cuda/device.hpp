@@ -24,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// What a device is like; never changes.
+/// A device's properties; they never change.
 struct device_properties {
     std::array<char, 256> name{};         ///< as CUDA calls it
     std::array<char, 16> pci_bus_id{};    ///< "0000:3b:00.0", as the operating system spells it
@@ -52,7 +52,8 @@ struct device_properties {
     [[nodiscard]] constexpr priority level_of(int native) const noexcept { return {least_priority - native}; }
 };
 
-/// A device's primary context, which the runtime, the embedder and its libraries use as well; here for as long as this is.
+/// A device's primary context, which the runtime, the embedder and its libraries use as well; here
+/// for as long as this is.
 class primary_context {
 public:
     /// Makes it where there is none yet. Throws operation_error: no_device, no_driver, device_lost; memory_error.
@@ -73,14 +74,16 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     /// The driver's handle of the device.
     [[nodiscard]] CUdevice device() const noexcept { return device_; }
-    /// Whether it does no harm when the runtime makes the context of device 0 current, as it does for threads that have none.
+    /// Whether it does no harm when the runtime makes the context of device 0 current, as it does
+    /// for threads that have none.
     [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
     /// The context.
     [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
     /// Unique over the life of the program; 0 where the driver doesn't say.
     [[nodiscard]] unsigned long long id() const noexcept { return id_; }
-    /// Whether it is the one that was made. It isn't after cudaDeviceReset or cuDevicePrimaryCtxReset, which destroy what it had: the
-    /// handle may be that of another one then. (Driver API, cuCtxGetId: unique over the life of the program.)
+    /// Whether it is the one that was made. It isn't after cudaDeviceReset or
+    /// cuDevicePrimaryCtxReset, which destroy what it had: the handle may be that of another one
+    /// then. (Driver API, cuCtxGetId: unique over the life of the program.)
     [[nodiscard]] bool is_as_made() const noexcept {
         unsigned long long now = 0;
         return !api_->ctx_get_id || (api_->ctx_get_id(native_, &now) == CUDA_SUCCESS && now == id_);
@@ -95,15 +98,17 @@ private:
     unsigned long long id_ = 0;
 };
 
-/// Makes a device current for this thread, by its primary context, and when it ends, whatever was current before, be it no context
-/// at all. Costs one call where that is current already.
+/// Makes a device current for this thread, by its primary context, and when it ends, whatever was
+/// current before, be it no context at all. Costs one call where that is current already.
 ///
-/// Another context of the device that is current isn't kept: what is allocated in one of cuCtxCreate's goes with it, peers are
-/// those of a context, and a launch needs the context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess,
-/// cuLaunchKernel.) The streams of green contexts take launches while the primary one is current.
+/// Another context of the device that is current isn't kept: what is allocated in one of
+/// cuCtxCreate's goes with it, peers are those of a context, and a launch needs the context of its
+/// stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess, cuLaunchKernel.) The streams of green
+/// contexts take launches while the primary one is current.
 ///
-/// By pushing and popping a context, not by cudaSetDevice: that would also choose the device of a thread that has no context
-/// yet, and couldn't be taken back without making one. (Runtime API, "Interactions with the CUDA Driver API".)
+/// By pushing and popping a context, not by cudaSetDevice: that would also choose the device of a
+/// thread that has no context yet, and couldn't be taken back without making one. (Runtime API,
+/// "Interactions with the CUDA Driver API".)
 class device_guard {
 public:
     /// Throws operation_error: no_device, no_driver, device_lost.
@@ -134,8 +139,9 @@ private:
 
 namespace detail {
 
-/// Gives a thread that has no context this one, for calls that name a stream, an event or a pool, and so don't mind which
-/// context is current: the runtime would make that of device 0, which takes hundreds of MiB and may be somebody else's.
+/// Gives a thread that has no context this one, for calls that name a stream, an event or a pool,
+/// and so don't mind which context is current: the runtime would make that of device 0, which takes
+/// hundreds of MiB and may be somebody else's.
 class context_guard {
 public:
     /// Costs nothing where device 0 is of the same node.

@@ -20,8 +20,9 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 
 /// True for an error that stays: every later call on the device answers with it, whoever makes it, until the process is
-/// restarted or the device reset. Not cudaErrorContextIsDestroyed: the context that is gone may be a green one, which only
-/// its own streams miss. (Runtime API, cudaError: "leaves the process in an inconsistent state" stands by the codes here.)
+/// restarted or the device reset. Not cudaErrorContextIsDestroyed: the context that is gone may be
+/// a green one, which only its own streams miss. (Runtime API, cudaError: "leaves the process in an
+/// inconsistent state" stands by the codes here.)
 [[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
     switch (code) {
         case cudaErrorECCUncorrectable:
@@ -43,8 +44,9 @@ namespace cuda {
     }
 }
 
-/// Whether a launch by <<<>>> may leave it for cudaGetLastError(): what cudaLaunchKernel returns, or a kernel's first use, which loads
-/// it. Not what questions and other calls leave that is no failure of work (cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled).
+/// Whether a launch by <<<>>> may leave it for cudaGetLastError(): what cudaLaunchKernel returns,
+/// or a kernel's first use, which loads it. Not what questions and other calls leave that is no
+/// failure of work (cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled).
 [[nodiscard]] constexpr bool is_left_by_launch(cudaError_t code) noexcept {
     if (is_sticky(code)) return true;
     switch (code) {
@@ -85,7 +87,7 @@ namespace cuda {
     }
 }
 
-/// What the library calls such an error. errc::backend_failed for what has no name of its own.
+/// Translates a CUDA error. errc::backend_failed for an error without a name of its own.
 [[nodiscard]] constexpr errc to_errc(cudaError_t code) noexcept {
     if (is_sticky(code)) return errc::device_lost;
     switch (code) {

@@ -5,8 +5,8 @@
 //   gpushare::cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 //
-// A graph that was captured by launches alone is as wide as the widest of them. One of the embedder's, or whose native handle was
-// asked for, may fill the device.
+// A graph that was captured by launches alone is as wide as the widest of them. One of the
+// embedder's, or whose native handle was asked for, may fill the device.
 #pragma once
 
 #include <cuda.h>
@@ -45,10 +45,11 @@ struct graph_executable_kind {
     static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
 };
 
-/// Which part of the SMs a graph can fill: as was seen by its capture, until others may have changed its nodes. A value.
+/// Which part of the SMs a graph can fill: as was seen by its capture, until others may have
+/// changed its nodes. A value.
 class graph_fill {
 public:
-    /// Of a graph of somebody else's.
+    /// The fill of a foreign graph.
     graph_fill() noexcept = default;
     explicit graph_fill(sm_fill captured) noexcept : captured_(captured) {}
 
@@ -68,8 +69,8 @@ private:
     bool is_ours_ = true;
 };
 
-/// Where a graph was captured, which device and which part of it: its kernels run there, wherever it is launched. Keeps a partition
-/// of ours.
+/// Where a graph was captured, which device and which part of it: its kernels run there, wherever
+/// it is launched. Keeps a partition of ours.
 class captured_place {
 public:
     explicit captured_place(const stream_state& s) noexcept
@@ -99,7 +100,7 @@ struct placed_graph {
     placed_graph(const placed_graph<Other>& other, native_type handle)
         : place(other.place), native(other.native.device(), handle), fills(other.fills.known()) {}
     placed_graph(placed_graph&&) noexcept = default;
-    /// What it had goes, its graph before its partition.
+    /// The old value is released, its graph before its partition.
     placed_graph& operator=(placed_graph other) noexcept {
         std::swap(place, other.place);
         std::swap(native, other.native);
@@ -120,11 +121,12 @@ struct placed_graph {
 };
 }  // namespace detail
 
-/// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
+/// A recorded graph. Movable; one owner. Not safe from several threads at once, as CUDA's graphs
+/// aren't.
 class graph {
 public:
-    /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the partition of `s`, or outside of all
-    /// if `s` is; to be launched there.
+    /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the
+    /// partition of `s`, or outside of all if `s` is; to be launched there.
     [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) { return {s, handle}; }
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
@@ -133,7 +135,7 @@ public:
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaGraph_t release() noexcept { return its_.native.release(); }
 
-    /// Of its own; those of graphs inside it count as one.
+    /// Counts its own nodes; a graph inside it counts as one.
     [[nodiscard]] std::size_t num_nodes() const {
         std::size_t count = 0;
         const detail::context_guard any(its_.native.device()->context());
@@ -176,8 +178,8 @@ public:
         if (unfinished != nullptr) (void)detail::handled(cudaGraphDestroy(unfinished));
     }
 
-    /// Ends the capture; once only. Throws operation_error: errc::capturing if it was spoilt on the way, by a forbidden call or by
-    /// work of other streams that wasn't joined again.
+    /// Ends the capture; once only. Throws operation_error: errc::capturing if it was spoilt on the
+    /// way, by a forbidden call or by work of other streams that wasn't joined again.
     [[nodiscard]] graph finish() {
         cudaGraph_t native = nullptr;
         const stream& s = *stream_;
@@ -201,7 +203,7 @@ private:
     std::optional<stream::launch_notes> notes_{};  // empty while it isn't captured yet
 };
 
-/// Records what `body(s)` enqueues. What it throws passes through, and the stream is as before.
+/// Records the work that `body(s)` enqueues. Exceptions pass through, and the stream is as before.
 template <std::invocable<stream&> F>
 [[nodiscard]] graph capture(stream& s, F&& body) {
     graph_capture scope{s};
@@ -209,8 +211,9 @@ template <std::invocable<stream&> F>
     return scope.finish();
 }
 
-/// A graph made ready to launch. Movable; one owner; launches of one executable run one after the other, on whichever
-/// streams. Not safe from several threads at once. What was launched still runs when it is destroyed.
+/// A graph made ready to launch. Movable; one owner; launches of one executable run one after the
+/// other, on any streams. Not safe from several threads at once. Launched work still runs when it
+/// is destroyed.
 class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
@@ -228,9 +231,10 @@ public:
     [[nodiscard]] cudaGraphExec_t release() noexcept { return its_.native.release(); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
-    /// Throws operation_error: errc::invalid_specification for a stream of another device, or another partition, than it was
-    /// captured in. Its kernels would run there all the same, past the limiter of that device. (Driver API,
-    /// CUDA_KERNEL_NODE_PARAMS: a node has a context of its own, from its capture on.)
+    /// Throws operation_error: errc::invalid_specification for a stream of another device, or
+    /// another partition, than it was captured in. Its kernels would run there all the same, past
+    /// the limiter of that device. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node has a context of
+    /// its own, from its capture on.)
     void launch(stream& s) {
         if (!its_.place.is_of(s.state()))
             throw operation_error(errc::invalid_specification, {},
@@ -240,8 +244,9 @@ public:
                              its_.fills.known());
     }
 
-    /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper than a new one. False, and nothing
-    /// has changed, if it isn't: make a new one. Launches before this keep the old arguments.
+    /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper
+    /// than a new one. False, and nothing has changed, if it isn't: make a new one. Launches before
+    /// this keep the old arguments.
     [[nodiscard]] bool update(const graph& g) {
         if (!(g.its_.place == its_.place)) return false;
         const detail::context_guard any(its_.native.device()->context());

@@ -71,16 +71,18 @@ namespace detail {
 /// How the device can be split. Throws operation_error: errc::not_supported, no_device.
 [[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) { return detail::split_of(*on.state(d)); }
 
-/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is gone and what they have
-/// enqueued is done, so they may outlive this. All partitions use the memory of the device's primary context, and its events.
+/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is
+/// gone and what they have enqueued is done, so they may outlive this. All partitions use the
+/// memory of the device's primary context, and its events.
 class green_context {
 public:
     /// SMs that its kernels run on.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
     /// Still owned by this.
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->own->native; }
-    /// The handle, which is the caller's to destroy from now on: after the streams that were made of this. When they and this
-    /// are gone, its SMs count as free; not where the native handle of a stream was released, which nobody sees the end of.
+    /// The handle, which is the caller's to destroy from now on: after the streams that were made
+    /// of this. When they and this are gone, its SMs count as free; not where the native handle of
+    /// a stream was released, which nobody sees the end of.
     [[nodiscard]] CUgreenCtx release() noexcept {
         state_->own->owned = false;
         return state_->own->native;
@@ -135,9 +137,10 @@ private:
     std::shared_ptr<detail::partition_state> state_;
 };
 
-/// Partitions of so many SMs each, which share none with each other or with those that were made before and are still
-/// there, or have work left that was enqueued before they went; what is left over is in none. All of them or none.
-/// Throws operation_error: errc::not_whole if one isn't a multiple of the unit, too_few_sms, not_supported, no_device.
+/// Makes partitions of so many SMs each, disjoint from each other. They also share no SM with
+/// earlier partitions that still exist, or whose last work still runs. SMs left over are in no
+/// partition. All of them or none. Throws operation_error: errc::not_whole if one isn't a multiple
+/// of the unit, too_few_sms, not_supported, no_device.
 [[nodiscard]] inline std::vector<green_context> make_green_contexts(const node& on, device_id d,
                                                                     std::span<const std::uint32_t> sms) {
     const auto& device = on.state(d);
@@ -173,8 +176,9 @@ private:
     return detail::green_place_of(on.api(), s).sms != 0;
 }
 
-/// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream whose kernels would
-/// run on everybody's SMs. To be called with all the tenants' streams of a device before partitions are relied upon.
+/// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream
+/// whose kernels would run on everybody's SMs. Call it with all the tenants' streams of a device
+/// before you rely on partitions.
 // clang-format off
 template <std::ranges::input_range R>
 requires std::same_as<std::ranges::range_value_t<R>, stream>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel sees of a CUDA device: its place in the grid, its block's barrier and reductions.
+// A kernel's view of a CUDA device: its place in the grid, its block's barrier and reductions.
 //
 //   struct scale {
 //       float* x;  std::size_t n;
@@ -49,11 +49,11 @@ class device_context {
 public:
     /// Its block's, in the grid.
     [[nodiscard]] __device__ std::uint32_t block_rank() const noexcept { return blockIdx.x; }
-    /// Of the grid.
+    /// The number of blocks of the grid.
     [[nodiscard]] __device__ std::uint32_t num_blocks() const noexcept { return gridDim.x; }
     /// In its block.
     [[nodiscard]] __device__ std::uint32_t thread_rank() const noexcept { return threadIdx.x; }
-    /// Of its block.
+    /// The number of threads of its block.
     [[nodiscard]] __device__ std::uint32_t num_threads() const noexcept { return blockDim.x; }
     /// The SM that runs the block.
     [[nodiscard]] __device__ std::uint32_t sm() const noexcept {
@@ -101,9 +101,10 @@ public:
     /// All threads must come, equally often: unlike on the host, a block that has returned is waited for in vain.
     [[nodiscard]] __device__ inline bool grid_sync() noexcept;
 
-    /// To be called while waiting for another block, with the number of calls before. At first it returns at once: ranks that
-    /// begin together are there within microseconds, of which a turn takes a half or more, and a sleep may last twice as long as
-    /// asked for. Later it sleeps for some 50 to 500 ns. (PTX ISA, nanosleep.)
+    /// Call it while waiting for another block, with the number of calls before. At first it
+    /// returns at once: ranks that begin together are there within microseconds, of which a turn
+    /// takes half a one or more, and a sleep may last twice as long as requested. Later it sleeps
+    /// for some 50 to 500 ns. (PTX ISA, nanosleep.)
     __device__ void backoff(std::uint32_t turn) noexcept {
         if (turn >= 16) __nanosleep(turn < 64 ? 50 : 500);
     }

@@ -27,9 +27,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// What cudaMalloc takes for a request, which CUDA doesn't tell: multiples of `step`, and of `page` from `paged_from`
-/// bytes on. The defaults are what an H200 with driver 580 takes; `./dev gpu` checks them on a device. Where small
-/// blocks don't fill the page that they share, the rest shows as taken by others: nothing is lost between the two.
+/// The bytes that cudaMalloc takes for a request, which CUDA doesn't report: multiples of `step`,
+/// and of `page` from `paged_from` bytes on. The defaults are those of an H200 with driver 580;
+/// `./dev gpu` checks them on a device. If small blocks don't fill the page that they share, the
+/// rest counts as taken by others: nothing is lost between the two.
 struct allocation_model {
     bytes step{512};                  ///< what small blocks take multiples of
     bytes page{2 << 20};              ///< what others do
@@ -43,8 +44,8 @@ struct allocation_model {
     }
 };
 
-/// Safe from any thread. What it handed out must be back before it is destroyed: it keeps the device's state alive, and
-/// frees what is still out.
+/// Safe from any thread. All blocks must be back before it is destroyed. It keeps the device's
+/// state alive, and frees blocks that are still out.
 class device_memory {
 public:
     /// cudaMalloc aligns to that much. More is had by asking for more, and charged.
@@ -86,7 +87,8 @@ public:
         return errc::none;
     }
 
-    /// What such an allocation takes of the capacity, by the allocation model; bytes::max() if no device can have it.
+    /// The bytes of the capacity that such an allocation takes, by the allocation model;
+    /// bytes::max() if no device can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
@@ -95,9 +97,10 @@ public:
 
     /// All of the device, as cudaMemGetInfo counts it.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
-    /// What neither is free nor was allocated here, which chunks of virtual_memory and blocks of memory_pool are, too: contexts,
-    /// modules, what pools keep, other processes. All the rest of a lost device. Read beside allocations and frees that go on, it
-    /// may be more than that for a moment, by what they are about; it is never less.
+    /// Bytes that are neither free nor allocated here: contexts, modules, memory kept by pools,
+    /// other processes. Chunks of virtual_memory and blocks of memory_pool count as allocated here.
+    /// On a lost device, all the rest. During concurrent allocations and frees the value may be too
+    /// high for a moment, by their bytes; it is never too low.
     [[nodiscard]] bytes taken_by_others() const noexcept {
         const auto entered = blocks_.entered(), chunks = device_->chunks().entered();
         const bytes pools = device_->used_of_pools();
@@ -118,7 +121,7 @@ public:
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
-    /// What its blocks take, in bytes.
+    /// The bytes that its blocks take.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
     /// As it was made with.
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }

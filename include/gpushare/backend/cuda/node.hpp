@@ -52,7 +52,7 @@ struct green_place {
 
 }  // namespace detail
 
-/// What a node is made of.
+/// The make-up of a node.
 struct node_options {
     std::vector<int> devices{};  ///< CUDA's numbers, in the node's order; empty: all that CUDA shows
     allocation_model memory{};   ///< what cudaMalloc takes for a request
@@ -92,9 +92,9 @@ public:
 
     /// The device's memory. Throws operation_error (no_device), as do the next three.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
-    /// What the device is like.
+    /// The device's properties.
     [[nodiscard]] const device_properties& properties(device_id d) const { return state(d)->properties(); }
-    /// What went wrong on it so far.
+    /// The errors seen on it so far.
     [[nodiscard]] cuda::health& health(device_id d) const { return state(d)->health(); }
     /// Whether it was seen to be unusable.
     [[nodiscard]] bool lost(device_id d) const { return health(d).lost(); }
@@ -137,8 +137,8 @@ public:
     stream borrow(int, std::uint32_t = 0) = delete;
     stream borrow(std::nullptr_t, std::uint32_t = 0) = delete;
 
-    /// The device of a stream that stays somebody else's. Null and cudaStreamLegacy are the default stream of the device that is
-    /// current. Throws as borrow.
+    /// The device of a stream that stays somebody else's. Null and cudaStreamLegacy are the default
+    /// stream of the device that is current. Throws as borrow.
     [[nodiscard]] device_id device_of(cudaStream_t handle) const {
         int ordinal = 0;
         if (handle == nullptr || handle == cudaStreamLegacy)
@@ -151,9 +151,9 @@ public:
     }
     /// As the next, where null and cudaStreamLegacy are the default stream of the device that is current.
     [[nodiscard]] point point_after(cudaStream_t handle) { return point_after(device_of(handle), handle); }
-    /// The point from which on nothing that is enqueued so far, on a stream that stays somebody else's, uses memory: see
-    /// stream::last_use. As of a borrowed one, but null and cudaStreamLegacy are the default stream of `d`, which nothing of ours is
-    /// enqueued on.
+    /// The point from which on nothing that is enqueued so far, on a stream that stays somebody
+    /// else's, uses memory: see stream::last_use. As of a borrowed one, but null and
+    /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
         if (handle != nullptr && handle != cudaStreamLegacy) return stream(look_at(handle, 0)).last_use();
         auto by_default = describe(state(d), 0);
@@ -164,8 +164,8 @@ public:
     }
 
     /// Kernels and copies of `from` reach the memory of `to` from now on, for the whole process. False if the machine
-    /// can't do that. No harm if it was so already. The memory of pools and virtual memory isn't a part of that: see their
-    /// options.
+    /// can't do that. No harm if it was so already. The memory of pools and virtual memory isn't a
+    /// part of that: see their options.
     bool enable_peer_access(device_id from, device_id to) {
         const int near = state(from)->ordinal(), far = state(to)->ordinal();
         if (near == far) return true;
@@ -179,8 +179,9 @@ public:
         return true;
     }
 
-    /// The other devices of the node that reach the memory of `d`, to which pools and virtual memory there are opened; none where
-    /// the node was made without peer access. Throws operation_error.
+    /// The other devices of the node that reach the memory of `d`, to which pools and virtual
+    /// memory there are opened; none where the node was made without peer access. Throws
+    /// operation_error.
     [[nodiscard]] std::vector<device_id> peers_of(device_id d) const {
         std::vector<device_id> peers;
         const int home = state(d)->ordinal();

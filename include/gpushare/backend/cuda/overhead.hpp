@@ -23,12 +23,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// Not thread-safe. Refers to the node's memory, which must outlive it. What other processes take or return during a
-/// step is put down to the step: CUDA can't tell them apart. Allocations from the device's memory aren't counted; those
-/// of pools and virtual memory are.
+/// Not thread-safe. Refers to the node's memory, which must outlive it. Memory that other processes
+/// take or return during a step is put down to the step: CUDA can't tell them apart. Allocations
+/// from the device's memory aren't counted; allocations of pools and virtual memory are.
 class overhead_account {
 public:
-    /// What a step took.
+    /// The memory that a step took.
     struct entry {
         std::string label{};    ///< the step's
         std::int64_t size = 0;  ///< bytes; negative where memory came back
@@ -40,7 +40,8 @@ public:
         : memory_(&on.memory(d)),
           entries_(1, entry{"contexts and other processes", signed_bytes(memory_->taken_by_others())}) {}
 
-    /// Runs `step` and puts down what it took of the device. What it throws passes through, with no entry made.
+    /// Runs `step` and puts down the device memory that it took. Exceptions pass through, with no
+    /// entry made.
     template <std::invocable F>
     void measure(std::string label, F&& step) {
         const auto before = signed_bytes(memory_->taken_by_others());
@@ -51,7 +52,8 @@ public:
     /// In order; the first is what was taken when the account was opened.
     [[nodiscard]] const std::vector<entry>& entries() const noexcept { return entries_; }
 
-    /// What was taken between the steps, or by others since: bytes, negative where more came back than was put down.
+    /// Memory taken between the steps, or by others since: bytes, negative if more came back than
+    /// was put down.
     [[nodiscard]] std::int64_t unexplained() const noexcept {
         auto rest = signed_bytes(memory_->taken_by_others());
         for (const entry& e : entries_) rest -= e.size;

@@ -72,7 +72,7 @@ public:
         return errc::none;
     }
 
-    /// Of the host's memory; bytes::max() if no host has that much.
+    /// The bytes of the host's memory that it takes; bytes::max() if no host has that much.
     [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);

@@ -34,9 +34,10 @@ namespace cuda {
 
 namespace detail {
 
-/// Asks the event, unless the answer is known. Once it is, it doesn't change. To be called with a relaxed_capture.
+/// Asks the event, unless the answer is known. A known answer doesn't change. Call with a
+/// relaxed_capture.
 [[nodiscard]] inline bool ask(point_state& p) noexcept {
-    // acquire: what others saw done is done for us, too.
+    // acquire: work that another thread saw done is done for this thread, too.
     if (p.outcome.load(std::memory_order_acquire) != point_state::pending) return true;
     health& fate = p.device->health();
     errc outcome = errc::device_lost;
@@ -46,8 +47,8 @@ namespace detail {
         outcome = static_cast<errc>(now);
     } else if (!fate.lost()) {
         const CUresult code = p.device->api().event_query(p.event);
-        // A capture of this thread's own that is under way forbids the question: not an answer. Nor is a captured event reached:
-        // it happens when the graph is launched, if ever.
+        // A capture of this thread's own that is under way forbids the question: not an answer. Nor
+        // is a captured event reached: it happens when the graph is launched, if ever.
         if (code == CUDA_ERROR_NOT_READY || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
             code == CUDA_ERROR_CAPTURED_EVENT)
             return false;
@@ -57,7 +58,7 @@ namespace detail {
     return true;
 }
 
-/// The driver's answer. Of events of one device.
+/// The driver's answer. Both events must be of one device.
 [[nodiscard]] inline CUresult time_between(point_state& a, point_state& b, float& ms) noexcept {
     const primary_context& context = a.device->context();
     const CUresult code = context.api().event_elapsed_time(&ms, a.event, b.event);
@@ -98,8 +99,8 @@ public:
     /// As wait_any() of this one.
     bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
-    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The points may belong to any
-    /// devices and nodes.
+    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The
+    /// points may belong to any devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }
@@ -120,14 +121,15 @@ public:
         questions ask;
         return ask.between(a, b);
     }
-    /// Reached once all of them are, whatever device they are of; its status is that of the first that failed. No work and no event
-    /// are made for it, so that it doesn't come behind anything else. Throws std::bad_alloc.
+    /// Reached once all of them are, whatever device they are of; its status is that of the first
+    /// that failed. No work and no event are made for it, so that it doesn't come behind anything
+    /// else. Throws std::bad_alloc.
     [[nodiscard]] static point all_of(std::vector<point> points);
     /// Whether it is the end of a graph, or one of those is among all_of(); see stream::last_use.
     [[nodiscard]] bool waits_for_graph() const noexcept {
         return state_ && state_->instead != nullptr && state_->instead->waits_for_graph();
     }
-    /// Of all_of(): which; else none.
+    /// The points that all_of() joined; else none.
     [[nodiscard]] std::span<const point> parts() const noexcept;
 
     /// Whether they are the same point, not whether they are reached at the same time.
@@ -142,9 +144,10 @@ public:
             if (end.known()) return elapsed(begin, end);
             detail::point_state& to = *end.state_;
             relaxed_.begin(to.device->api());
-            // Where both are reached this tells, and how far they are apart. If it says that they aren't, the event is asked: of a
-            // kernel that has failed it may say so for ever. (Runtime API: cudaEventQuery returns errors of earlier launches,
-            // cudaEventElapsedTime need only return cudaErrorNotReady.)
+            // Where both are reached this tells, and how far they are apart. If it says that they
+            // aren't, the event is asked: of a kernel that has failed it may say so for ever.
+            // (Runtime API: cudaEventQuery returns errors of earlier launches, cudaEventElapsedTime
+            // need only return cudaErrorNotReady.)
             const bool comparable = begin.native_handle() != nullptr && end.native_handle() != nullptr &&
                                     begin.state_->device == to.device && !to.device->health().lost();
             float ms = 0;
@@ -177,12 +180,12 @@ public:
     void end_as(errc why) const noexcept {
         if (state_) state_->outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
     }
-    /// The event behind it, to make other work wait for it; null where there is none, as of a default-constructed point, all_of()
-    /// several, and the end of a graph. Owned by the pool.
+    /// The event behind it, to make other work wait for it; null where there is none, as of a
+    /// default-constructed point, all_of() several, and the end of a graph. Owned by the pool.
     [[nodiscard]] cudaEvent_t native_handle() const noexcept {
         return state_ && state_->instead == nullptr ? state_->event : nullptr;
     }
-    /// Of a stream of that device, for the backend.
+    /// Whether it is a point of that device's stream, for the backend.
     [[nodiscard]] bool is_of(const detail::device_state& device) const noexcept {
         return state_ && state_->device.get() == &device;
     }

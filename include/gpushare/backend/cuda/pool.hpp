@@ -46,10 +46,10 @@ struct memory_pool_options {
     bool peers = true;  ///< open to the node's other devices, where they reach this one: see node_options::peer_access
 };
 
-/// What a pool holds. `reserved` is what it took from the device, in big pieces; `used` is what is out of that. A
-/// maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32 MiB. So a quota in front of it counts
-/// `used`, as device_memory does among what is allocated here, and the rest of `reserved` is what others have taken, until
-/// trim() gives it back.
+/// A pool's bytes. `reserved` is taken from the device, in big pieces; `used` is the part of it
+/// that is out. A maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32
+/// MiB. So a quota in front of it counts `used`; device_memory counts `used` as allocated here, and
+/// the rest of `reserved` as taken by others until trim() gives it back.
 struct memory_pool_usage {
     bytes reserved{};       ///< taken from the device
     bytes used{};           ///< of that, out
@@ -96,8 +96,8 @@ private:
 };
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated here. They must be freed,
-/// and their streams have got there, before it goes.
+/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated
+/// here. They must be freed, and their streams have got there, before it goes.
 class memory_pool {
 public:
     /// Every block is aligned to that. More is had by asking for more, and charged.
@@ -106,8 +106,8 @@ public:
     static constexpr bytes step{512};
 
     /// Throws operation_error: errc::no_device, not_supported.
-    /// Streams that share it don't come to wait for each other: what was freed is had again in the same stream, behind points
-    /// that were waited for, or once it is done.
+    /// Streams that share it don't come to wait for each other: what was freed is had again in the
+    /// same stream, behind points that were waited for, or once it is done.
     memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : native_(on.state(d), nullptr) {
         if (!device().properties().memory_pools)
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
@@ -122,8 +122,8 @@ public:
         native_ = {native_.device(), made};
         cuuint64_t keep = options.keep.count();
         check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
-        // Or an allocation of one tenant would wait on the device for another one's work to free something. (Runtime API,
-        // cudaMemPoolReuseAllowInternalDependencies: on by default.)
+        // Or an allocation of one tenant would wait on the device for another one's work to free
+        // something. (Runtime API, cudaMemPoolReuseAllowInternalDependencies: on by default.)
         int couple = 0;
         check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
               "setting up a memory pool");
@@ -139,7 +139,7 @@ public:
     }
     /// Leaves nothing behind.
     memory_pool(memory_pool&& other) noexcept = default;
-    /// What it had goes.
+    /// The old value's resources are released.
     memory_pool& operator=(memory_pool other) noexcept {
         std::swap(native_, other.native_);
         std::swap(aligned_, other.aligned_);
@@ -176,9 +176,11 @@ public:
         failure unused;
         return obtain(s, size, alignment, why != nullptr ? *why : unused);
     }
-    /// As allocate, but where the device, or max_size, lacks memory asks again every two milliseconds, until the deadline or stop
-    /// request of `until`, a patience (memory/patience.hpp): CUDA doesn't tell when there is some, and who waits is served in no
-    /// order. Then throws memory_error: deadline_exceeded, stopped. What is more than the whole device is refused at once.
+    /// As allocate, but where the device, or max_size, lacks memory asks again every two
+    /// milliseconds, until the deadline or stop request of `until`, a patience
+    /// (memory/patience.hpp): CUDA doesn't tell when there is some, and serves waiters in no order.
+    /// Then throws memory_error: deadline_exceeded, stopped. A request larger than the device is
+    /// refused at once.
     template <class Patience>
     [[nodiscard]] void* allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until) {
         failure why;
@@ -208,9 +210,10 @@ public:
         return nullptr;
     }
 
-    /// Frees once `s` has got there; other streams that used it must have been waited for on `s`. Null is ignored.
-    /// errc::unknown_block for what CUDA says isn't a block of a pool; errc::capturing. What a lost device had is gone, and
-    /// the answer is errc::none. CUDA knows no sizes, so a wrong one goes unnoticed: the quota's block table notices.
+    /// Frees once `s` has got there. `s` must already wait for other streams that used the block.
+    /// Null is ignored. errc::unknown_block if CUDA says that it isn't a block of a pool;
+    /// errc::capturing. Blocks of a lost device are gone, and the answer is errc::none. CUDA knows
+    /// no sizes, so a wrong one goes unnoticed: the quota's block table notices.
     errc deallocate(stream& s, void* p) noexcept {
         if (p == nullptr) return errc::none;
         const auto none_begins = s.state().captures.hold_off();
@@ -224,7 +227,7 @@ public:
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
-    /// What a block takes of `used`; bytes::max() if no device can have it.
+    /// The bytes of `used` that a block takes; bytes::max() if no device can have it.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
@@ -245,11 +248,13 @@ public:
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
-    /// Kernels and copies of `other` may use the pool's memory from now on, what is out already included. A pool that was made
-    /// here is open to its node's other devices by default; this is for a pool of the embedder's, or one without `peers`.
-    /// (Runtime API, cudaMemPoolSetAccess: cudaDeviceEnablePeerAccess doesn't cover pools.) Once it is open, its memory goes to
-    /// another device by cudaMemcpyAsync, as stream::copy has it, and not by cudaMemcpyPeerAsync, which was seen to do nothing
-    /// then. Throws operation_error: errc::not_supported if the devices can't reach each other.
+    /// Kernels and copies of `other` may use the pool's memory from now on, what is out already
+    /// included. A pool that was made here is open to its node's other devices by default; this is
+    /// for a pool of the embedder's, or one without `peers`. (Runtime API, cudaMemPoolSetAccess:
+    /// cudaDeviceEnablePeerAccess doesn't cover pools.) Once it is open, its memory goes to another
+    /// device by cudaMemcpyAsync, as stream::copy has it, and not by cudaMemcpyPeerAsync, which was
+    /// seen to do nothing then. Throws operation_error: errc::not_supported if the devices can't
+    /// reach each other.
     void open_to(const node& on, device_id other) {
         const int theirs = on.state(other)->ordinal();
         int reach = 1;

@@ -41,8 +41,8 @@ public:
     [[nodiscard]] std::vector<green_context> partition(std::span<const std::uint32_t> sms) {
         return make_green_contexts(*node_, device_, sms);
     }
-    /// Tags of streams whose kernels run on all SMs: of those that came from the node, or through it, and are still there.
-    /// Nobody knows what streams the embedder made without it.
+    /// Tags of streams whose kernels run on all SMs: existing streams that came from the node, or
+    /// through it. Streams that the embedder made without it are unknown.
     [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
         return node_->state(device_)->sms().unpartitioned();
     }

@@ -47,8 +47,8 @@ struct stream_state {
     ~stream_state() {
         const context_guard any(device->context());
         if (end != nullptr) {
-            // What is enqueued still runs, on SMs that nobody else may get until it is done. (Runtime API, cudaStreamDestroy:
-            // it returns at once.)
+            // Enqueued work still runs, on SMs that no other partition may get until it is done.
+            // (Runtime API, cudaStreamDestroy: it returns at once.)
             if (owned && !captures.ours() && end->event != nullptr)
                 (void)device->health().keep(cudaEventRecord(end->event, native), "cudaEventRecord");
             partition->stream_gone(*end);
@@ -56,7 +56,7 @@ struct stream_state {
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
         if (registered) device->sms().remove(unpartitioned);
     }
-    /// Whoever asks for streams in no partition is told of this one, unless it is in one.
+    /// Lists this stream among the streams in no partition, unless it is in one.
     void register_unpartitioned() {
         if (green != nullptr || tag == kernel_free_tag) return;
         unpartitioned.tag = tag;
@@ -64,7 +64,8 @@ struct stream_state {
         registered = true;
     }
 
-    // Where it lies tells it from all that there are, how many were made from those that lay there before.
+    // The address tells it from all living streams, and the count from earlier ones at the same
+    // address.
     [[nodiscard]] static std::uint64_t name_of(const stream_state* s) noexcept {
         static std::atomic<std::uint64_t> made{0};
         return reinterpret_cast<std::uintptr_t>(s) ^ made.fetch_add(1, std::memory_order_relaxed) << 48;
@@ -116,11 +117,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread; what one thread enqueues stays in its order.
+/// Movable; one owner. Safe from any thread; each thread's work stays in its order.
 ///
-/// On a device that is lost, enqueuing does nothing, and the next point's `status()` says errc::device_lost. What else
-/// CUDA refuses throws at once: operation_error, or memory_error where there is no memory for it.
-/// What was enqueued still runs when the stream is destroyed.
+/// On a lost device, enqueuing does nothing, and the next point's `status()` is errc::device_lost.
+/// Other errors of CUDA throw at once: operation_error, or memory_error for a lack of memory.
+/// Enqueued work still runs when the stream is destroyed.
 class stream {
 public:
     using point = cuda::point;       ///< on its timeline
@@ -129,7 +130,7 @@ public:
     /// Keeps the native stream, and marks its timeline when the stream object may be gone. Safe from any thread.
     class handle {
     public:
-        /// Of no stream.
+        /// The handle of no stream.
         handle() noexcept = default;
         /// Whether it is of a stream.
         [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
@@ -181,9 +182,10 @@ public:
                            "cudaMemsetAsync");
     }
 
-    /// What is enqueued from now on waits until `p`, a point of any stream of this process, is reached.
-    /// Throws operation_error: errc::capturing if this stream is captured and `p` is still to come, or if that is the end of a graph
-    /// (last_use()), which nothing on a device can wait for.
+    /// Work enqueued from now on waits until `p`, a point of any stream of this process, is
+    /// reached. Throws operation_error: errc::capturing if this stream is captured and `p` is still
+    /// to come, or if `p` is the end of a graph (last_use()), for which nothing on a device can
+    /// wait.
     void wait(const point& p) {
         for (const point& part : p.parts()) wait(part);
         if (!p.parts().empty() || p.known()) return;
@@ -198,12 +200,12 @@ public:
     }
 
     /// The point after everything enqueued so far: one event out of the pool, recorded.
-    /// Throws operation_error: errc::capturing while the stream is captured, by whomever, because nothing happens then, and where
-    /// another thread begins to capture it meanwhile.
+    /// Throws operation_error: errc::capturing while the stream is captured, by whomever, because
+    /// nothing happens then, and where another thread begins to capture it meanwhile.
     [[nodiscard]] point record() { return record_on(*state_); }
 
-    /// A point that is still to be recorded, with its event: recording it makes none. While a kernel waits for others on the
-    /// device, making an event may wait for the kernel.
+    /// A point that is still to be recorded, with its event: recording it makes none. While a
+    /// kernel waits for others on the device, making an event may wait for the kernel.
     class reserved_point {
     public:
         /// None.
@@ -222,9 +224,10 @@ public:
         return record_as(*state_, std::exchange(reserved.point_, {}), turn);
     }
 
-    /// The point from which on nothing that was enqueued so far uses memory: as record(), or where the stream is captured, by
-    /// whomever, the end of the graph: the graph, and all that is made of it, is gone, and its launches are done. On a stream of
-    /// somebody else's, what was enqueued before such a capture must be done by then. Throws as record().
+    /// The point from which on nothing that was enqueued so far uses memory: as record(), or where
+    /// the stream is captured, by whomever, the end of the graph: the graph, and all that is made
+    /// of it, is gone, and its launches are done. On a stream of somebody else's, what was enqueued
+    /// before such a capture must be done by then. Throws as record().
     [[nodiscard]] point last_use();
 
     /// For whoever records later. Empty where the native stream is somebody else's, and may be gone by then.
@@ -235,9 +238,9 @@ public:
 
     /// As asked for. CUDA has few priorities: see native_priority().
     [[nodiscard]] priority level() const noexcept { return state_->level; }
-    /// What CUDA made of it: 0 is the lowest, -5 or so the highest.
+    /// CUDA's value for it: 0 is the lowest, -5 or so the highest.
     [[nodiscard]] int native_priority() const noexcept { return state_->native_priority; }
-    /// Who it belongs to, in traces.
+    /// Its owner's tag, in traces.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
     /// How many SMs its kernels run on: those of its green context, or all of the device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
@@ -249,27 +252,32 @@ public:
     [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
     [[nodiscard]] bool capturing() const noexcept { return state_->captures.ours(); }
-    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a graph_capture, or of any capture. Asks
-    /// the driver where somebody else has had the handle. Throws operation_error where it doesn't answer.
+    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a
+    /// graph_capture, or of any capture. Asks the driver where somebody else has had the handle.
+    /// Throws operation_error where it doesn't answer.
     [[nodiscard]] bool captured() const {
         const errc why = capture_status();
         if (why != errc::none && why != errc::capturing)
             throw operation_error(why, {}, "asking a stream whether it is captured");
         return why == errc::capturing;
     }
-    /// Separate cooperative launches needn't run side by side on a device, though they fit: one that waits for another may
-    /// wait for ever. (Programming Guide, "Concurrent Kernel Execution": kernels may run concurrently, none must.)
+    /// Separate cooperative launches needn't run side by side on a device, though they fit: one
+    /// that waits for another may wait for ever. (Programming Guide, "Concurrent Kernel Execution":
+    /// kernels may run concurrently, none must.)
     static constexpr bool launches_run_together = false;
 
-    /// Still owned, or borrowed, by this. What is launched by it can't be seen, so from now on a limiter takes all work of the stream
-    /// for opaque: as wide as is declared, or as the device. Nor can a capture: the driver is asked before and after each point.
+    /// The native stream; this object still owns, or borrows, it. Launches by it are invisible to
+    /// this object, so from now on a limiter takes all work of the stream for opaque: as wide as is
+    /// declared, or as the device. Captures are invisible, too: the driver is asked before and
+    /// after each point.
     [[nodiscard]] cudaStream_t native_handle() const noexcept {
         state_->widths.give_up();
         state_->captures.hand_out();
         return state_->native;
     }
-    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it is done. A partition that it lives
-    /// in stays for good, and so do its SMs: see green_context::release.
+    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it
+    /// is done. A partition that it lives in stays for good, and so do its SMs: see
+    /// green_context::release.
     [[nodiscard]] cudaStream_t release() noexcept {
         state_->owned = false;
         if (state_->partition) state_->partition->keep();
@@ -278,10 +286,12 @@ public:
 
     // --- for what enqueues: launch.cuh, graphs, pools, limiters
 
-    /// What this thread's launches by <<<>>> on a stream left for cudaGetLastError() since this was made: they have no other way to
-    /// say that they failed. It stays there for the embedder. What was there before stays as well, unless a launch may leave it:
-    /// then one with the same number couldn't be told from it, so it goes to health().take_last_error(). A program that asks CUDA
-    /// between its launches (cudaEventQuery) looks after each by itself: the answer replaces what the launch left.
+    /// Collects the errors that this thread's launches by <<<>>> on a stream leave for
+    /// cudaGetLastError() during its life: such launches have no other way to report failure. The
+    /// errors stay there for the embedder. An earlier error stays as well, unless a launch may
+    /// leave the same one: since the two couldn't be told apart, it goes to
+    /// health().take_last_error(). A program that asks CUDA between its launches (cudaEventQuery)
+    /// checks each launch itself: the answer replaces the launch's error.
     class launch_errors {
     public:
         /// From now on.
@@ -300,8 +310,8 @@ public:
         cudaError_t before_;
     };
 
-    /// Notes which part of the SMs can be filled by what this thread launches on a stream from now on, until widest() is called or
-    /// it goes.
+    /// Notes which part of the SMs can be filled by what this thread launches on a stream from now
+    /// on, until widest() is called or it goes.
     class launch_notes {
     public:
         /// On this stream, which outlives it.
@@ -341,12 +351,13 @@ public:
         state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
         on_device(launch, "launching a kernel");
     }
-    /// errc::none, capturing, or what the driver answers; see captured(). To be sure of it a while, hold off captures.
+    /// errc::none, capturing, or the driver's answer; see captured(). To rely on it for a while,
+    /// hold off captures.
     [[nodiscard]] errc capture_status() const noexcept {
         if (capturing()) return errc::capturing;
         return state_->captures.handed_out() ? is_captured(*state_) : errc::none;
     }
-    /// What it is made of, for the backend.
+    /// Its state, for the backend.
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
     /// For the backend.
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
@@ -373,7 +384,7 @@ private:
             const detail::context_guard any(state_->device->context());
             code = cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault);
         }
-        // Of another device's loss the call may tell as well; and what is lost is reached.
+        // The call may also report another device's loss; and a lost point is reached.
         if (is_sticky(code) && !p.is_of(*state_->device) && p.reached()) return (void)detail::handled(code);
         enqueued(code, "cudaStreamWaitEvent");
     }
@@ -403,8 +414,8 @@ private:
         const detail::context_guard any(s.device->context());
         const auto code = cudaEventRecord(event, s.native);
         if (code == cudaSuccess) {
-            // Else it may have gone into a capture that another thread has begun meanwhile. Nobody asks about it then, and the event
-            // is recorded anew for the next point.
+            // Else it may have gone into a capture that another thread has begun meanwhile. Nobody
+            // asks about it then, and the event is recorded anew for the next point.
             refuse_captured(s, s.captures.turn() != turn);
             return made;
         }
@@ -414,9 +425,10 @@ private:
         return made;
     }
 
-    // Between devices that don't reach each other, memory of pools and virtual memory is refused by cudaMemcpyAsync, and goes by
-    // cudaMemcpyPeerAsync, through the host. Never both for the same memory: where a pool is open to the other device, the latter
-    // was seen to write nothing (CUDA.jl, pull request 3112).
+    // Between devices that don't reach each other, memory of pools and virtual memory is refused by
+    // cudaMemcpyAsync, and goes by cudaMemcpyPeerAsync, through the host. Never both for the same
+    // memory: where a pool is open to the other device, the latter was seen to write nothing
+    // (CUDA.jl, pull request 3112).
     [[nodiscard]] static cudaError_t copy_on(cudaStream_t on, void* to, const void* from, std::size_t size) noexcept {
         const cudaError_t code = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, on);
         if (code != cudaErrorInvalidValue) return code;
@@ -467,8 +479,9 @@ public:
     [[nodiscard]] bool waits_for_graph() const noexcept override { return true; }
 
     /// The graph that is being captured owns the flag's end from now on. (Runtime API, cudaUserObjectCreate and
-    /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep what their graph has, until they are gone
-    /// and have run. The callback calls nothing of CUDA's.) Throws operation_error.
+    /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep what
+    /// their graph has, until they are gone and have run. The callback calls nothing of CUDA's.)
+    /// Throws operation_error.
     static void belong(const flag& gone, cudaGraph_t graph) {
         auto held = std::make_unique<flag>(gone);
         const auto tell = [](void* of) {

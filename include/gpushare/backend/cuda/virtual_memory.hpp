@@ -62,9 +62,10 @@ public:
     /// CUDA doesn't promise to clear what another owner of this process had.
     static constexpr bool fresh_is_zero = false;
 
-    /// What is mapped can be used by kernels and copies of the device and of those that it is open to. (Driver API, cuMemSetAccess:
-    /// cuCtxEnablePeerAccess doesn't cover it.) Each of them makes mapping a little slower.
-    /// Throws operation_error: errc::no_device, not_supported, not_whole (the chunk).
+    /// Kernels and copies of the device, and of the devices it is open to, can use mapped memory.
+    /// (Driver API, cuMemSetAccess: cuCtxEnablePeerAccess doesn't cover it.) Each such device makes
+    /// mapping a little slower. Throws operation_error: errc::no_device, not_supported, not_whole
+    /// (the chunk).
     virtual_memory(const node& on, device_id d, const virtual_memory_options& options = {})
         : device_(on.state(d)), kind_(properties(*device_)), chunk_size_(whole_chunk(options.chunk)) {
         grant_to(d, on);
@@ -86,7 +87,7 @@ public:
         /// Leaves nothing behind.
         range(range&& other) noexcept
             : device_(std::move(other.device_)), at_(std::exchange(other.at_, 0)), size_(other.size_) {}
-        /// What it had goes.
+        /// The old value's range is released.
         range& operator=(range other) noexcept {
             device_.swap(other.device_);
             std::swap(at_, other.at_);
@@ -115,13 +116,13 @@ public:
         std::size_t size_;
     };
 
-    /// granularity() bytes of the device, which device_memory counts as allocated here. What is still mapped keeps its memory
-    /// until it is unmapped.
+    /// granularity() bytes of the device, which device_memory counts as allocated here. A mapped
+    /// chunk keeps its memory until it is unmapped.
     class chunk {
     public:
         /// Leaves nothing behind.
         chunk(chunk&& other) noexcept = default;
-        /// What it had goes.
+        /// The old value's chunk is released.
         chunk& operator=(chunk other) noexcept {
             std::swap(native_, other.native_);
             std::swap(size_, other.size_);
@@ -150,7 +151,7 @@ public:
         bytes size_;
     };
 
-    /// Of a chunk.
+    /// The size of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{chunk_size_}; }
 
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
@@ -176,14 +177,14 @@ public:
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
-    /// Either readable and writable by all the devices, but for lost ones, or nothing has changed. backend_failed if something is mapped
-    /// there already, or `at` is in no range; device_lost.
+    /// Either readable and writable by all the devices, but for lost ones, or nothing has changed.
+    /// backend_failed if something is mapped there already, or `at` is in no range; device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
         errc why = ask("cuMemMap", [&] { return api().mem_map(address, chunk_size_, 0, c.native_.get(), 0); });
         if (why != errc::none) return why;
         why = open(address, access_);
-        // Where one of the others is lost, those that are left have it.
+        // If one of the other devices is lost, the remaining ones get access.
         if (why == errc::device_lost && !device_->health().lost()) {
             why = open(address, std::span(access_).first(1));
             for (const auto& other : std::span(access_).subspan(1))
@@ -193,8 +194,9 @@ public:
         return why;
     }
 
-    /// For one or several whole chunks side by side. Not ordered with any stream: no work may use them any more. On a lost
-    /// device what was mapped is gone, and the answer is errc::none: the device's health tells of the loss.
+    /// For one or several whole chunks side by side. Not ordered with any stream: no work may use
+    /// them any more. On a lost device what was mapped is gone, and the answer is errc::none: the
+    /// device's health tells of the loss.
     errc unmap(void* at, std::size_t size) noexcept {
         const errc why = ask("cuMemUnmap", [&] { return api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size); });
         return why == errc::device_lost ? errc::none : why;
@@ -233,7 +235,8 @@ private:
         p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;  // its layout is another one from CUDA 13.5 on
         p.location.id = device.ordinal();
-        // So that network cards can read and write it, where the driver has that: an arena can be registered for RDMA. (Driver API,
+        // So that network cards can read and write it, where the driver has that: an arena can be
+        // registered for RDMA. (Driver API,
         // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.)
         int rdma = 0;
         if (device.api().device_get_attribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
@@ -287,7 +290,7 @@ public:
     /// Leaves nothing behind.
     mapping(mapping&& other) noexcept
         : memory_(other.memory_), at_(std::exchange(other.at_, nullptr)), size_(other.size_) {}
-    /// What it had is unmapped.
+    /// The old value's mapping is unmapped.
     mapping& operator=(mapping other) noexcept {
         std::swap(memory_, other.memory_);
         std::swap(at_, other.at_);

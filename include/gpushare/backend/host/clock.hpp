@@ -26,7 +26,7 @@ static_assert(clock<steady_clock>);
 
 /// CPU time that the calling thread has used. Instants of different threads have nothing to do with each other.
 struct thread_cpu_clock {
-    /// What the calling thread has computed so far.
+    /// The time that the calling thread has computed so far.
     [[nodiscard]] static instant now() noexcept {
         timespec t{};
         ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

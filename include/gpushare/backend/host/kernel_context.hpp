@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel sees of the host device: its place in the grid, with one thread per block, and the barrier over
-// the blocks of a cooperative launch.
+// A kernel's view of the host device: its place in the grid, with one thread per block, and the
+// barrier over the blocks of a cooperative launch.
 //
 //   struct scale {
 //       float* x;  std::size_t n;
@@ -101,7 +101,7 @@ public:
                              const std::atomic<bool>& lost, detail::yielding* yielding = nullptr) noexcept
         : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost), yielding_(yielding) {}
 
-    /// Of the block in its grid, from 0.
+    /// The block's index in its grid, from 0.
     [[nodiscard]] constexpr std::uint32_t block_rank() const noexcept { return block_; }
     /// In the grid.
     [[nodiscard]] constexpr std::uint32_t num_blocks() const noexcept { return blocks_; }
@@ -133,9 +133,10 @@ public:
         return barrier_->arrive_and_wait(*lost_);
     }
 
-    /// Lets waiting blocks of higher levels have the SM, one after the other, and returns when none is left: whether there
-    /// were any. They run on the calling thread, on top of this block, which uses no SM meanwhile. So it must hold nothing that they
-    /// might wait for, a lock say. Without any, it costs a load. For the one block of a launch, in real time; else does nothing.
+    /// Lets waiting blocks of higher levels have the SM, one after the other, and returns when none
+    /// is left: whether there were any. They run on the calling thread, on top of this block, which
+    /// uses no SM meanwhile. So it must hold nothing that they might wait for, a lock say. Without
+    /// any, it costs a load. For the one block of a launch, in real time; else does nothing.
     bool yield() noexcept {
         // relaxed: nothing is read through it, and what is seen late is seen by the next call.
         if (yielding_ == nullptr || yielding_->waiting.load(std::memory_order_relaxed) <= yielding_->level)
@@ -143,7 +144,7 @@ public:
         return yielding_->run(*yielding_);
     }
 
-    /// To be called while waiting for another block, with the number of calls before.
+    /// Call it while waiting for another block, with the number of calls before.
     void backoff(std::uint32_t turn) noexcept { detail::back_off(turn); }
 
     /// Nanoseconds of the steady clock.

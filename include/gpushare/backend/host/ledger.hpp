@@ -36,7 +36,7 @@ struct block_record {
 /// Safe from any thread.
 class ledger {
 public:
-    /// What a read returns.
+    /// The result of a read.
     struct page {
         std::vector<block_record> blocks;  ///< in the order of their ends, but for those that computed past their hold
         std::uint64_t dropped = 0;         ///< blocks that ended while the ledger was full
@@ -45,7 +45,7 @@ public:
     /// Keeps `capacity` blocks until they are read.
     explicit ledger(std::size_t capacity) : capacity_(capacity) { blocks_.reserve(capacity); }
 
-    /// What was recorded since the last call. Takes a page now and then, or blocks are dropped.
+    /// Records since the last call. Take a page now and then, or blocks are dropped.
     [[nodiscard]] page take() {
         const std::lock_guard lock{mutex_};
         page taken{{blocks_.begin(), blocks_.end()}, std::exchange(dropped_, 0)};
@@ -111,8 +111,9 @@ struct activity_edge {
 
 }  // namespace detail
 
-/// Device time of each tag within [from, to), sorted by tag: the SM time of its blocks over the device's SMs. What fills half of the
-/// SMs for 2 ms has used 1 ms. The sum is what was used of the device.
+/// Device time of each tag within [from, to), sorted by tag: the SM time of its blocks over the
+/// device's SMs. Work that fills half of the SMs for 2 ms has used 1 ms. The sum is the device's
+/// used time.
 [[nodiscard]] inline std::vector<tag_time> sm_time_by_tag(std::span<const block_record> blocks, instant from,
                                                           instant to, std::uint32_t sms) {
     std::map<std::uint32_t, ns> used;

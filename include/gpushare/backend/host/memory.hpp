@@ -30,7 +30,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// What a device's memory is like.
+/// The properties of a device's memory.
 struct memory_options {
     bytes capacity = 1_GiB;  ///< of the device
     bytes taken{};           ///< of these, what the device's context and other processes have
@@ -56,7 +56,7 @@ public:
     }
     device_memory(const device_memory&) = delete;
     device_memory& operator=(const device_memory&) = delete;
-    /// What is still allocated goes back to the system.
+    /// Blocks that are still out go back to the system.
     ~device_memory() {
         for (const auto& [p, b] : blocks_) give_back(p, b);
     }
@@ -76,8 +76,8 @@ public:
         return acquire(size, alignment, why != nullptr ? *why : unused);
     }
 
-    /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its pages come from the system. False where
-    /// that is left to a stream: guarded memory, and stale.
+    /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its
+    /// pages come from the system. False where that is left to a stream: guarded memory, and stale.
     [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept {
         if (options_.stale) return false;
         if (options_.guarded || charged(size, 1).count() >= smallest_mapping) return true;
@@ -101,7 +101,8 @@ public:
         return errc::none;
     }
 
-    /// What such an allocation takes of the capacity; bytes::max() if no device can have it.
+    /// The bytes of the capacity that such an allocation takes; bytes::max() if no device can have
+    /// it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
@@ -111,7 +112,7 @@ public:
         return bytes{(whole + unit - 1) & ~(unit - 1)};
     }
 
-    /// Of the device.
+    /// The device's capacity.
     [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
     /// As the options or take_for_others() have it. Relaxed, as used(): figures of one moment; nothing is inferred from
     /// them about other memory.

@@ -38,7 +38,7 @@ class node {
 public:
     /// Where work is enqueued.
     using stream = host::stream;
-    /// Of each device.
+    /// The memory of each device.
     using memory_type = device_memory;
     /// Real time, in both timings.
     using clock_type = steady_clock;
@@ -55,7 +55,7 @@ public:
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
     /// As it was made.
     [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
-    /// Of deadlines and spans.
+    /// The clock of deadlines and spans.
     [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
     /// The order in which gangs are enqueued.
     [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
@@ -64,7 +64,7 @@ public:
 
     /// Throws operation_error (no_device), as all that takes a device.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
-    /// What ran on the device.
+    /// The record of blocks that ran on the device.
     [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).ledger; }
     /// Makes the device fail, for tests.
     [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }

@@ -38,8 +38,9 @@ namespace detail {
 struct stream_state;
 struct point_hub;
 
-/// How a piece of work on one stream went; see stream::own_work. Everything but `references` is written under the hub's mutex.
-/// Once a point behind the work is reached, `status` and `exception` don't change any more and are read without it.
+/// How a piece of work on one stream went; see stream::own_work. Everything but `references` is
+/// written under the hub's mutex. Once a point behind the work is reached, `status` and `exception`
+/// don't change any more and are read without it.
 struct outcome_state {
     outcome_state* next = nullptr;
     std::atomic<std::uint32_t> references{0};
@@ -66,8 +67,8 @@ struct waiter {
     inline void leave() noexcept;
 };
 
-/// What the copies of a point share. Everything but the two atomics is written under the hub's mutex; once
-/// `reached` is set, nothing changes any more and the rest is read without it.
+/// The state that the copies of a point share. Everything but the two atomics is written under the
+/// hub's mutex; once `reached` is set, nothing changes any more and the rest is read without it.
 struct point_state {
     point_state* next = nullptr;
     std::atomic<std::uint32_t> references{0};
@@ -114,8 +115,9 @@ inline void drop(outcome_state& o) noexcept {
 
 }  // namespace detail
 
-/// How a piece of work went, for whoever asks and as often as they ask; see stream::own_work. Copies tell of the same work; a
-/// default-constructed one tells of none, which went well. Safe from any thread, as a shared_ptr is.
+/// How a piece of work went, for whoever asks and as often as they ask; see stream::own_work.
+/// Copies tell of the same work; a default-constructed one tells of none, which went well. Safe
+/// from any thread, as a shared_ptr is.
 class outcome {
 public:
     outcome() noexcept = default;
@@ -171,11 +173,12 @@ public:
         return wait_any(points, deadline, by.woken_);
     }
 
-    /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is reached. A point
-    /// that is recorded within a stream::own_work tells of all of that work before it; another one of what came since the last
-    /// such point at another place. Who else records points or looks at them changes nothing of that.
+    /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none
+    /// before it is reached. A point recorded within a stream::own_work reports on all of that work
+    /// before it; any other point reports on work since the last such point at another place.
+    /// Points that others record or query don't change this.
     [[nodiscard]] errc status() const noexcept { return done() ? state_->status : errc::none; }
-    /// What the kernel threw; null if none did.
+    /// The exception that the kernel threw; null if none did.
     [[nodiscard]] std::exception_ptr exception() const noexcept { return done() ? state_->exception : nullptr; }
     /// When it was reached, on the device's timeline; the clock's epoch for a default-constructed point and before
     /// it is reached.
@@ -189,7 +192,7 @@ public:
     /// When it was reached, by steady_clock; before that, nothing.
     friend instant reached_at(const point& p) noexcept { return p.done() ? p.state_->when : instant{}; }
 
-    /// What the stream of both used from `a` to `b`.
+    /// The device use of both points' stream from `a` to `b`.
     friend sm_use used_between(const point& a, const point& b) noexcept {
         if (!a.done() || !b.done()) return {};
         const ns time = b.state_->used - a.state_->used;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-ordered memory of a host device: blocks are freed in the order of a stream, and kept by the pool for those who come next,
-// as CUDA's own pools do it.
+// Stream-ordered memory of a host device: blocks are freed in the order of a stream, and the pool
+// keeps them for later requests, as CUDA's own pools do.
 //
 //   gpushare::host::memory_pool pool{node, gpushare::device_id{0}};
 //   void* p = pool.allocate(stream, 1 << 20);     stream.launch(shape, kernel);     pool.deallocate(stream, p);
@@ -26,7 +26,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// What a pool holds: `reserved` of the device, `used` of that in blocks that are out.
+/// A pool's bytes: `reserved` of the device, `used` of that in blocks that are out.
 struct memory_pool_usage {
     bytes reserved{};  ///< taken from the device
     bytes used{};      ///< of that, out
@@ -51,8 +51,8 @@ public:
         }
     }
 
-    /// `size` bytes for work enqueued from now on: of the device, or what its size was freed and has been reached. Throws
-    /// memory_error as the device's memory does.
+    /// `size` bytes for work enqueued from now on: of the device, or what its size was freed and
+    /// has been reached. Throws memory_error as the device's memory does.
     [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
         failure why;
         void* const p = try_allocate(s, size, alignment, &why);
@@ -101,7 +101,7 @@ public:
         return errc::none;
     }
 
-    /// What a block takes; bytes::max() if no device can have it.
+    /// The bytes that a block takes; bytes::max() if no device can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return memory_->charged(size, alignment);
     }

@@ -59,7 +59,7 @@ private:
 /// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
 class device_sms {
 public:
-    /// Of the device.
+    /// The device's stream type.
     using stream = host::stream;
     /// Some of its SMs.
     using partition_type = sm_subset;

@@ -63,15 +63,15 @@ struct fill_kernel {
 
 }  // namespace detail
 
-/// Safe from any thread; what one thread enqueues stays in its order. Work is enqueued without waiting, and fails
-/// later: the next point's `status()` says how. What is queued when the stream is destroyed still runs, and what
-/// is enqueued after the node is gone fails with errc::device_lost. Enqueuing throws std::bad_alloc only until as
-/// many operations were in flight as ever will be.
+/// Safe from any thread; each thread's work stays in its order. Enqueuing doesn't wait, and work
+/// fails later: the next point's `status()` says how. Work queued when the stream is destroyed
+/// still runs, and work enqueued after the node is gone fails with errc::device_lost. Enqueuing
+/// throws std::bad_alloc only until as many operations were in flight as ever will be.
 class stream {
 public:
-    /// What record() returns.
+    /// The type that record() returns.
     using point = host::point;
-    /// What kernels get.
+    /// The context that kernels get.
     using context = kernel_context;
     /// They can: yield().
     static constexpr bool yields = true;
@@ -135,7 +135,7 @@ public:
         launch(spread(size), detail::fill_kernel{static_cast<std::byte*>(to), value, size});
     }
 
-    /// What is enqueued from now on waits until `p`, a point of any stream of this node, is reached.
+    /// Work enqueued from now on waits until `p`, a point of any stream of this node, is reached.
     /// Throws operation_error: errc::different_nodes.
     void wait(const point& p) {
         if (p.reached()) return;
@@ -150,14 +150,16 @@ public:
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
-    /// A point that is reached by nobody until it is recorded, once, as record() would have done it then. Throws std::bad_alloc.
+    /// A point that is reached by nobody until it is recorded, once, as record() would have done it
+    /// then. Throws std::bad_alloc.
     [[nodiscard]] point prepare() { return engine_->prepare(); }
-    void record(point& p) noexcept { engine_->record(*state_, p); }  ///< What prepare() gave.
+    void record(point& p) noexcept { engine_->record(*state_, p); }  ///< Records a point of prepare().
 
-    /// While it exists, what is enqueued on the stream is one piece of work: by the thread that made it, and by threads that have
-    /// none of their own there. Points that are recorded meanwhile tell of all of it that is before them, and how_it_went() of
-    /// the whole, whoever records points in between. Within another one of the same thread it is a part of that. The stream outlives
-    /// it. Ended by the thread that made it. Throws std::bad_alloc.
+    /// While it exists, what is enqueued on the stream is one piece of work: by the thread that
+    /// made it, and by threads that have none of their own there. Points that are recorded
+    /// meanwhile tell of all of it that is before them, and how_it_went() of the whole, whoever
+    /// records points in between. Within another one of the same thread it is a part of that. The
+    /// stream outlives it. Ended by the thread that made it. Throws std::bad_alloc.
     class own_work {
     public:
         /// On this stream, from now on.
@@ -165,7 +167,7 @@ public:
         own_work(const own_work&) = delete;
         own_work& operator=(const own_work&) = delete;
         ~own_work() { engine_.end_work(of_, begun_); }
-        /// To be asked once a point behind the work is reached.
+        /// Query it once a point behind the work is reached.
         [[nodiscard]] outcome how_it_went() const noexcept { return begun_; }
 
     private:
@@ -174,13 +176,13 @@ public:
         outcome begun_;
     };
 
-    /// As kernel_context::yield, from within the one block of this stream that runs: for an engine's callback, which has the stream
-    /// and not the context. Elsewhere it does nothing.
+    /// As kernel_context::yield, from within the one block of this stream that runs: for an
+    /// engine's callback, which has the stream and not the context. Elsewhere it does nothing.
     bool yield() noexcept { return engine_->yield(*state_); }
 
     /// As it was made.
     [[nodiscard]] priority level() const noexcept { return state_->level; }
-    /// Who it belongs to, in the ledger.
+    /// Its owner's tag, in the ledger.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
     /// How many SMs its blocks run on: those of its partition, or all of the device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }

@@ -28,10 +28,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// Models gpushare::virtual_memory; see there. Chunks are charged to the device's capacity, beside its allocations,
-/// and lost with the device; they cost memory of this process only once they are touched. What is mapped can be
-/// touched from any thread, `guarded` or not. Safe from any thread; ranges and chunks must not outlive it. Linux 5.7 or
-/// newer.
+/// Models gpushare::virtual_memory; see there. Chunks are charged to the device's capacity, beside
+/// its allocations, and lost with the device; they cost memory of this process only once they are
+/// touched. Any thread can touch mapped memory, `guarded` or not. Safe from any thread; ranges and
+/// chunks must not outlive it. Linux 5.7 or newer.
 class virtual_memory {
 public:
     /// The pages of a new chunk come from the system, which has cleared them.
@@ -101,7 +101,7 @@ public:
         range home_;  // where its pages are while they are mapped nowhere
     };
 
-    /// Of a chunk.
+    /// The size of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{granularity_}; }
 
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
@@ -162,7 +162,7 @@ public:
             }
             return errc::out_of_memory;
         }
-        // What is left behind has no pages, and could still be touched.
+        // The vacated addresses have no pages, but could still be touched.
         ::mmap(at, size, PROT_NONE, anonymous | MAP_FIXED, -1, 0);
         for (std::size_t offset = 0; offset < size; offset += granularity_) homes_.erase(advanced(at, offset));
         return errc::none;

@@ -24,8 +24,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace sim {
 
-/// A point on a simulated stream. Copies are the same point; a default-constructed one is reached. For the world's thread. A wait
-/// lets the world's events happen; where nothing is left to happen it returns false.
+/// A point on a simulated stream. Copies are the same point; a default-constructed one is reached.
+/// For the world's thread. A wait lets the world's events happen; where nothing is left to happen
+/// it returns false.
 class point {
 public:
     point() = default;  ///< Reached.
@@ -61,10 +62,11 @@ private:
 };
 static_assert(timeline_point<point>);
 
-/// An in-order stream of a simulated device. A handle: what was enqueued runs though the handle is gone. For the world's thread.
+/// An in-order stream of a simulated device. A handle: what was enqueued runs though the handle is
+/// gone. For the world's thread.
 class stream {
 public:
-    using point = sim::point;  ///< What record() returns.
+    using point = sim::point;  ///< The type that record() returns.
 
     /// A stream of device `d`; `tag` says in a kernel_span whose it is. Throws std::bad_alloc.
     stream(world& w, device_id d, priority level = {}, std::uint32_t tag = 0)
@@ -100,7 +102,7 @@ static_assert(queue<stream>);
 /// One device of a world, as a place where streams come from. It has no SMs: a kernel takes all of it.
 class device {
 public:
-    using stream = sim::stream;  ///< What make_stream() returns.
+    using stream = sim::stream;  ///< The type that make_stream() returns.
 
     /// Device `d` of the world, which must outlive it.
     device(world& w, device_id d) noexcept : world_(&w), id_(d) {}

@@ -32,7 +32,7 @@ namespace sim {
 class stream;
 class point;
 
-/// What happens at some time. Up to 48 bytes of captures.
+/// An action at some time. Up to 48 bytes of captures.
 using task = gpushare::detail::inplace_function<void(), 48>;
 
 /// A kernel that a device has run.
@@ -43,14 +43,14 @@ struct kernel_span {
     instant end{};          ///< when it was over
 };
 
-/// What a world is made of.
+/// The make-up of a world.
 struct world_options {
     std::uint32_t devices = 1;  ///< how many
 };
 
-/// Virtual time, devices and what happens to them. Time begins at instant{} and passes only within step(), run() and run_until(), or
-/// in a wait for a point. For one thread: the one that steps it makes all calls. Neither copied nor moved, since streams and
-/// points refer to it.
+/// Virtual time, devices and what happens to them. Time begins at instant{} and passes only within
+/// step(), run() and run_until(), or in a wait for a point. For one thread: the one that steps it
+/// makes all calls. Neither copied nor moved, since streams and points refer to it.
 class world {
 public:
     /// Throws std::bad_alloc.
@@ -246,7 +246,7 @@ class clock_of {
 public:
     static constexpr bool stepped = true;  ///< See stepped_clock.
 
-    /// Of this world.
+    /// The clock of this world.
     explicit clock_of(const world& w) noexcept : world_(&w) {}
     /// The virtual time.
     [[nodiscard]] instant now() const noexcept { return world_->now(); }

@@ -31,8 +31,8 @@ struct block {
     bytes charge{};
 };
 
-/// What an allocator of CUDA's is to be asked for, so that `size` bytes at `alignment` lie in it. It aligns to `natural`
-/// itself. 0 if no device has that much.
+/// The bytes to request of a CUDA allocator so that `size` bytes at `alignment` fit. The allocator
+/// itself aligns to `natural`. 0 if no device has that much.
 [[nodiscard]] constexpr std::uint64_t padded(std::size_t size, std::size_t alignment, std::size_t natural) noexcept {
     constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
     const std::uint64_t slack = alignment > natural ? alignment - natural : 0;
@@ -75,10 +75,11 @@ public:
     }
     void release(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
 
-    /// Of all blocks that are out. Relaxed: a figure of one moment, from which nothing else is inferred.
+    /// The bytes of all blocks that are out. Relaxed: a figure of one moment, from which nothing
+    /// else is inferred.
     [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
 
-    /// What entered so far: read it before the device's free memory...
+    /// The bytes entered so far: read it before the device's free memory...
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
     /// ... and this with what was read, after it: bytes that were out at that moment, no matter what came or went
     /// meanwhile, and never more. A block enters after the device gave it, and leaves before the device gets it back.

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of the captures of a stream: which of ours is under way, and whether others may begin some. A part of the stream's
-// state.
+// The state of a stream's captures: which of ours is under way, and whether others may begin some.
+// A part of the stream's state.
 //
 //   const auto turn = watch.turn();                       // a thread that records a point
 //   if (capture_watch::captures(turn)) refuse();
 //   record();
 //   if (watch.turn() != turn) refuse();                   // it may have gone into a capture that another thread began meanwhile
 //
-// Any thread may record on a stream for a limiter, so a record takes no lock: what went into a capture can be dropped. Calls that
-// would spoil a capture (waiting for a point from outside of it, allocating) hold off captures instead.
+// Any thread may record on a stream for a limiter, so a record takes no lock: a point that went
+// into a capture can be dropped. Calls that would spoil a capture (waiting for a point from outside
+// of it, allocating) hold off captures instead.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,9 @@ class capture_watch {
 public:
     /// Counts what our captures began and ended: it changes whenever one does.
     [[nodiscard]] std::uint64_t turn() const noexcept {
-        // acquire: a record that the driver put into a capture comes behind the beginning of that, by the driver's own lock, and this
-        // reading behind the record; so it sees what begin() wrote before.
+        // acquire: a record that the driver put into a capture comes behind the beginning of that,
+        // by the driver's own lock, and this reading behind the record; so it sees what begin()
+        // wrote before.
         return turn_.load(std::memory_order_acquire);
     }
     /// Whether one is under way at that turn.
@@ -37,7 +39,8 @@ public:
     /// Whether one of ours is under way.
     [[nodiscard]] bool ours() const noexcept { return captures(turn()); }
 
-    /// Before the driver begins. False where one is under way already. Waits for those who hold off captures.
+    /// Call before the driver begins. False if a capture is already under way. Waits for callers
+    /// that hold off captures.
     [[nodiscard]] bool begin() noexcept {
         const std::lock_guard lock(mutex_);
         std::uint64_t now = turn_.load(std::memory_order_relaxed);
@@ -46,8 +49,9 @@ public:
     /// After the driver has ended it.
     void end() noexcept { turn_.fetch_add(1, std::memory_order_release); }
 
-    /// None of ours begins until what is returned goes. Any number of threads may hold them off at once, and none waits for another
-    /// that is in a call of the driver's meanwhile: only the beginning of a capture does.
+    /// None of ours begins until what is returned goes. Any number of threads may hold them off at
+    /// once, and none waits for another that is in a call of the driver's meanwhile: only the
+    /// beginning of a capture does.
     [[nodiscard]] std::shared_lock<std::shared_mutex> hold_off() noexcept { return std::shared_lock(mutex_); }
 
     /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.

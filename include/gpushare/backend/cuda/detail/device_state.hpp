@@ -32,7 +32,8 @@ namespace detail {
 
 class device_state;
 
-/// What a point without an event of its own waits for: several others, or the end of a graph.
+/// The awaited thing of a point without an event of its own: several other points, or the end of a
+/// graph.
 class eventless {
 public:
     eventless() = default;
@@ -45,9 +46,10 @@ public:
     [[nodiscard]] virtual bool waits_for_graph() const noexcept = 0;
 };
 
-/// What the copies of a point share, in the pool of its device. The event is used again for the next point.
+/// The state that the copies of a point share, in the pool of its device. The event is used again
+/// for the next point.
 struct point_state {
-    /// Of `outcome`: not known to be reached. Everything else is an errc.
+    /// A value of `outcome`: not known to be reached. Every other value is an errc.
     static constexpr std::uint8_t pending = 0xff;
 
     point_state() = default;
@@ -79,7 +81,8 @@ struct retired_partition {
     std::vector<point_state*> ends;    // of its streams
 };
 
-/// Bytes that came and went. What is out is read around another reading, of the device's: see out_since().
+/// Counts bytes that came and went. The bytes out are computed around another reading, of the
+/// device's: see out_since().
 class flow {
 public:
     /// After the device gave them.
@@ -118,11 +121,11 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
-    /// Of all nodes that have the device, in this context.
+    /// Shared by all nodes that have the device, in this context.
     [[nodiscard]] sm_registry& sms() noexcept { return *sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
 
-    /// What the chunks of virtual memory have of the device.
+    /// The device's bytes that chunks of virtual memory take.
     [[nodiscard]] flow& chunks() noexcept { return chunks_; }
     /// From now on the pool's blocks count as allocated here.
     void enter_pool(cudaMemPool_t p) {
@@ -181,8 +184,9 @@ public:
         points_.release(p);
     }
 
-    /// Destroys the partition, and gives its SMs back, once what its streams have enqueued is done: cudaStreamDestroy and
-    /// cuGreenCtxDestroy don't wait for that. It is looked at now, and before new partitions are made.
+    /// Destroys the partition, and gives its SMs back, once what its streams have enqueued is done:
+    /// cudaStreamDestroy and cuGreenCtxDestroy don't wait for that. It is looked at now, and before
+    /// new partitions are made.
     void retire(std::unique_ptr<retired_partition> p) noexcept {
         {
             const std::lock_guard lock(mutex_);
@@ -198,7 +202,8 @@ public:
             return true;
         });
     }
-    /// Nobody who looks at the same time finds SMs taken whose work is done: they are free before the driver destroys what had them.
+    /// Nobody who looks at the same time finds SMs taken whose work is done: they are free before
+    /// the driver destroys what had them.
     void collect_partitions() noexcept {
         gpushare::detail::fifo<retired_partition> gone;
         {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of a stream's SMs the launches of one submission can fill: their blocks against those that are resident at once in
-// the stream's partition. A part of the stream's state.
+// Computes which part of a stream's SMs the launches of one submission can fill: their blocks
+// against the blocks that can be resident at once in the stream's partition. A part of the stream's
+// state.
 //
 //   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }         // 0.25: a quarter of the SMs
 //   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });          // by the launch
 //   s.widths.note({.width = sm_width(0.5)});                                             // by a graph of such
 //   s.widths.note_opaque();                                                              // by a copy, ...
 //
-// Only what goes through the stream object is seen. Whoever has had the native handle may launch past it, so from then on all of
-// the stream's work is opaque.
+// It sees only launches through the stream object. A caller that has got the native handle may
+// launch past it, so from then on all of the stream's work is opaque.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +49,8 @@ public:
         return filled;
     }
 
-    /// Before a launch. `resident()` gives the blocks that fit at once, 0 if that isn't known; it is asked when another kernel than
-    /// the last comes.
+    /// Before a launch. `resident()` gives the blocks that fit at once, 0 if that isn't known; it
+    /// is asked when another kernel than the last comes.
     template <std::invocable F>
     void note(const void* entry, grid g, F resident) noexcept {
         // relaxed: only the calling thread writes its own number.
@@ -71,8 +72,9 @@ public:
     }
     /// Before anything else that runs on the device.
     void note_opaque() noexcept {
-        // relaxed: what a thread of the submission enqueues comes before its end by whatever lets that thread end. From a thread of
-        // another submission it may reach the next one instead, which is then opaque for nothing.
+        // relaxed: what a thread of the submission enqueues comes before its end by whatever lets
+        // that thread end. From a thread of another submission it may reach the next one instead,
+        // which is then opaque for nothing.
         if (by_.load(std::memory_order_relaxed) != std::thread::id{}) opaque_.store(true, std::memory_order_relaxed);
     }
     /// Somebody has the native handle.
@@ -83,7 +85,7 @@ public:
 private:
     std::atomic<std::thread::id> by_{};
     std::atomic<bool> opaque_{false}, by_handle_{false};
-    // Of the thread that notes.
+    // State of the thread that notes.
     double widest_ = 0;
     const void* entry_ = nullptr;  // the last kernel
     std::uint32_t threads_ = 0, resident_ = 0;

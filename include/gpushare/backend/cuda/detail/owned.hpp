@@ -34,7 +34,8 @@ concept native_kind = requires(const driver& api, typename K::native_type native
 };
 // clang-format on
 
-/// Movable; none when it was moved from. What goes wrong at the end is kept in the device's health.
+/// Owns a native object. Movable; empty after a move from it. The device's health keeps errors of
+/// its destruction.
 template <native_kind Kind>
 class owned {
 public:

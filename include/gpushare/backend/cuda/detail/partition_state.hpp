@@ -27,7 +27,8 @@ struct partition_state {
     partition_state& operator=(const partition_state&) = delete;
     ~partition_state() { device->retire(std::move(own)); }
 
-    /// An event for the end of one more stream, and room for it, so that its destructor needs nothing more. Under `mutex`.
+    /// An event for the end of one more stream, and room for it, so that its destructor needs
+    /// nothing more. Under `mutex`.
     [[nodiscard]] point_state& new_end() {
         device->drop_ended(own->ends);
         own->ends.reserve(own->ends.size() + streams + 1);
@@ -35,15 +36,16 @@ struct partition_state {
         ++streams;
         return end;
     }
-    /// What the stream has enqueued ends where `end` is reached.
+    /// A stream is gone; its work ends where `end` is reached.
     void stream_gone(point_state& end) noexcept {
         const std::lock_guard lock(mutex);
         own->ends.push_back(&end);
         --streams;
     }
 
-    /// A stream of it is somebody else's from now on, who doesn't say when that goes: the native partition stays, and its SMs are
-    /// nobody else's. (Driver API, cuGreenCtxDestroy: streams of a context that is gone can't be used.)
+    /// A stream of it is somebody else's from now on, who doesn't say when that goes: the native
+    /// partition stays, and its SMs are nobody else's. (Driver API, cuGreenCtxDestroy: streams of a
+    /// context that is gone can't be used.)
     void keep() noexcept {
         const std::lock_guard lock(mutex);
         own->owned = false;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the nodes of a process share: two of them may have the same device, whose SMs and gangs are the same.
+// State that the nodes of a process share: two of them may have the same device, whose SMs and
+// gangs are the same.
 //
 //   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(of_context{ordinal, context.id()});
 //
-// It is there as long as somebody has it. The table behind it is the one thing in the backend that no node owns: without it, two
-// nodes, of two libraries in a process say, would hand out the same SMs twice and enqueue their gangs in different orders.
+// It lives as long as somebody holds it. The table behind it is the only thing in the backend that
+// no node owns. Without it, two nodes (say, of two libraries in a process) would hand out the same
+// SMs twice and enqueue their gangs in different orders.
 #pragma once
 
 #include <map>
@@ -19,10 +21,11 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Of a device's context: what the device had in another one, before a reset, is gone.
+/// The key of a device's context. A reset makes a new context, without the state of the old one.
 using of_context = std::pair<int, unsigned long long>;
 
-/// The process's T of that key, made from `arguments` where there is none. Safe from any thread. Throws what making one throws.
+/// The process's T of that key, made from `arguments` where there is none. Safe from any thread.
+/// Throws what making one throws.
 template <class T, class Key, class... Arguments>
 [[nodiscard]] std::shared_ptr<T> process_wide(const Key& key, Arguments&&... arguments) {
     struct table {

@@ -57,7 +57,7 @@ public:
         return model_.open_stream(device, level, tag, part);
     }
 
-    /// What is queued still runs. Points of the stream stay valid.
+    /// Queued work still runs. Points of the stream stay valid.
     void close_stream(stream_state& s) noexcept {
         std::exception_ptr unread;  // out here: destroyed unlocked
         const section locked{*this};

@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 namespace host {
 namespace detail {
 
-/// What runs code of the user when it is destroyed: collected under the lock, emptied without it.
+/// Objects whose destructors run user code: collected under the lock, emptied without it.
 struct leavings {
     gpushare::detail::fifo<operation> operations;
     gpushare::detail::fifo<point_state> points;
@@ -53,7 +53,7 @@ public:
 
     // --- time
 
-    /// Works off what has ended by `now`. What ends at one instant ends before anything starts at it.
+    /// Processes all ends up to `now`. At one instant, ends come before starts.
     void advance(instant now) noexcept {
         while (events_.next() <= now) {
             const instant at = events_.next();
@@ -70,7 +70,8 @@ public:
     /// When the next block ends whose end is known; `never` if there is none.
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
-    /// Who waits for what was reached is to be woken. Before the lock is let go of: then they may be gone.
+    /// Collects the waiters to wake for reached points. Call before the lock is released:
+    /// afterwards they may be gone.
     void wake_waiters(wake_list& woken) noexcept {
         while (waiter* const w = woken_.pop()) woken.add(w->woken);
     }
@@ -88,8 +89,9 @@ public:
         if (sm.device->lost.load(std::memory_order_relaxed)) events_.cut(*sm.device, now);
     }
 
-    /// Of an SM whose one block is being run: it pauses, and a block of a higher level is to be run there instead, if one waits. Then
-    /// come finish_nested() and, once none is left, `sm` is as before but for the time.
+    /// Pauses an SM whose one block is running, to run a block of a higher level there instead, if
+    /// one waits. Then come finish_nested() and, once none is left, `sm` is as before but for the
+    /// time.
     [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept {
         const auto claim = sm.device->order.next_above(paused.stream->level, sm.index);
         if (!claim) return false;
@@ -163,7 +165,7 @@ public:
 
     // --- whose work it is
 
-    /// What thread `by` enqueues from now on tells `o` of its failures.
+    /// Work that thread `by` enqueues from now on reports its failures to `o`.
     static void begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept {
         o.by = by;
         o.status = errc::none;
@@ -234,7 +236,7 @@ public:
     // --- pools
 
     [[nodiscard]] gpushare::detail::pool<operation>& operations() noexcept { return operations_; }
-    /// What was left for the caller to destroy without the lock.
+    /// Objects left for the caller to destroy without the lock.
     [[nodiscard]] leavings& left() noexcept { return left_; }
 
 private:
@@ -290,7 +292,8 @@ private:
     static void share(outcome_state& o) noexcept {
         o.references.fetch_add(1, std::memory_order_relaxed);  // relaxed: somebody has one, or it is under the lock
     }
-    /// With a reference. Of a thread that has begun nothing there, as one that helps another, it is what began last.
+    /// The owner of the thread's work, with a reference. For a thread that has begun nothing there,
+    /// for example a helper of another thread, it is the owner that began last.
     [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept {
         outcome_state* owner = s.latest;
         while (owner != nullptr && owner->by != by) owner = owner->beside;
@@ -298,8 +301,9 @@ private:
         if (owner != nullptr) share(*owner);
         return owner;
     }
-    /// The failure of `op` is noted by its owner, and what that one is a part of; where it isn't sure whose it is, by all that it
-    /// may be of; and for who owns nothing here. What is to be destroyed without the lock is in `op` afterwards.
+    /// Notes the failure of `op` at its owner, and at the pieces of work that contain it. If the
+    /// owner isn't certain, all candidates note it; so does the stream, for threads that own
+    /// nothing here. Afterwards `op` holds the objects to destroy without the lock.
     static void note_end(operation& op) noexcept {
         stream_state& s = *op.stream;
         const bool failed = op.status != errc::none;

@@ -29,8 +29,8 @@ namespace detail {
 ///   - a block that has an SM keeps it until it is released;
 ///   - the blocks of a cooperative head start together: while it is the best head and too few SMs are free,
 ///     nobody else gets one, and once its first block is claimed nothing comes before the others;
-///   - SMs can be set apart in groups. A head of a group gets SMs of that group only, one of group 0 any that is free: it
-///     is kept from none. What a cooperative head holds back are the SMs that it may have.
+///   - SMs can be set apart in groups. A head of a group gets SMs of that group only; a head of group 0
+///     gets any free SM. A cooperative head reserves only SMs that it may have.
 /// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first has all.
 template <std::regular Work>
 class scheduler {
@@ -56,8 +56,8 @@ public:
         return static_cast<std::uint32_t>(sum);
     }
 
-    /// Sets `count` >= 1 of the SMs in group 0 apart, of which there are as many. Returns the group, from 1; numbers are
-    /// used again. Blocks of others that are on them stay to their end.
+    /// Sets `count` >= 1 of the SMs in group 0 apart, of which there are as many. Returns the
+    /// group, from 1; numbers are used again. Blocks of others that are on them stay to their end.
     [[nodiscard]] std::uint32_t set_apart(std::uint32_t count) {
         std::uint32_t made = 1;
         while (made < groups_.size() && groups_[made].sms != 0) ++made;
@@ -96,7 +96,7 @@ public:
         return true;
     }
 
-    /// What the next free SM does; nothing if none is free or no head may use it.
+    /// The next free SM's work; nothing if none is free or no head may use it.
     [[nodiscard]] std::optional<claim> next() noexcept {
         ++look_;
         for (auto at = heads_.size(); at-- > 0;) {
@@ -114,8 +114,9 @@ public:
         return std::nullopt;
     }
 
-    /// What has waited longest of the highest level above `level` and may run on `sm`, which is taken: a block of it goes there now. As
-    /// in next(), nobody goes past a cooperative head that waits for this SM among others.
+    /// The head that has waited longest of the highest level above `level` and may run on `sm`,
+    /// which is taken: a block of it goes there now. As in next(), no head passes a cooperative
+    /// head that waits for this SM among others.
     [[nodiscard]] std::optional<claim> next_above(priority level, std::uint32_t sm) noexcept {
         for (auto at = heads_.size(); at-- > 0 && heads_[at].level > level;) {
             head& h = heads_[at];
@@ -176,7 +177,7 @@ private:
             if (is_open(g)) sum += g.free.size();
         return sum;
     }
-    /// Of all, the lowest SM's.
+    /// The group to take an SM from; for group 0, the one with the lowest free SM.
     [[nodiscard]] std::uint32_t group_to_take_from(std::uint32_t of) const noexcept {
         if (of != 0) return is_open(groups_[of]) ? of : no_group;
         std::uint32_t best = no_group;

@@ -36,7 +36,7 @@ inline constexpr std::uint32_t largest_batch = 16;
 struct operation {
     operation* next = nullptr;
     stream_state* stream = nullptr;
-    // What is asked for: fixed once it is submitted.
+    // The request: fixed once it is submitted.
     gpushare::detail::inplace_function<void(kernel_context&), kernel_capacity> body;
     point_state* awaited = nullptr;  // owns a reference
     outcome_state* owner = nullptr;  // whose work it is; owns a reference
@@ -90,7 +90,8 @@ struct stream_state {
     instant last_end{};
     ns used{};        // SM time of all its blocks that have ended
     double wide = 0;  // the same, each times the part of the SMs that its kernel could fill
-    // The first failure since the last point that is in no own_work; once that is reached it stays until other work is done.
+    // The first failure since the last point that is in no own_work; once that is reached it stays
+    // until other work is done.
     errc status = errc::none;
     std::exception_ptr exception;
     bool told = false;                // that point is reached
