@@ -3,6 +3,7 @@
 #
 #   gpushare::cuda_runtime   gpushare::gpushare, the CUDA runtime and CCCL's headers: for plain C++, no nvcc
 #   gpushare::cuda           gpushare::cuda_runtime and the flags that our headers need from nvcc
+#   gpushare::cuda_launch_gate   gpushare::cuda_runtime and CUPTI, where the toolkit has it: for backend/cuda/launch_gate.hpp
 #
 # gpushare_find_cuda(REASON) defines them, or sets REASON to why they can't be had. gpushare::gpushare is the same
 # either way.
@@ -45,6 +46,11 @@ function(gpushare_find_cuda reason)
             target_include_directories(gpushare::cuda_runtime INTERFACE ${directory}/cccl)
         endif()
     endforeach()
+
+    if(TARGET CUDA::cupti)
+        add_library(gpushare::cuda_launch_gate INTERFACE IMPORTED ${scope})
+        target_link_libraries(gpushare::cuda_launch_gate INTERFACE gpushare::cuda_runtime CUDA::cupti)
+    endif()
 
     add_library(gpushare::cuda INTERFACE IMPORTED ${scope})
     target_link_libraries(gpushare::cuda INTERFACE gpushare::cuda_runtime)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -180,6 +181,164 @@ TEST_CASE("no higher request waits for longer than it was told, whoever launches
             front_ends = device.empty() ? never : front_ends + device.front().takes;
         }
     }
+}
+
+TEST_CASE("a request whose thread computes is in nobody's way on its level", "[launch_gate]") {
+    launch_gate gate{{.ahead = 100us}};
+    const auto a = gate.add({}), b = gate.add({});
+    gate.arrived(b, begin);  // and launches nothing for now
+    for (int i = 0; i < 100; ++i) {
+        REQUIRE(gate.ask(a, 100us, begin).goes);
+        gate.launched(a, 100us, begin);
+        gate.finished(a, 100us, 100us, begin);
+    }
+    // It has saved up what a client may be ahead, and no more.
+    gate.launched(b, 50us, begin);
+    CHECK_FALSE(gate.ask(a, 100us, begin).goes);
+    gate.finished(b, 50us, 50us, begin);
+    for (int i = 0; i < 2; ++i) {
+        REQUIRE(gate.ask(b, 100us, begin).goes);
+        gate.launched(b, 100us, begin);
+    }
+    CHECK(gate.ask(a, 100us, begin).goes);
+}
+
+/// What the rules say, written down once more: from all that happened, without virtual time.
+struct rules {
+    struct client {
+        bool used = false;
+        int level = 0;
+        std::uint32_t requests = 0;
+        instant seen{}, waits_since = never;
+        std::deque<ns> flight{};
+        ns in_flight{0}, charged{0};
+        ns predicted{0};  // of the launch that it would make
+
+        [[nodiscard]] bool busy() const { return waits_since != never || in_flight != ns{0}; }
+    };
+    launch_gate_options options;
+    std::vector<client> clients;
+
+    [[nodiscard]] bool higher_is_there(const client& c, instant now) const {
+        return std::ranges::any_of(clients, [&](const client& o) {
+            return o.used && o.level > c.level &&
+                   (o.requests != 0 || (o.seen != instant{} && now - o.seen < options.linger));
+        });
+    }
+    [[nodiscard]] bool has_higher(const client& c) const {
+        return std::ranges::any_of(clients, [&](const client& o) { return o.used && o.level > c.level; });
+    }
+    [[nodiscard]] bool enough_in_flight(const client& c) const {
+        return has_higher(c) && c.in_flight != ns{0} && c.in_flight + c.predicted > options.in_flight;
+    }
+    [[nodiscard]] bool has_rival(const client& c) const {
+        return std::ranges::any_of(
+            clients, [&](const client& o) { return &o != &c && o.used && o.level == c.level && o.busy(); });
+    }
+};
+
+/// Clients that come, ask, launch and go as dice fall, on a device that ends launches as dice fall.
+struct interleaving {
+    sim::random any;
+    rules model{{.linger = 10us, .ahead = 300us, .longest_hold = 3ms}, std::vector<rules::client>(6)};
+    launch_gate gate{model.options};
+    instant now = begin;
+    std::uint64_t launches = 0, forced = 0, held = 0;
+
+    void come(std::uint32_t number) {
+        auto& c = model.clients[number];
+        c = {.used = true, .level = static_cast<int>(any.below(3))};
+        REQUIRE(gate.add({.level = c.level, .weight = static_cast<std::uint32_t>(1 + any.below(9))}) == number);
+    }
+    void ask(std::uint32_t number) {
+        auto& c = model.clients[number];
+        if (c.waits_since == never) c.predicted = any.between(1us, any.below(10) == 0 ? 700us : 60us);
+        const instant since = c.waits_since == never ? now : c.waits_since;
+        const bool must_wait = model.higher_is_there(c, now) || model.enough_in_flight(c), rival = model.has_rival(c);
+        const launch_answer a = gate.ask(number, c.predicted, now, since);
+        if (a.forced) REQUIRE(now - since >= model.options.longest_hold);
+        if (now - since >= model.options.longest_hold) REQUIRE(a.goes);
+        if (must_wait) REQUIRE((!a.goes || a.forced));
+        if (!must_wait && !rival) REQUIRE((a.goes && !a.forced));
+        forced += a.forced;
+        held += !a.goes;
+        c.waits_since = a.goes ? never : since;
+        if (a.goes) launch(number);
+    }
+    void launch(std::uint32_t number) {
+        auto& c = model.clients[number];
+        gate.launched(number, c.predicted, now);
+        c.flight.push_back(c.predicted);
+        c.in_flight += c.predicted;
+        c.seen = now;
+        ++launches;
+    }
+    void finish(std::uint32_t number) {
+        auto& c = model.clients[number];
+        if (c.flight.empty()) return;
+        const ns predicted = c.flight.front(), measured = any.between(1us, 2 * predicted + 1us);
+        c.flight.pop_front();
+        c.in_flight -= predicted;
+        c.charged += measured;
+        c.seen = now;
+        gate.finished(number, predicted, measured, now);
+        REQUIRE(gate.in_flight(number) == c.in_flight);
+        REQUIRE(gate.charged(number) == c.charged);
+    }
+    void request(std::uint32_t number, bool comes) {
+        auto& c = model.clients[number];
+        if (!comes && c.requests == 0) return;
+        comes ? gate.arrived(number, now) : gate.left(number, now);
+        comes ? ++c.requests : --c.requests;
+        c.seen = now;
+    }
+    // Of the clients of a level that wait for each other, one may always go.
+    void check_that_one_goes() {
+        const auto& all = model.clients;
+        for (std::uint32_t n = 0; n < all.size(); ++n) {
+            if (all[n].waits_since == never || model.higher_is_there(all[n], now) || model.enough_in_flight(all[n]))
+                continue;
+            bool others_run = false, one = false;
+            for (std::uint32_t o = 0; o < all.size(); ++o) {
+                if (!all[o].used || all[o].level != all[n].level) continue;
+                others_run |= all[o].in_flight != ns{0};
+                one |= all[o].waits_since != never && gate.ask(o, all[o].predicted, now, now).goes;
+                if (all[o].waits_since != never) (void)gate.ask(o, all[o].predicted, now, all[o].waits_since);
+            }
+            REQUIRE((one || others_run));
+        }
+    }
+    void step() {
+        const auto n = static_cast<std::uint32_t>(any.below(model.clients.size()));
+        now += any.between(0us, 30us);
+        if (!model.clients[n].used) return come_first();
+        switch (any.below(40)) {
+            case 0: return request(n, true);
+            case 1:
+            case 2:
+            case 3: return request(n, false);
+            case 4:
+                if (any.below(50) != 0) return;
+                gate.remove(n);
+                model.clients[n] = {};
+                return;
+            case 5: return check_that_one_goes();
+            default: any.below(2) == 0 ? finish(n) : ask(n);
+        }
+    }
+    void come_first() {
+        for (std::uint32_t n = 0; n < model.clients.size(); ++n)
+            if (!model.clients[n].used) return come(n);
+    }
+};
+
+TEST_CASE("a million launches, interleaved at random, keep every rule", "[launch_gate][sweep]") {
+    const std::uint64_t seed = support::seed(1);
+    CAPTURE(seed);
+    interleaving all{sim::random(seed)};
+    while (all.launches < 1'000'000) all.step();
+    CHECK(all.held > 100'000);  // the rules were asked for something
+    CHECK(all.forced > 100);
 }
 
 }  // namespace launch_gate_tests

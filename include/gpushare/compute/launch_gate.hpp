@@ -48,16 +48,25 @@ struct launch_client_options {
 
 /// Whether a launch may go.
 struct launch_answer {
-    bool goes = false;        ///< launch it now
-    bool forced = false;      ///< goes, since it was held for too long: worth an event
+    bool goes = false;    ///< launch it now
+    bool forced = false;  ///< goes, since it was held for too long: worth an event
+    bool own = false;     ///< waits for what the client itself has in flight: little may be there, for held_by's sake
     std::uint32_t held_by{};  ///< the client for whom it is held, or was
     instant again = never;    ///< ask again then, if nothing has finished or left by then
+};
+
+/// What a launch costs: the device's time that it takes, and the part of that which its client is charged.
+struct launch_cost {
+    ns time{0};    ///< from its beginning to its end
+    ns charge{0};  ///< times the part of the SMs that it fills
 };
 
 /// The decisions about one device's launches. See the top of the file.
 class launch_gate {
 public:
-    using client = std::uint32_t;  ///< an index, used again once it was removed
+    using client = std::uint32_t;                  ///< an index, used again once it was removed
+    using client_options = launch_client_options;  ///< what add() takes
+    using answer = launch_answer;                  ///< what ask() says
 
     /// Throws nothing but std::bad_alloc.
     explicit launch_gate(const launch_gate_options& o = {}) : options_(o) {}
@@ -90,7 +99,7 @@ public:
     /// Whether `c` may launch what is predicted to take `predicted`. `since`: when the launch was asked about first.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since) noexcept {
         state& s = clients_[c];
-        if (!s.waits && s.in_flight == ns{0} && s.requests == 0) catch_up(c);
+        if (!busy(s)) catch_up(c, s.requests != 0 ? options_.ahead : ns{0});
         launch_answer a = decide(c, predicted, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
         s.waits = !a.goes;
@@ -102,23 +111,30 @@ public:
     }
 
     /// `c` has launched it.
-    void launched(client c, ns predicted, instant now) noexcept {
+    void launched(client c, launch_cost predicted, instant now) noexcept {
         state& s = clients_[c];
         s.waits = false;
-        s.in_flight += predicted;
-        s.longest = std::max(s.longest, predicted);
-        s.virtual_time += predicted.count() / s.weight;
+        s.in_flight += predicted.time;
+        s.longest = std::max(s.longest, predicted.time);
+        s.virtual_time += predicted.charge.count() / s.weight;
         s.seen = now;
     }
-    /// A launch has ended. `measured` replaces the prediction in the client's charge.
-    void finished(client c, ns predicted, ns measured, instant now) noexcept {
+    /// The same of a launch that fills the device.
+    void launched(client c, ns predicted, instant now) noexcept { launched(c, {predicted, predicted}, now); }
+    /// A launch has ended, or several together. `measured` replaces the prediction in the client's charge.
+    void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
-        s.in_flight -= std::min(predicted, s.in_flight);
-        s.longest = std::max(s.longest, measured);
-        s.virtual_time += (measured - predicted).count() / s.weight;
-        s.charged += measured;
+        s.in_flight -= std::min(predicted.time, s.in_flight);
+        s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
+        s.charged += measured.charge;
         s.seen = now;
     }
+    /// The same of launches that fill the device.
+    void finished(client c, ns predicted, ns measured, instant now) noexcept {
+        finished(c, {predicted, predicted}, {measured, measured}, now);
+    }
+    /// A launch of `c` was seen to take so long, longer than predicted: bound() counts with it.
+    void took(client c, ns longest) noexcept { clients_[c].longest = std::max(clients_[c].longest, longest); }
 
     /// Whether a client above the level of `c` is present, or lingers: a gate in the stream of `c` is closed as long.
     [[nodiscard]] launch_answer closed(client c, instant now) const noexcept {
@@ -144,7 +160,7 @@ public:
     }
     /// Predicted time of the launches of `c` in flight.
     [[nodiscard]] ns in_flight(client c) const noexcept { return clients_[c].in_flight; }
-    /// Time charged to `c`: the time of its launches, as measured.
+    /// Device time charged to `c`: that of its launches, as measured.
     [[nodiscard]] ns charged(client c) const noexcept { return clients_[c].charged; }
 
 private:
@@ -166,31 +182,30 @@ private:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
-            if (o.level > s.level && !little) return {.goes = false, .held_by = other};
-            if (o.level == s.level && competes(o) &&
-                s.virtual_time > o.virtual_time + options_.ahead.count() / s.weight)
+            if (o.level > s.level && !little) return {.goes = false, .own = true, .held_by = other};
+            if (o.level == s.level && busy(o) && s.virtual_time > o.virtual_time + options_.ahead.count() / s.weight)
                 return {.goes = false, .held_by = other};
         }
         return {.goes = true};
     }
 
-    [[nodiscard]] static bool competes(const state& o) noexcept {
-        return o.waits || o.requests != 0 || o.in_flight != ns{0};
-    }
-    // An idle client saves nothing up: it goes on where the least served competitor of its level is
-    // or, without any, where the last one has been.
-    void catch_up(client c) noexcept {
+    // It uses the device or would. A request alone doesn't: its thread may compute for long, and nobody waits for that.
+    [[nodiscard]] static bool busy(const state& o) noexcept { return o.waits || o.in_flight != ns{0}; }
+    // An idle client saves nothing up, and one that pauses within a request no more than `saved`: it goes on where the least served
+    // competitor of its level is or, without any, where the last one has been.
+    void catch_up(client c, ns saved = ns{0}) noexcept {
         bool any = false;
         std::int64_t least = 0, greatest = 0;
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (other == c || !o.used || o.level != clients_[c].level) continue;
             greatest = std::max(greatest, o.virtual_time);
-            if (!competes(o)) continue;
+            if (!busy(o) && o.requests == 0) continue;
             least = any ? std::min(least, o.virtual_time) : o.virtual_time;
             any = true;
         }
-        clients_[c].virtual_time = std::max(clients_[c].virtual_time, any ? least : greatest);
+        const std::int64_t from = (any ? least : greatest) - saved.count() / clients_[c].weight;
+        clients_[c].virtual_time = std::max(clients_[c].virtual_time, from);
     }
 
     launch_gate_options options_;

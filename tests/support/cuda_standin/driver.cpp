@@ -140,6 +140,7 @@ CUresult stream_query(CUstream s) { return driver(query("cuStreamQuery", s)); }
 CUresult event_elapsed_time(float* ms, CUevent from, CUevent to) {
     return driver(elapsed_time("cuEventElapsedTime", ms, from, to));
 }
+CUresult event_record(CUevent e, CUstream s) { return driver(record("cuEventRecord", e, s)); }
 CUresult stream_is_capturing(CUstream s, CUstreamCaptureStatus* status) {
     auto told = cudaStreamCaptureStatusNone;
     const CUresult result = driver(is_capturing("cuStreamIsCapturing", s, &told));
@@ -182,6 +183,7 @@ std::span<const entry_point> detail::context_functions() {
         point<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease", 11000, release_primary),
         point<decltype(cuEventElapsedTime)>("cuEventElapsedTime", 2000, event_elapsed_time),
         point<decltype(cuEventQuery)>("cuEventQuery", 2000, event_query),
+        point<decltype(cuEventRecord)>("cuEventRecord", 2000, event_record),
         point<decltype(cuStreamQuery)>("cuStreamQuery", 2000, stream_query),
         point<decltype(cuStreamIsCapturing)>("cuStreamIsCapturing", 10000, stream_is_capturing),
         point<decltype(cuThreadExchangeStreamCaptureMode)>("cuThreadExchangeStreamCaptureMode", 10010,

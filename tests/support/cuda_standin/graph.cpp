@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "support/cuda_standin/cupti.hpp"
 #include "support/cuda_standin/machine.hpp"
 
 namespace standin {
@@ -204,26 +205,29 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t handle, cudaGr
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
-    return on_stream({"cudaGraphLaunch"}, handle, [&](machine& m, stream& on) {
-        const auto e = m.look_up(m.executables, exec, "a call");
-        if (e == nullptr) return cudaErrorInvalidValue;
-        if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
-        // A node runs on the SMs of the context that it was captured in, not on those of the stream of the launch.
-        // (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it runs on the device of that context, too.
-        for (const operation& node : e->nodes) {
-            if (node.in == nullptr || (node.in->device == on.in->device && node.in->sms == on.in->sms)) continue;
-            m.find(node.in->device == on.in->device
-                       ? "a graph that was captured in one partition was launched in another one"
-                       : "a graph that was captured on one device was launched on another one");
-            break;
-        }
-        for (const operation& node : e->nodes) m.enqueue(on, node);
-        if (on.recording == nullptr) {
-            e->running = std::make_shared<mark>(mark{.device = on.in->device});
-            // Programming Guide, "CUDA User Objects": what an executable owns stays until its launches are done.
-            m.enqueue(on, {.effect = [owns = e->owns] {}, .reaches = e->running});
-        }
-        return cudaSuccess;
+    const cuGraphLaunch_params told{exec, handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, "cuGraphLaunch", told, [&] {
+        return on_stream({"cudaGraphLaunch"}, handle, [&](machine& m, stream& on) {
+            const auto e = m.look_up(m.executables, exec, "a call");
+            if (e == nullptr) return cudaErrorInvalidValue;
+            if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
+            // A node runs on the SMs of the context that it was captured in, not on those of the stream of the launch.
+            // (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it runs on the device of that context, too.
+            for (const operation& node : e->nodes) {
+                if (node.in == nullptr || (node.in->device == on.in->device && node.in->sms == on.in->sms)) continue;
+                m.find(node.in->device == on.in->device
+                           ? "a graph that was captured in one partition was launched in another one"
+                           : "a graph that was captured on one device was launched on another one");
+                break;
+            }
+            for (const operation& node : e->nodes) m.enqueue(on, node);
+            if (on.recording == nullptr) {
+                e->running = std::make_shared<mark>(mark{.device = on.in->device});
+                // Programming Guide, "CUDA User Objects": what an executable owns stays until its launches are done.
+                m.enqueue(on, {.effect = [owns = e->owns] {}, .reaches = e->running});
+            }
+            return cudaSuccess;
+        });
     });
 }
 

@@ -21,6 +21,7 @@
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/concepts.hpp>
 
+#include "support/cuda_standin/cupti.hpp"
 #include "support/cuda_standin/standin.hpp"
 
 namespace gpushare {
@@ -97,6 +98,7 @@ void launch_on_standin(stream& on, grid g, const K& kernel, launch_kind kind) {
     const auto launch = [&] {
         if (at_once == 0) return cudaErrorInvalidConfiguration;
         const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
+        standin::next_dimensions() = {g.blocks, g.threads};
         return standin::detail::launch(
             on.state().native, entry_of<K>(), cooperative, length, [=, sms = on.sms()] { run(kernel, g.blocks, sms); },
             addresses_in(kernel));

@@ -335,6 +335,7 @@ cudaError_t enqueue_kernel(cudaStream_t s, const void* kernel, operation op);  /
 /// What the runtime's and the driver's function of that purpose do, under the name of either.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
 cudaError_t query(const char* name, cudaStream_t handle);                                     // stream.cpp
+cudaError_t record(const char* name, cudaEvent_t e, cudaStream_t s);                          // stream.cpp
 cudaError_t elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to);      // stream.cpp
 cudaError_t is_capturing(const char* name, cudaStream_t s, cudaStreamCaptureStatus* status);  // graph.cpp
 cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);                     // graph.cpp

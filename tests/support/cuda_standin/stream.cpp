@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/cuda_standin/cupti.hpp"
 #include "support/cuda_standin/machine.hpp"
 
 namespace standin {
@@ -126,13 +127,42 @@ cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, 
 
 cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, operation op) {
     constexpr call_info info{"cudaLaunchKernelExC"};
-    return on_stream(info, handle, [&](machine& m, stream& on) {
-        // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a green one is its device's primary.
-        const auto now = m.current();
-        if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
-            return cudaErrorInvalidResourceHandle;
-        m.load(on.in->device, kernel, info.name);
-        m.enqueue(on, std::move(op));
+    const auto dimensions = next_dimensions();
+    CUlaunchConfig how{};
+    how.gridDimX = dimensions.blocks;
+    how.blockDimX = dimensions.threads;
+    how.gridDimY = how.gridDimZ = how.blockDimY = how.blockDimZ = 1;
+    how.hStream = handle;
+    const cuLaunchKernelEx_params told{&how, reinterpret_cast<CUfunction>(const_cast<void*>(kernel)), nullptr, nullptr};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, "cuLaunchKernelEx", told, [&] {
+        return on_stream(info, handle, [&](machine& m, stream& on) {
+            // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a green one is its device's primary.
+            const auto now = m.current();
+            if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
+                return cudaErrorInvalidResourceHandle;
+            m.load(on.in->device, kernel, info.name);
+            m.enqueue(on, std::move(op));
+            return cudaSuccess;
+        });
+    });
+}
+
+cudaError_t detail::record(const char* name, cudaEvent_t handle, cudaStream_t stream_handle) {
+    return on_stream({name}, stream_handle, [&](machine& m, stream& on) {
+        const auto e = m.look_up(m.events, handle, name);
+        if (e == nullptr) return cudaErrorInvalidResourceHandle;
+        // An event belongs to the stream's context, or to the primary one under a green context.
+        const auto& primary = m.device(on.in->device).primary;
+        if (e->in != on.in && !(on.in->green && e->in == primary)) return cudaErrorInvalidResourceHandle;
+        e->last = std::make_shared<mark>(mark{.device = on.in->device});
+        if (on.recording != nullptr) {
+            if (on.recording->invalid) return cudaErrorStreamCaptureInvalidated;
+            e->last->captured = on.recording;
+            e->last->seen = on.seen;
+        } else {
+            m.enqueue(on, {.reaches = e->last});
+            m.run();  // on an idle stream it is reached at once
+        }
         return cudaSuccess;
     });
 }
@@ -158,11 +188,14 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int 
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-    return on_stream({.name = "cudaStreamDestroy", .returns = true}, handle, [&](machine& m, stream& on) {
-        if (on.recording != nullptr) m.invalidate(*on.recording, "cudaStreamDestroy");
-        --on.in->streams;
-        m.streams.remove(handle);  // `busy` keeps it until its work is done
-        return cudaSuccess;
+    const cuStreamDestroy_v2_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2, "cuStreamDestroy_v2", told, [&] {
+        return on_stream({.name = "cudaStreamDestroy", .returns = true}, handle, [&](machine& m, stream& on) {
+            if (on.recording != nullptr) m.invalidate(*on.recording, "cudaStreamDestroy");
+            --on.in->streams;
+            m.streams.remove(handle);  // `busy` keeps it until its work is done
+            return cudaSuccess;
+        });
     });
 }
 
@@ -241,23 +274,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
-    return on_stream({"cudaEventRecord"}, stream_handle, [&](machine& m, stream& on) {
-        const auto e = m.look_up(m.events, handle, "cudaEventRecord");
-        if (e == nullptr) return cudaErrorInvalidResourceHandle;
-        // An event belongs to the stream's context, or to the primary one under a green context.
-        const auto& primary = m.device(on.in->device).primary;
-        if (e->in != on.in && !(on.in->green && e->in == primary)) return cudaErrorInvalidResourceHandle;
-        e->last = std::make_shared<mark>(mark{.device = on.in->device});
-        if (on.recording != nullptr) {
-            if (on.recording->invalid) return cudaErrorStreamCaptureInvalidated;
-            e->last->captured = on.recording;
-            e->last->seen = on.seen;
-        } else {
-            m.enqueue(on, {.reaches = e->last});
-            m.run();  // on an idle stream it is reached at once
-        }
-        return cudaSuccess;
-    });
+    return record("cudaEventRecord", handle, stream_handle);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) { return query("cudaEventQuery", handle); }
@@ -281,13 +298,17 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
 // ---- copies
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind, cudaStream_t handle) {
-    return on_stream({"cudaMemcpyAsync"}, handle, [&](machine& m, stream& on) {
-        if (size == 0) return cudaSuccess;
-        if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
-        const int current = m.current()->device;
-        if (!copies(m, to, on, current) || !copies(m, from, on, current)) return cudaErrorInvalidValue;
-        m.enqueue(on, copying(to, from, size));
-        return cudaSuccess;
+    const cuMemcpyAsync_params told{reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size,
+                                    handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync, "cuMemcpyAsync", told, [&] {
+        return on_stream({"cudaMemcpyAsync"}, handle, [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+            const int current = m.current()->device;
+            if (!copies(m, to, on, current) || !copies(m, from, on, current)) return cudaErrorInvalidValue;
+            m.enqueue(on, copying(to, from, size));
+            return cudaSuccess;
+        });
     });
 }
 
@@ -307,13 +328,17 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t handle) {
-    return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
-        if (size == 0) return cudaSuccess;
-        // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools, cuMemSetAccess: who fills it, reaches it.
-        if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
-        const auto set = [=] { std::memset(to, value, size); };
-        m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
-        return cudaSuccess;
+    const cuMemsetD8Async_params told{reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned char>(value), size,
+                                      handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async, "cuMemsetD8Async", told, [&] {
+        return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools, cuMemSetAccess: who fills it, reaches it.
+            if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
+            const auto set = [=] { std::memset(to, value, size); };
+            m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
+            return cudaSuccess;
+        });
     });
 }
 

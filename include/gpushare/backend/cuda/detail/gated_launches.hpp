@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of a launch gate: drives a core, which decides, with what the driver's callbacks and events tell. Threads that are inside
+// a launch, scopes and the gate share it.
+//
+// One mutex guards it. A launch that goes takes it twice, for some ten nanoseconds each; a thread that is held gives it up while it
+// waits. The driver is asked under it, but calls nobody back, and no code of anybody else's runs.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/launch_batches.hpp>
+#include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/detail/launch_hub.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/launch_times.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+
+/// What decides about launches: see gpushare::launch_gate, the one that there is.
+// clang-format off
+template <class C>
+concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C::client who,
+                                                  const typename C::client_options& o, instant now, ns t) {
+    { c.add(o) } -> std::same_as<typename C::client>;
+    { c.remove(who) } noexcept;
+    { c.arrived(who, now) } noexcept;
+    { c.left(who, now) } noexcept;
+    { c.ask(who, t, now, now) } noexcept -> std::same_as<typename C::answer>;
+    { c.launched(who, {t, t}, now) } noexcept;
+    { c.finished(who, {t, t}, {t, t}, now) } noexcept;
+    { c.took(who, t) } noexcept;
+    { cc.bound(who) } noexcept -> std::same_as<ns>;
+    { cc.in_flight(who) } noexcept -> std::same_as<ns>;
+};
+// clang-format on
+
+/// How a launch gate follows launches.
+struct launch_shell_options {
+    ns batch{150'000};      ///< of predicted work, behind which an event is recorded
+    ns idle_batch{50'000};  ///< age from which a thread that is held ends a batch that its own client doesn't end
+    bool calls_instead =
+        false;  ///< where CUPTI has another subscriber: hold whole calls at enter(), instead of an exception
+};
+
+/// A launch that went because it had been held for too long. The holder may have waited for a lock of the engine that the held
+/// thread had.
+struct forced_launch {
+    std::uint32_t client = 0;   ///< whose launch it was
+    std::uint32_t held_by = 0;  ///< for whom it was held
+    ns held{};                  ///< for how long
+    instant at{};               ///< when it went
+};
+
+/// What a client did so far.
+struct launch_usage {
+    ns device_time{};            ///< of its launches: duration times width, as measured; what it is charged
+    ns time{};                   ///< the same without width
+    std::uint64_t launches = 0;  ///< that are over
+    std::uint64_t held = 0;      ///< of all, those that waited
+    ns longest_hold{};           ///< of one of these
+};
+
+namespace detail {
+
+template <launch_core Core, gpushare::clock Clock>
+class gated_launches final : public launch_listener {
+public:
+    gated_launches(std::shared_ptr<device_state> device, Core core, const launch_shell_options& o, Clock time)
+        : device_(std::move(device)), core_(std::move(core)), options_(o), time_(std::move(time)) {}
+
+    // ---- clients
+
+    [[nodiscard]] launch_owner add(const typename Core::client_options& o) {
+        const std::lock_guard lock(mutex_);
+        const auto c = static_cast<std::uint32_t>(core_.add(o));
+        if (clients_.size() <= c) clients_.resize(c + 1);
+        client_state& s = clients_[c];
+        s = client_state{.turn = ++turns_, .used = true};
+        return {c, s.turn};
+    }
+    void remove(launch_owner who) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        if (find(who) == nullptr) return;
+        core_.remove(who.client);
+        clients_[who.client] = client_state{};
+        wake();
+    }
+    void arrived(launch_owner who) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        if (find(who) != nullptr) core_.arrived(who.client, time_.now());
+    }
+    /// What it has launched is ended as a batch, so that others learn when it is over.
+    void left(launch_owner who) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        client_state* const c = find(who);
+        if (c == nullptr) return;
+        for (const auto& s : c->streams) (void)s->end();
+        core_.left(who.client, time_.now());
+        wake();
+    }
+    void close() noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+        wake();
+    }
+
+    // ---- launches, from the driver's callbacks
+
+    [[nodiscard]] bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept override {
+        try {
+            if (captured(call.stream)) return false;  // it is recorded, and passes when its graph is launched
+            std::unique_lock lock(mutex_);
+            if (!passes_gate(who)) return false;
+            const entry e = times_.find(call.key, call.guess);
+            const ns predicted = times_.predicted(e);
+            const instant now = hold(lock, who, predicted, call.context);
+            if (!passes_gate(who)) return false;
+            follow(who, call, e, predicted, now);
+            note = static_cast<std::uint64_t>(predicted.count()) + 1;
+            return true;
+        } catch (...) {  // no memory for the client's first launch into a stream: it isn't followed
+            return false;
+        }
+    }
+    void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept override {
+        const std::lock_guard lock(mutex_);
+        client_state* const c = find(who);
+        launch_batches* const in = c != nullptr ? c->on(call) : nullptr;
+        if (in == nullptr) return;
+        const ns predicted{static_cast<std::int64_t>(note - 1)};
+        if (result != CUDA_SUCCESS) {
+            const ns charge = charged(call, predicted);
+            if (in->take_back(predicted, charge)) {
+                const instant now = time_.now();
+                core_.finished(who.client, {predicted, charge}, {ns{0}, ns{0}}, now);
+                absent_if_idle(*c, who.client, now);
+            }
+            return;
+        }
+        if (in->open().predicted < options_.batch && !c->alone && !call.of_thread()) return;
+        c->alone = false;
+        (void)in->end(true);
+        settle(who.client, time_.now());
+    }
+    void ends(CUstream s) noexcept override {
+        const std::lock_guard lock(mutex_);
+        for (client_state& c : clients_)
+            for (const auto& in : c.streams) {
+                if (in->stream() != s) continue;
+                (void)in->end();
+                in->stream_gone();
+            }
+    }
+
+    // ---- whole calls, where launches can't be seen
+
+    /// One that is under way.
+    struct call_state {
+        instant begun{};
+        ns predicted{};
+    };
+    [[nodiscard]] call_state begin_call(launch_owner who) noexcept {
+        if (launch_hub::in_child()) return {};
+        std::unique_lock lock(mutex_);
+        client_state* c = find(who);
+        if (c == nullptr) return {};
+        call_state call{.predicted = c->call_takes};
+        call.begun = hold(lock, who, call.predicted, nullptr);
+        c = find(who);
+        if (c == nullptr) return {};
+        core_.launched(who.client, {call.predicted, call.predicted}, call.begun);
+        for (const auto& in : c->streams) in->begin(call.begun);
+        present(*c, who.client, call.begun);
+        return call;
+    }
+    void end_call(launch_owner who, const call_state& call) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        client_state* const c = find(who);
+        if (c == nullptr || call.predicted == ns{0}) return;
+        const auto& all = c->streams;
+        const auto last = std::ranges::find_if(all.rbegin(), all.rend(), [](const auto& s) { return !s->gone(); });
+        const instant now = time_.now();
+        if (last != all.rend()) {
+            (*last)->begin(call.begun);
+            (*last)->add_call(call.predicted);
+            if ((*last)->end()) return settle(who.client, now);
+        } else {
+            over(who.client, {.predicted = call.predicted, .charge = call.predicted, .launches = 1, .call = true},
+                 now - call.begun, now);
+        }
+    }
+    /// A stream of the client's, whose events tell when its calls are over. Throws std::bad_alloc.
+    void adopt(launch_owner who, CUstream s) {
+        const std::lock_guard lock(mutex_);
+        if (client_state* const c = find(who)) (void)c->on_or_new({.stream = s}, device_);
+    }
+    /// The client's binding to the stream is over; `gone`: nobody tells when the stream is.
+    void unbound(launch_owner who, CUstream s, bool gone) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        client_state* const c = find(who);
+        if (c == nullptr) return;
+        for (const auto& in : c->streams) {
+            if (in->stream() != s || in->gone()) continue;
+            (void)in->end();
+            if (gone) in->stream_gone();
+        }
+    }
+
+    // ---- what it tells
+
+    [[nodiscard]] launch_usage usage(launch_owner who) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (find(who) == nullptr) return {};
+        settle(who.client, time_.now());
+        return clients_[who.client].used_so_far;
+    }
+    [[nodiscard]] ns bound(launch_owner who) noexcept {
+        const std::lock_guard lock(mutex_);
+        return find(who) != nullptr ? core_.bound(who.client) : ns{0};
+    }
+    [[nodiscard]] ns in_flight(launch_owner who) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (find(who) == nullptr) return ns{0};
+        settle(who.client, time_.now());
+        return core_.in_flight(who.client);
+    }
+    [[nodiscard]] std::size_t held() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return held_;
+    }
+    [[nodiscard]] std::optional<forced_launch> take_forced() noexcept {
+        const std::lock_guard lock(mutex_);
+        if (forced_ == 0) return std::nullopt;
+        return forced_launches_[(first_forced_ + forced_launches_.size() - forced_--) % forced_launches_.size()];
+    }
+
+private:
+    using entry = gpushare::detail::launch_times::entry;
+
+    struct client_state {
+        std::uint32_t turn = 0;
+        bool used = false;
+        bool present = false;  // something of it is in flight, and the core knows
+        bool alone = false;    // its last launch isn't known, and is timed alone
+        ns call_takes{1'000'000};
+        std::vector<std::unique_ptr<launch_batches>> streams{};
+        launch_usage used_so_far{};
+
+        [[nodiscard]] launch_batches* on(const launch_call& call) const noexcept {
+            for (const auto& s : streams)
+                if (s->of(call.stream, call.context)) return s.get();
+            return nullptr;
+        }
+        [[nodiscard]] launch_batches& on_or_new(const launch_call& call, const std::shared_ptr<device_state>& device) {
+            if (launch_batches* const there = on(call)) return *there;
+            std::erase_if(streams, [](const auto& s) { return s->drained(); });
+            streams.push_back(std::make_unique<launch_batches>(device, call.stream, call.context));
+            return *streams.back();
+        }
+    };
+
+    [[nodiscard]] client_state* find(launch_owner who) noexcept {
+        if (who.client >= clients_.size()) return nullptr;
+        client_state& c = clients_[who.client];
+        return c.used && c.turn == who.turn ? &c : nullptr;
+    }
+    [[nodiscard]] bool passes_gate(launch_owner who) noexcept {
+        return !closed_ && find(who) != nullptr && !device_->health().lost();
+    }
+    [[nodiscard]] bool captured(CUstream s) const noexcept {
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+        return device_->api().stream_is_capturing(s, &status) != CUDA_SUCCESS ||
+               status != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+    // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks as SMs fills them. What is in a
+    // graph isn't known, and counts as all.
+    [[nodiscard]] ns charged(const launch_call& call, ns predicted) const noexcept {
+        const std::uint32_t sms = std::max(1U, device_->properties().sms);
+        const std::uint32_t filled = call.copies ? 0 : call.blocks == 0 ? sms : std::min(call.blocks, sms);
+        return predicted * filled / sms;
+    }
+
+    void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now) {
+        client_state& c = *find(who);
+        launch_batches& in = c.on_or_new(call, device_);
+        c.alone = !times_.known(e);
+        if (c.alone || now - in.open().begun >= options_.batch * 2) (void)in.end();
+        in.begin(now);
+        const ns charge = charged(call, predicted);
+        in.add(e, predicted, charge);
+        core_.launched(who.client, {predicted, charge}, now);
+        present(c, who.client, now);
+    }
+    // A client is present while something of it is in flight, beside what its scopes say.
+    void present(client_state& c, std::uint32_t number, instant now) noexcept {
+        if (std::exchange(c.present, true)) return;
+        core_.arrived(number, now);
+    }
+    void absent_if_idle(client_state& c, std::uint32_t number, instant now) noexcept {
+        if (!c.present || core_.in_flight(number) != ns{0}) return;
+        c.present = false;
+        core_.left(number, now);
+        wake();
+    }
+
+    // What of the client's is over by now.
+    void settle(std::uint32_t number, instant now) noexcept {
+        for (const auto& in : clients_[number].streams)
+            in->settle([&](const launch_batch& b, std::optional<ns> took) { over(number, b, took, now); });
+    }
+    void over(std::uint32_t number, const launch_batch& b, std::optional<ns> took, instant now) noexcept {
+        client_state& c = clients_[number];
+        const ns measured = took ? taken(b, *took) : b.predicted;
+        const double scale =
+            b.predicted > ns{0} ? static_cast<double>(measured.count()) / static_cast<double>(b.predicted.count()) : 0;
+        const ns charge{static_cast<std::int64_t>(static_cast<double>(b.charge.count()) * scale)};
+        core_.finished(number, {b.predicted, b.charge}, {measured, charge}, now);
+        if (b.launches == 1) core_.took(number, measured);
+        if (b.call) c.call_takes = std::max(ns{1000}, (c.call_takes * 3 + measured) / 4);
+        if (took) times_.learn(b.known(), b.launches, *took, b.exact());
+        c.used_so_far.time += measured;
+        c.used_so_far.device_time += charge;
+        c.used_so_far.launches += b.launches;
+        absent_if_idle(c, number, now);
+    }
+    // Where the device may have waited for the host meanwhile, they took what is predicted: in the end that is right.
+    [[nodiscard]] static ns taken(const launch_batch& b, ns apart) noexcept {
+        return b.exact() || b.call ? apart : std::min(apart, b.predicted);
+    }
+
+    // ---- holding a thread
+
+    // Until the launch may go, or nobody is held any more. When that was.
+    instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, CUcontext in) noexcept {
+        const instant since = time_.now();
+        auto a = core_.ask(who.client, predicted, since, since);
+        if (a.goes) return since;
+        ++held_;
+        instant now = since;
+        for (unsigned looks = 0;; ++looks) {
+            settle_all(who.client, in, now);
+            if (!passes_gate(who)) break;
+            a = core_.ask(who.client, predicted, now, since);
+            if (a.goes) break;
+            wait(lock, a, looks, who.client);
+            now = time_.now();
+        }
+        --held_;
+        if (client_state* const c = find(who)) {
+            ++c->used_so_far.held;
+            c->used_so_far.longest_hold = std::max(c->used_so_far.longest_hold, now - since);
+        }
+        if (a.forced) note_forced({who.client, a.held_by, now - since, now});
+        return now;
+    }
+    // For its own sake a thread that is held looks after all: nobody else may be there to do so.
+    void settle_all(std::uint32_t own, CUcontext in, instant now) noexcept {
+        for (std::uint32_t n = 0; n < clients_.size(); ++n) {
+            for (const auto& s : clients_[n].streams) {
+                const launch_batch& open = s->open();
+                if (open.launches != 0 && (n == own || now - open.begun >= options_.idle_batch) && s->within_reach(in))
+                    (void)s->end();
+            }
+            settle(n, now);
+        }
+    }
+    // While the device works for the holder: half of what is left asleep, the rest awake, so that the launch follows within a
+    // microsecond or two; longer only where predictions are wrong. While the holder's thread works: until it says so.
+    void wait(std::unique_lock<std::mutex>& lock, const typename Core::answer& a, unsigned looks,
+              std::uint32_t own) noexcept {
+        constexpr ns nap{50'000}, longest_nap{1'000'000};
+        constexpr unsigned awake = 64;
+        const ns left = core_.in_flight(a.own ? own : a.held_by);
+        if (left == ns{0} && a.again == never)
+            (void)changed_.wait_for(lock, longest_nap);
+        else if (left > nap * 4)
+            (void)changed_.wait_for(lock, std::min(left / 2, longest_nap));
+        else if (looks > awake)
+            (void)changed_.wait_for(lock, nap);
+        else
+            look_without_lock(lock, a.own ? own : a.held_by);
+    }
+    // So that no other thread's launch waits for a look.
+    void look_without_lock(std::unique_lock<std::mutex>& lock, std::uint32_t whose) noexcept {
+        point_state* next = nullptr;
+        for (const auto& in : clients_[whose].streams)
+            if (next == nullptr) next = in->keep_next_end();
+        lock.unlock();
+        {
+            const relaxed_capture relaxed(device_->api());
+            const unsigned most = next != nullptr ? 32 : 4;
+            for (unsigned n = 0; n < most; ++n) {
+                if (next != nullptr && launch_batches::reached(*device_, *next)) break;
+                std::this_thread::yield();
+            }
+        }
+        lock.lock();
+        launch_batches::let_go(*device_, next);
+    }
+    void wake() noexcept {
+        if (held_ != 0) changed_.notify_all();
+    }
+    void note_forced(const forced_launch& f) noexcept {
+        forced_launches_[first_forced_] = f;
+        first_forced_ = (first_forced_ + 1) % forced_launches_.size();
+        forced_ = std::min(forced_ + 1, forced_launches_.size());
+    }
+
+    const std::shared_ptr<device_state> device_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    Core core_;
+    const launch_shell_options options_;
+    const Clock time_;
+    gpushare::detail::launch_times times_;
+    std::vector<client_state> clients_;
+    std::uint32_t turns_ = 0;
+    std::size_t held_ = 0;
+    bool closed_ = false;
+    std::array<forced_launch, 64> forced_launches_{};  // the last ones
+    std::size_t first_forced_ = 0, forced_ = 0;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

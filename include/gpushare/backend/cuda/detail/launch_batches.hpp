@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one client has in flight on one stream: batches of launches, each between two events. The end of a batch is the beginning of
+// the next one where the device is still busy with the first, so a batch costs one event and each launch of it nothing.
+//
+//   launch_batches in{device, stream};
+//   in.begin();                                     // before the first launch of a batch
+//   in.add(entry, cost);                            // for each
+//   in.end();                                       // behind the last one
+//   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });       // those that are over, in their order
+//
+// Timing-enabled events and not words that the stream writes: an event tells both that the batch is over and how long it took, where
+// words need a second mechanism for time; an event for each 100 us or more costs the stream below one percent. Not thread-safe.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/launch_times.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// Some launches that follow each other.
+struct launch_batch {
+    ns predicted{}, charge{};  // of all together
+    std::uint32_t launches = 0;
+    bool prompt = false;  // its end was marked right behind its last launch
+    bool busy = false;    // the device had work before it until all of it was enqueued
+    bool call = false;    // a whole call of an engine's, whose launches aren't seen
+    instant begun{};      // when the first was launched
+    point_state *from = nullptr, *to = nullptr;
+    std::array<gpushare::detail::launch_times::entry, 48> entries{};
+
+    /// Whether its events are as far apart as its launches took: the device was busy before it, or had one launch from the beginning to
+    /// the end. Else it may have waited for the host.
+    [[nodiscard]] bool exact() const noexcept { return busy || (launches == 1 && prompt); }
+    /// Those that are known: of a longer batch the first.
+    [[nodiscard]] std::span<const gpushare::detail::launch_times::entry> known() const noexcept {
+        return {entries.data(), std::min<std::size_t>(call ? 0 : launches, entries.size())};
+    }
+};
+
+class launch_batches {
+public:
+    launch_batches(std::shared_ptr<device_state> device, CUstream s, CUcontext in) noexcept
+        : device_(std::move(device)), stream_(s), context_(in) {}
+    launch_batches(const launch_batches&) = delete;
+    launch_batches& operator=(const launch_batches&) = delete;
+    ~launch_batches() {
+        for (; count_ != 0; pop()) release(ring_[head_]);
+        release(open_);
+        release(edge_);
+    }
+
+    /// Whether these are the launches of that stream. The default streams are each context's own.
+    [[nodiscard]] bool of(CUstream s, CUcontext in) const noexcept {
+        return s == stream_ && !gone_ && (in == context_ || !is_default());
+    }
+    [[nodiscard]] CUstream stream() const noexcept { return stream_; }
+    /// Whether a thread in that context may end a batch whose launches are another's.
+    [[nodiscard]] bool within_reach(CUcontext of_thread) const noexcept {
+        return stream_ != CU_STREAM_PER_THREAD && (of_thread == context_ || !is_default());
+    }
+    /// The stream is destroyed: what is in flight is over some time, and nothing is added.
+    void stream_gone() noexcept { gone_ = true; }
+    [[nodiscard]] bool gone() const noexcept { return gone_; }
+    [[nodiscard]] bool drained() const noexcept { return gone_ && count_ == 0 && open_.launches == 0; }
+
+    /// Launches that no event is behind.
+    [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
+    [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
+
+    /// The end of the batch that is over first, to be looked at without the lock and let go under it; null where there is none.
+    [[nodiscard]] point_state* keep_next_end() const noexcept {
+        point_state* const p = count_ != 0 ? ring_[head_].to : nullptr;
+        if (p != nullptr) p->references.fetch_add(1, std::memory_order_relaxed);
+        return p;
+    }
+    static void let_go(device_state& of, point_state* p) noexcept {
+        // relaxed: the gate's lock orders all uses of the event.
+        if (p != nullptr && p->references.fetch_sub(1, std::memory_order_relaxed) == 1) of.release(*p);
+    }
+    [[nodiscard]] static bool reached(device_state& of, const point_state& p) noexcept {
+        const CUresult code = of.api().event_query(p.event);
+        if (code == CUDA_ERROR_NOT_READY) return false;
+        if (code != CUDA_SUCCESS) (void)of.health().note(code, "cuEventQuery");
+        return true;
+    }
+
+    /// Before the first launch of a batch, if none is open.
+    void begin(instant now) noexcept {
+        if (open_.launches != 0) return;
+        const relaxed_capture relaxed(device_->api());
+        release(open_);
+        open_ = {};
+        open_.begun = now;
+        if (edge_ != nullptr && !reached(*edge_)) {
+            open_.from = edge_;
+            edge_->references.fetch_add(1, std::memory_order_relaxed);
+        } else {
+            open_.from = record();
+        }
+    }
+    void add(gpushare::detail::launch_times::entry e, ns predicted, ns charge) noexcept {
+        if (open_.launches < open_.entries.size()) open_.entries[open_.launches] = e;
+        ++open_.launches;
+        open_.predicted += predicted;
+        open_.charge += charge;
+    }
+    /// The whole of an engine's call.
+    void add_call(ns predicted) noexcept {
+        open_.call = true;
+        ++open_.launches;
+        open_.predicted += predicted;
+        open_.charge += predicted;
+    }
+    /// The driver refused the last one that was added. Whether that was still open.
+    bool take_back(ns predicted, ns charge) noexcept {
+        if (open_.launches == 0 || open_.predicted < predicted || open_.charge < charge) return false;
+        --open_.launches;
+        open_.predicted -= predicted;
+        open_.charge -= charge;
+        return true;
+    }
+    /// Behind the last launch of a batch; `prompt`: at once. False where that can't be told: the stream is captured, or there is no room for more
+    /// batches, so it goes on.
+    bool end(bool prompt = false) noexcept {
+        if (open_.launches == 0) return true;
+        if (count_ == ring_.size() || captured()) return false;
+        const relaxed_capture relaxed(device_->api());
+        open_.prompt = prompt;
+        open_.busy = open_.from != nullptr && !reached(*open_.from);
+        open_.to = record();
+        release(edge_);
+        edge_ = open_.to;
+        if (edge_ != nullptr) edge_->references.fetch_add(1, std::memory_order_relaxed);
+        ring_[(head_ + count_) % ring_.size()] = open_;
+        ++count_;
+        open_ = {};
+        return true;
+    }
+    /// over(batch, took) for each whose end is reached; without a time where there is none. What is lost with the device is over.
+    template <class F>
+    void settle(F over) noexcept {
+        if (count_ == 0) return;
+        const relaxed_capture relaxed(device_->api());
+        while (count_ != 0) {
+            launch_batch& b = ring_[head_];
+            if (b.to != nullptr && !reached(*b.to)) return;
+            over(std::as_const(b), took(b));
+            release(b);
+            pop();
+        }
+    }
+
+private:
+    [[nodiscard]] bool is_default() const noexcept {
+        return stream_ == CU_STREAM_LEGACY || stream_ == CU_STREAM_PER_THREAD;
+    }
+    [[nodiscard]] bool captured() const noexcept {
+        CUstreamCaptureStatus s = CU_STREAM_CAPTURE_STATUS_NONE;
+        return device_->api().stream_is_capturing(stream_, &s) == CUDA_SUCCESS && s != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+    // Null where the driver gives no event: the batch is over at once then.
+    [[nodiscard]] point_state* record() noexcept {
+        try {
+            point_state& p = device_->acquire();
+            p.references.store(1, std::memory_order_relaxed);
+            const CUresult code =
+                p.event != nullptr ? device_->api().event_record(p.event, stream_) : CUDA_ERROR_UNKNOWN;
+            if (code == CUDA_SUCCESS) return &p;
+            (void)device_->health().note(code, "cuEventRecord");
+            device_->release(p);
+        } catch (...) {  // there is no memory for an event: nor for more
+        }
+        return nullptr;
+    }
+    [[nodiscard]] bool reached(const point_state& p) const noexcept { return reached(*device_, p); }
+    [[nodiscard]] std::optional<ns> took(const launch_batch& b) const noexcept {
+        if (b.from == nullptr || b.to == nullptr) return std::nullopt;
+        float ms = 0;
+        if (device_->api().event_elapsed_time(&ms, b.from->event, b.to->event) != CUDA_SUCCESS) return std::nullopt;
+        return ns{std::llround(static_cast<double>(ms) * 1e6)};
+    }
+    void release(point_state*& p) noexcept { let_go(*device_, std::exchange(p, nullptr)); }
+    void release(launch_batch& b) noexcept {
+        release(b.from);
+        release(b.to);
+    }
+    void pop() noexcept {
+        head_ = (head_ + 1) % ring_.size();
+        --count_;
+    }
+
+    std::shared_ptr<device_state> device_;
+    CUstream stream_;
+    CUcontext context_;
+    bool gone_ = false;
+    launch_batch open_;
+    point_state* edge_ = nullptr;  // the end of the last batch
+    std::array<launch_batch, 64> ring_;
+    std::size_t head_ = 0, count_ = 0;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// A launch as the driver sees it: what a callback of CUPTI says about a kernel, a graph, a copy or a fill.
+//
+//   for (const CUpti_CallbackId id : launch_ids) cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, id);
+//   if (const auto call = read_launch(id, *data)) ...           // inside the callback, where the data is valid
+#pragma once
+
+#include <cuda.h>
+#include <cupti.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// Of one launch.
+struct launch_call {
+    CUstream stream = nullptr;    // never null: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+    CUcontext context = nullptr;  // that is current
+    std::uint64_t key = 0;        // the same for what will take as long
+    std::uint32_t blocks = 0;     // of a kernel; 0: not known
+    bool copies = false;          // it needs no SM to speak of
+    ns guess{20'000};             // before anything is known
+
+    /// A stream that is another one in each thread.
+    [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
+};
+
+/// The driver's functions that launch something.
+inline constexpr CUpti_CallbackId launch_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch,
+    CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
+};
+/// And that which ends a stream.
+inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
+
+namespace launches {
+
+// FNV-1a over whole words (Fowler, Noll, Vo): enough for a table that mixes once more.
+template <class... Words>
+[[nodiscard]] std::uint64_t key_of(Words... words) noexcept {
+    std::uint64_t h = 0xcbf29ce484222325U;
+    ((h = (h ^ static_cast<std::uint64_t>(words)) * 0x100000001b3U), ...);
+    return h;
+}
+[[nodiscard]] inline std::uint64_t number(const void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+// Kernels by their own parameters or by a launch's configuration: the two spell the dimensions alike.
+template <class Dimensions>
+[[nodiscard]] launch_call kernel(CUfunction f, const Dimensions& d) noexcept {
+    launch_call c;
+    c.stream = d.hStream;
+    c.key = key_of(number(f), d.gridDimX, d.gridDimY, d.gridDimZ, d.blockDimX, d.blockDimY, d.blockDimZ);
+    const std::uint64_t blocks = std::uint64_t{d.gridDimX} * d.gridDimY * d.gridDimZ;
+    c.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, 0xffff'ffffU));
+    return c;
+}
+
+// Of `bytes` bytes, to the next power of 2. Copies over PCIe go at some 25 GB/s.
+[[nodiscard]] inline launch_call transfer(CUstream s, CUpti_CallbackId id, std::uint64_t bytes) noexcept {
+    launch_call c;
+    std::uint64_t size = 1;
+    while (size < bytes && size < (std::uint64_t{1} << 62)) size *= 2;
+    c.stream = s;
+    c.key = key_of(id, size);
+    c.copies = true;
+    c.guess = ns{2000 + static_cast<std::int64_t>(size / 25)};
+    return c;
+}
+template <class Copy>
+[[nodiscard]] launch_call box(CUstream s, CUpti_CallbackId id, const Copy* p) noexcept {
+    std::uint64_t bytes = p->WidthInBytes * p->Height;
+    if constexpr (requires { p->Depth; }) bytes *= p->Depth;
+    return transfer(s, id, bytes);
+}
+
+// The functions on the thread's own default stream have parameters of the same layout.
+template <class P, class OfThread>
+[[nodiscard]] const P& as(const void* p) noexcept {
+    static_assert(sizeof(P) == sizeof(OfThread));
+    return *static_cast<const P*>(p);
+}
+
+[[nodiscard]] inline std::optional<launch_call> read_kernel(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel:
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz: {
+            const auto& k = as<cuLaunchKernel_params, cuLaunchKernel_ptsz_params>(p);
+            return kernel(k.f, k);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx:
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz: {
+            const auto& k = as<cuLaunchKernelEx_params, cuLaunchKernelEx_ptsz_params>(p);
+            return kernel(k.f, *k.config);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel:
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz: {
+            const auto& k = as<cuLaunchCooperativeKernel_params, cuLaunchCooperativeKernel_ptsz_params>(p);
+            return kernel(k.f, k);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch:
+        case CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz: {
+            const auto& g = as<cuGraphLaunch_params, cuGraphLaunch_ptsz_params>(p);
+            return launch_call{.stream = g.hStream, .key = key_of(id, number(g.hGraph)), .guess = ns{500'000}};
+        }
+        default: return std::nullopt;
+    }
+}
+
+[[nodiscard]] inline std::optional<launch_call> read_copy(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz: {
+            const auto& c = as<cuMemcpyAsync_params, cuMemcpyAsync_ptsz_params>(p);
+            return transfer(c.hStream, id, c.ByteCount);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz: {
+            const auto& c = as<cuMemcpyPeerAsync_params, cuMemcpyPeerAsync_ptsz_params>(p);
+            return transfer(c.hStream, id, c.ByteCount);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz: {
+            const auto& c = as<cuMemcpyHtoDAsync_v2_params, cuMemcpyHtoDAsync_v2_ptsz_params>(p);
+            return transfer(c.hStream, id, c.ByteCount);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz: {
+            const auto& c = as<cuMemcpyDtoHAsync_v2_params, cuMemcpyDtoHAsync_v2_ptsz_params>(p);
+            return transfer(c.hStream, id, c.ByteCount);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz: {
+            const auto& c = as<cuMemcpyDtoDAsync_v2_params, cuMemcpyDtoDAsync_v2_ptsz_params>(p);
+            return transfer(c.hStream, id, c.ByteCount);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz: {
+            const auto& c = as<cuMemcpy2DAsync_v2_params, cuMemcpy2DAsync_v2_ptsz_params>(p);
+            return box(c.hStream, id, c.pCopy);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz: {
+            const auto& c = as<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>(p);
+            return box(c.hStream, id, c.pCopy);
+        }
+        default: return std::nullopt;
+    }
+}
+
+[[nodiscard]] inline std::optional<launch_call> read_fill(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz: {
+            const auto& f = as<cuMemsetD8Async_params, cuMemsetD8Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.N);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz: {
+            const auto& f = as<cuMemsetD16Async_params, cuMemsetD16Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.N * 2);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz: {
+            const auto& f = as<cuMemsetD32Async_params, cuMemsetD32Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.N * 4);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz: {
+            const auto& f = as<cuMemsetD2D8Async_params, cuMemsetD2D8Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.Width * f.Height);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz: {
+            const auto& f = as<cuMemsetD2D16Async_params, cuMemsetD2D16Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.Width * f.Height * 2);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz: {
+            const auto& f = as<cuMemsetD2D32Async_params, cuMemsetD2D32Async_ptsz_params>(p);
+            return transfer(f.hStream, id, f.Width * f.Height * 4);
+        }
+        default: return std::nullopt;
+    }
+}
+
+// Whether the null stream means the thread's own.
+[[nodiscard]] constexpr bool on_stream_of_thread(CUpti_CallbackId id) noexcept {
+    for (std::size_t i = 1; i < std::size(launch_ids); i += 2)
+        if (launch_ids[i] == id) return true;
+    return false;
+}
+
+}  // namespace launches
+
+/// None if the function launches nothing. Inside the callback.
+[[nodiscard]] inline std::optional<launch_call> read_launch(CUpti_CallbackId id,
+                                                            const CUpti_CallbackData& data) noexcept {
+    auto call = launches::read_kernel(id, data.functionParams);
+    if (!call) call = launches::read_copy(id, data.functionParams);
+    if (!call) call = launches::read_fill(id, data.functionParams);
+    if (!call) return call;
+    if (call->stream == nullptr)
+        call->stream = launches::on_stream_of_thread(id) ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+    call->context = data.context;
+    return call;
+}
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// The process's subscriber to the driver's launches, and who they belong to: the calling thread's client, or the stream's.
+//
+//   launch_hub& hub = launch_hub::of_process();
+//   hub.join(gate);                                   // the first one subscribes; throws subscriber_taken
+//   { const thread_binding inside(gate, client); engine(); }
+//   hub.leave(gate);
+//
+// CUPTI has one subscriber to a process, so this is one to a process as well, as long as a gate is there. A launch of a thread and a
+// stream that are bound to nobody costs a load and a look at a thread-local pointer.
+#pragma once
+
+#include <cuda.h>
+#include <cupti.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+
+/// Somebody else subscribes to CUPTI's callbacks in this process, which has room for one: a profiler, a debugger, a framework that
+/// profiles itself. errc::not_supported.
+class subscriber_taken : public operation_error {
+public:
+    /// `holder`: as CUPTI names it.
+    explicit subscriber_taken(std::string_view holder)
+        : operation_error(
+              failure{.code = errc::not_supported}, {},
+              gpushare::detail::message().add("launches can't be gated: the process's one subscriber to CUPTI is ",
+                                              holder.empty() ? std::string_view("unknown") : holder)),
+          holder_(holder) {}
+    /// The name of the subscriber that is there; empty if CUPTI doesn't say.
+    [[nodiscard]] const std::string& holder() const noexcept { return holder_; }
+
+private:
+    std::string holder_;
+};
+
+namespace detail {
+
+/// A client of a gate. `turn` tells it from those that had the number before.
+struct launch_owner {
+    std::uint32_t client = 0, turn = 0;
+};
+
+/// A gate, as the hub sees it. No call throws: they come from inside the driver.
+class launch_listener {
+public:
+    launch_listener() = default;
+    launch_listener(const launch_listener&) = delete;
+    launch_listener& operator=(const launch_listener&) = delete;
+    virtual ~launch_listener() = default;
+    /// Before a launch, in its thread, which may be held. Whether it is followed: else after() doesn't come.
+    [[nodiscard]] virtual bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept = 0;
+    /// Behind it. `note`: what before() left there.
+    virtual void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept = 0;
+    /// The stream is about to be destroyed.
+    virtual void ends(CUstream s) noexcept = 0;
+};
+
+/// The calling thread's launches are the client's, until it is destroyed, by the same thread. The innermost one counts.
+class thread_binding {
+public:
+    thread_binding(launch_listener& gate, launch_owner who) noexcept : gate_(&gate), who_(who), outer_(innermost()) {
+        innermost() = this;
+    }
+    thread_binding(const thread_binding&) = delete;
+    thread_binding& operator=(const thread_binding&) = delete;
+    ~thread_binding() { innermost() = outer_; }
+
+    /// Null: the thread is bound to nobody.
+    [[nodiscard]] static thread_binding*& innermost() noexcept {
+        constinit thread_local thread_binding* of_thread = nullptr;
+        return of_thread;
+    }
+    [[nodiscard]] launch_listener& gate() const noexcept { return *gate_; }
+    [[nodiscard]] launch_owner who() const noexcept { return who_; }
+
+private:
+    launch_listener* gate_;
+    launch_owner who_;
+    thread_binding* outer_;
+};
+
+/// Safe from any thread.
+class launch_hub {
+public:
+    [[nodiscard]] static launch_hub& of_process() {
+        static launch_hub* const one =
+            new launch_hub;  // never destroyed: a callback may be under way at the end of the process
+        return *one;
+    }
+    launch_hub(const launch_hub&) = delete;
+    launch_hub& operator=(const launch_hub&) = delete;
+
+    /// Launches are told to the gate from now on. Throws subscriber_taken; operation_error (backend_failed) where CUPTI fails.
+    void join(const std::shared_ptr<launch_listener>& gate) {
+        const std::lock_guard turn(joining_);
+        {
+            const std::lock_guard lock(mutex_);
+            gates_.reserve(gates_.size() + 1);
+        }
+        if (joined_ == 0) subscribe();
+        ++joined_;
+        const std::lock_guard lock(mutex_);
+        gates_.push_back(gate);
+    }
+    /// Nothing more is told to it, but for threads that are inside a launch already.
+    void leave(const launch_listener& gate) noexcept {
+        if (in_child()) return;
+        const std::lock_guard turn(joining_);
+        {
+            const std::lock_guard lock(mutex_);
+            std::erase_if(gates_, [&](const auto& g) { return g.get() == &gate; });
+            for (auto at = streams_.begin(); at != streams_.end();) {
+                if (at->gate.get() != &gate) {
+                    ++at;
+                    continue;
+                }
+                count(at->stream, -1);
+                at = streams_.erase(at);
+            }
+        }
+        if (--joined_ == 0) unsubscribe();
+    }
+
+    /// All launches into the stream are the client's, in whatever thread, one that is bound to another client too. It replaces what
+    /// the stream was bound to. Throws std::bad_alloc.
+    void bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
+        const std::lock_guard lock(mutex_);
+        const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
+        if (at != streams_.end()) {
+            *at = {s, gate, who};
+            return;
+        }
+        streams_.push_back({s, gate, who});
+        count(s, 1);
+    }
+    /// Only if it is still that client's.
+    void unbind(CUstream s, const launch_listener& gate, launch_owner who) noexcept {
+        if (in_child()) return;
+        const std::lock_guard lock(mutex_);
+        const auto at = std::ranges::find_if(streams_, [&](const bound_stream& b) {
+            return b.stream == s && b.gate.get() == &gate && b.who.client == who.client && b.who.turn == who.turn;
+        });
+        if (at == streams_.end()) return;
+        count(s, -1);
+        streams_.erase(at);
+    }
+
+    /// In a child of fork(): it has none of the parent's threads, nor its device. Nothing is held or followed there.
+    [[nodiscard]] static bool in_child() noexcept { return child().load(std::memory_order_relaxed); }
+
+private:
+    struct bound_stream {
+        CUstream stream = nullptr;
+        std::shared_ptr<launch_listener> gate{};
+        launch_owner who{};
+    };
+
+    launch_hub() noexcept {
+        // The one trace of this in the process beside the subscriber: a child must not wait for locks of threads that it hasn't.
+        (void)::pthread_atfork(nullptr, nullptr, [] { child().store(true, std::memory_order_relaxed); });
+    }
+    [[nodiscard]] static std::atomic<bool>& child() noexcept {
+        constinit static std::atomic<bool> is{false};
+        return is;
+    }
+
+    void subscribe() {
+        char holder[CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN] = {};
+        CUpti_SubscriberParams p{};
+        p.structSize = CUpti_SubscriberParams_STRUCT_SIZE;
+        p.subscriberName = "gpushare's launch gate";
+        p.oldSubscriberName = holder;
+        p.oldSubscriberSize = sizeof holder;
+        const CUptiResult code = cuptiSubscribe_v2(&subscriber_, &launch_hub::called, this, &p);
+        if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) throw subscriber_taken(holder);
+        check_cupti(code, "subscribing to the driver's launches");
+        for (const CUpti_CallbackId id : launch_ids) enable(id);
+        enable(stream_end_id);
+    }
+    void enable(CUpti_CallbackId id) {
+        const CUptiResult code = cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+        if (code != CUPTI_SUCCESS) unsubscribe();
+        check_cupti(code, "asking for the driver's launches");
+    }
+    void unsubscribe() noexcept {
+        (void)cuptiUnsubscribe(subscriber_);
+        subscriber_ = nullptr;
+    }
+    static void check_cupti(CUptiResult code, std::string_view what) {
+        if (code == CUPTI_SUCCESS) return;
+        const char* name = nullptr;
+        if (cuptiGetResultString(code, &name) != CUPTI_SUCCESS || name == nullptr) name = "an unknown error";
+        throw operation_error(failure{.code = errc::backend_failed}, {},
+                              gpushare::detail::message().add(what, ": ", std::string_view{name}, " (",
+                                                              static_cast<std::uint64_t>(code), ")"));
+    }
+
+    static void CUPTIAPI called(void* hub, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+        if (domain != CUPTI_CB_DOMAIN_DRIVER_API) return;
+        static_cast<launch_hub*>(hub)->called(id, *static_cast<const CUpti_CallbackData*>(data));
+    }
+    void called(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+        const thread_binding* const thread = thread_binding::innermost();
+        // relaxed: whoever binds a stream and launches into it from another thread orders the two.
+        const bool any = bound_.load(std::memory_order_relaxed) != 0;
+        if (thread == nullptr && !any && id != stream_end_id) return;
+        if (in_child()) return;
+        if (id == stream_end_id) {
+            if (data.callbackSite == CUPTI_API_ENTER)
+                stream_ends(static_cast<const cuStreamDestroy_v2_params*>(data.functionParams)->hStream);
+            return;
+        }
+        const auto call = read_launch(id, data);
+        if (!call) return;
+        if (any && may_be_bound(call->stream)) {
+            const bound_stream b = find(call->stream);  // keeps the gate meanwhile
+            if (b.gate != nullptr) return tell(*b.gate, b.who, *call, data);
+        }
+        if (thread != nullptr) tell(thread->gate(), thread->who(), *call, data);
+    }
+    static void tell(launch_listener& gate, launch_owner who, const launch_call& call,
+                     const CUpti_CallbackData& data) noexcept {
+        std::uint64_t& note = *data.correlationData;  // goes from the one to the other: 0 where nothing is followed
+        if (data.callbackSite == CUPTI_API_ENTER) {
+            if (!gate.before(who, call, note)) note = 0;
+        } else if (note != 0) {
+            const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
+            gate.after(who, call, note, result != nullptr ? *result : CUDA_SUCCESS);
+        }
+    }
+
+    [[nodiscard]] bound_stream find(CUstream s) noexcept {
+        const std::lock_guard lock(mutex_);
+        const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
+        return at != streams_.end() ? *at : bound_stream{};
+    }
+    void stream_ends(CUstream s) noexcept {
+        // By index, and each kept meanwhile: a gate's lock isn't taken under the hub's. From the last one on, so that none is left out
+        // where another one leaves meanwhile.
+        std::size_t i = 0;
+        {
+            const std::lock_guard lock(mutex_);
+            if (std::erase_if(streams_, [&](const bound_stream& b) { return b.stream == s; }) != 0) count(s, -1);
+            i = gates_.size();
+        }
+        while (i-- != 0) {
+            std::shared_ptr<launch_listener> gate;
+            {
+                const std::lock_guard lock(mutex_);
+                if (i < gates_.size()) gate = gates_[i];
+            }
+            if (gate != nullptr) gate->ends(s);
+        }
+    }
+
+    // How many streams are bound, in all and of those that share a place in the filter: who finds none there needs no lock.
+    [[nodiscard]] static std::size_t place_of(CUstream s) noexcept {
+        const auto n = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(s));
+        return static_cast<std::size_t>((n * 0x9e3779b97f4a7c15U) >> 56);
+    }
+    [[nodiscard]] bool may_be_bound(CUstream s) const noexcept {
+        return filter_[place_of(s)].load(std::memory_order_relaxed) != 0;
+    }
+    void count(CUstream s, int by) noexcept {
+        filter_[place_of(s)].fetch_add(by, std::memory_order_relaxed);
+        bound_.fetch_add(by, std::memory_order_relaxed);
+    }
+
+    std::atomic<int> bound_{0};
+    std::array<std::atomic<int>, 256> filter_{};
+    std::mutex joining_;  // while somebody subscribes, or the last one goes
+    std::size_t joined_ = 0;
+    CUpti_SubscriberHandle subscriber_ = nullptr;
+    std::mutex mutex_;
+    std::vector<std::shared_ptr<launch_listener>> gates_;
+    std::vector<bound_stream> streams_;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs unchanged asks before the driver
+// launches it, and its thread waits where others go first. Needs CUPTI, by the target gpushare::cuda_launch_gate.
+//
+//   cuda::launch_gate<gpushare::launch_gate> gate{node, device_id{0}};
+//   auto chat = gate.add({.level = 1}), batch = gate.add({});
+//   {
+//       const auto inside = gate.enter(chat);            // this thread's launches are the chat's
+//       engine.forward(input);
+//   }
+//   const auto theirs = gate.bind(batch, stream);        // launches into the stream are, from whatever thread
+//
+// It runs nobody else's code on a thread, and starts none: a thread that waits looks for itself how far the device is. Inside a stream
+// capture nothing waits or counts; the graph does when it is launched. Under CUPTI's rules a process has one subscriber. Where a
+// profiler is there already, the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the whole call.
+//
+// Launches that pass are those of the driver's functions that CUDA's runtime and libraries use: kernels, cooperative kernels, graphs,
+// asynchronous copies and fills. What waits is a thread inside such a call: if it holds a lock of the engine's that an urgent thread
+// needs, both wait, until the core lets the launch go (`longest_hold`; take_forced() names both).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <gpushare/backend/cuda/detail/gated_launches.hpp>
+#include <gpushare/backend/cuda/detail/launch_hub.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+
+/// The gate of one device. Safe from any thread. Destroying it lets everybody through who is held; clients, scopes and bindings may
+/// outlive it, and do nothing then.
+template <launch_core Core, gpushare::clock Clock = host::steady_clock>
+class launch_gate {
+    using state = detail::gated_launches<Core, Clock>;
+
+public:
+    /// One that launches. Movable; removed when it is destroyed, and what it has in flight is forgotten.
+    class client {
+    public:
+        /// Nothing is left in `other`.
+        client(client&& other) noexcept : state_(std::move(other.state_)), who_(other.who_) {}
+        /// Removes the client that this was.
+        client& operator=(client&& other) noexcept {
+            if (this == &other) return *this;
+            remove();
+            state_ = std::move(other.state_);
+            who_ = other.who_;
+            return *this;
+        }
+        ~client() { remove(); }
+
+        /// Of it and others, as forced_launch names it.
+        [[nodiscard]] std::uint32_t number() const noexcept { return who_.client; }
+
+    private:
+        friend launch_gate;
+        client(std::shared_ptr<state> s, detail::launch_owner who) noexcept : state_(std::move(s)), who_(who) {}
+        void remove() noexcept {
+            if (state_ != nullptr) state_->remove(who_);
+        }
+        std::shared_ptr<state> state_;
+        detail::launch_owner who_;
+    };
+
+    /// Says that a request of a client's is there. Movable; over when it is destroyed.
+    class request {
+    public:
+        /// Nothing is left in `other`.
+        request(request&& other) noexcept : state_(std::move(other.state_)), who_(other.who_) {}
+        request& operator=(request&&) = delete;
+        ~request() {
+            if (state_ != nullptr) state_->left(who_);
+        }
+
+    private:
+        friend launch_gate;
+        request(std::shared_ptr<state> s, detail::launch_owner who) noexcept : state_(std::move(s)), who_(who) {
+            state_->arrived(who_);
+        }
+        std::shared_ptr<state> state_;
+        detail::launch_owner who_;
+    };
+
+    /// Binds the thread that made it, which destroys it as well. A scope inside another one replaces it meanwhile.
+    class scope {
+    public:
+        scope(const scope&) = delete;
+        scope& operator=(const scope&) = delete;
+        ~scope() {
+            if (!binding_) request_.state_->end_call(request_.who_, call_);
+        }
+
+    private:
+        friend launch_gate;
+        scope(const std::shared_ptr<state>& s, detail::launch_owner who, bool calls) : request_(s, who) {
+            if (calls)
+                call_ = s->begin_call(who);
+            else
+                binding_.emplace(*s, who);
+        }
+        request request_;
+        typename state::call_state call_{};
+        std::optional<detail::thread_binding> binding_;
+    };
+
+    /// Binds a stream as long as both are there. Movable.
+    class binding {
+    public:
+        /// Nothing is left in `other`.
+        binding(binding&& other) noexcept
+            : state_(std::move(other.state_)), who_(other.who_), stream_(other.stream_), calls_(other.calls_) {}
+        binding& operator=(binding&&) = delete;
+        ~binding() {
+            if (state_ == nullptr) return;
+            detail::launch_hub::of_process().unbind(stream_, *state_, who_);
+            state_->unbound(who_, stream_, calls_);
+        }
+
+    private:
+        friend launch_gate;
+        binding(std::shared_ptr<state> s, detail::launch_owner who, CUstream stream, bool calls)
+            : state_(std::move(s)), who_(who), stream_(stream), calls_(calls) {}
+        std::shared_ptr<state> state_;
+        detail::launch_owner who_;
+        CUstream stream_;
+        bool calls_;
+    };
+
+    /// Throws subscriber_taken where somebody else has CUPTI's subscriber, unless `calls_instead`; operation_error: no_device, or
+    /// backend_failed where CUPTI fails otherwise.
+    launch_gate(const node& on, device_id d, Core core = Core{}, const launch_shell_options& o = {}, Clock time = {})
+        : state_(std::make_shared<state>(on.state(d), std::move(core), o, std::move(time))) {
+        try {
+            detail::launch_hub::of_process().join(state_);
+        } catch (const subscriber_taken&) {
+            if (!o.calls_instead) throw;
+            calls_ = true;
+        }
+    }
+    launch_gate(const launch_gate&) = delete;
+    launch_gate& operator=(const launch_gate&) = delete;
+    ~launch_gate() {
+        close();
+        if (!calls_) detail::launch_hub::of_process().leave(*state_);
+    }
+
+    /// A client that isn't present. Throws std::bad_alloc.
+    [[nodiscard]] client add(const typename Core::client_options& o) { return client(state_, state_->add(o)); }
+    /// A request of the client's begins in this thread, whose launches are the client's until the scope is over. Where launches
+    /// aren't gated it waits here, for the whole call.
+    [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }
+    /// Launches into the stream are the client's, whoever makes them: an engine with threads of its own. The stream isn't null. As
+    /// long as something is in flight there, the client is present. Where launches aren't gated the binding goes before the stream.
+    /// Throws std::bad_alloc.
+    [[nodiscard]] binding bind(const client& c, cudaStream_t stream) {
+        if (calls_)
+            state_->adopt(c.who_, stream);
+        else
+            detail::launch_hub::of_process().bind(stream, state_, c.who_);
+        return binding(state_, c.who_, stream, calls_);
+    }
+    /// A request of the client's is there, or will be in a moment: those below hold back already. For a queue in front of the engine.
+    [[nodiscard]] request announce(const client& c) { return request(state_, c.who_); }
+
+    /// Lets everybody through, now and from now on: whoever is held goes.
+    void close() noexcept { state_->close(); }
+
+    /// Whether single launches pass the gate; else whole calls do, since CUPTI has another subscriber.
+    [[nodiscard]] bool gates_launches() const noexcept { return !calls_; }
+    /// How many threads are held.
+    [[nodiscard]] std::size_t held() const noexcept { return state_->held(); }
+    /// How long a request of the client's that arrives now waits for what is in flight of lower clients, at most, if launches take what
+    /// they are predicted to take.
+    [[nodiscard]] ns bound(const client& c) const noexcept { return state_->bound(c.who_); }
+    /// What the client has in flight, as predicted. Asks the device.
+    [[nodiscard]] ns in_flight(const client& c) const noexcept { return state_->in_flight(c.who_); }
+    /// What the client did so far. Asks the device. Where several of its streams run side by side, both count in full.
+    [[nodiscard]] launch_usage usage(const client& c) const noexcept { return state_->usage(c.who_); }
+    /// The next of those that went after the longest hold, oldest first; of more than 64 that nobody took, the last ones.
+    [[nodiscard]] std::optional<forced_launch> take_forced() noexcept { return state_->take_forced(); }
+
+private:
+    std::shared_ptr<state> state_;
+    bool calls_ = false;
+};
+
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

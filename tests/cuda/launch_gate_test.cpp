@@ -1,0 +1,602 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of engines on the stand-in for CUDA and CUPTI: who is held, for whom, until when, and what can go wrong meanwhile.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <future>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/cuda/launch_gate.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/cupti.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+#include "support/cuda_standin/standin.hpp"
+#include "support/threads.hpp"
+
+namespace launch_gate_test {
+
+using namespace gpushare;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// The device's time, which stands still where the test steps it.
+struct device_clock {
+    [[nodiscard]] static instant now() noexcept { return instant{standin::now()}; }
+};
+using gate_type = cuda::launch_gate<gpushare::launch_gate, device_clock>;
+
+constexpr device_id first{0};
+constexpr auto manual = standin::timing::manual;
+
+/// Kernels by their names.
+const char conv = 0, gemm = 0, norm = 0;
+
+/// As an engine does it: through the runtime, without a word to the library.
+cudaError_t launch(cudaStream_t s, const char& kernel, ns length, std::atomic<int>* ran = nullptr) {
+    return standin::detail::launch(s, &kernel, false, length, [ran] {
+        if (ran != nullptr) ran->fetch_add(1);
+    });
+}
+
+/// Until it is so; false after 20 s.
+template <class F>
+bool eventually(F so) {
+    for (const auto end = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < end;) {
+        if (so()) return true;
+        std::this_thread::yield();
+    }
+    return so();
+}
+
+/// A node with a gate, and two clients: the first goes first.
+struct rig {
+    explicit rig(const launch_gate_options& how = {}, const cuda::launch_shell_options& shell = {})
+        : gate(std::in_place, node, first, gpushare::launch_gate(how), shell),
+          urgent(gate->add({.level = 1})),
+          batch(gate->add({})) {
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    }
+    cuda::node node;
+    std::optional<gate_type> gate;
+    gate_type::client urgent, batch;
+};
+
+/// Streams of the test, destroyed at its end.
+struct streams {
+    cudaStream_t urgent = raw::make_stream(), batch = raw::make_stream();
+    streams() = default;
+    streams(const streams&) = delete;
+    streams& operator=(const streams&) = delete;
+    ~streams() {
+        for (const cudaStream_t s : {urgent, batch})
+            if (s != nullptr) (void)cudaStreamDestroy(s);
+    }
+};
+
+}  // namespace
+
+// ---- who waits for whom
+
+TEST_CASE("a launch waits inside the driver's call while a request of a higher client is there",
+          "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    std::atomic<int> ran{0};
+    std::optional<gate_type::scope> chat;
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us, &ran);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    {
+        const auto inside = r.gate->enter(r.urgent);  // and isn't held itself
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(s.urgent) == cudaSuccess);
+    }
+    CHECK(r.gate->held() == 1);
+    CHECK(standin::count("cudaLaunchKernelExC") == 1);
+    request.reset();
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+    CHECK(ran == 1);
+    CHECK(r.gate->usage(r.batch).held == 1);
+    CHECK(r.gate->usage(r.urgent).held == 0);
+}
+
+TEST_CASE("it waits for what the higher client has on the device, which nobody but the held thread looks at",
+          "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    std::atomic<int> first_ran{0}, second_ran{0};
+    standin::hold(s.urgent);
+    {
+        const auto inside = r.gate->enter(r.urgent);
+        CHECK(launch(s.urgent, gemm, 10us, &first_ran) == cudaSuccess);
+    }
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        const cudaError_t code = launch(s.batch, conv, 10us, &second_ran);
+        return std::pair{code, first_ran.load()};
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    CHECK(standin::count("cudaLaunchKernelExC") == 1);
+    standin::let_go(s.urgent);
+    CHECK(engine.get() == std::pair{cudaSuccess, 1});  // the urgent kernel was over by then
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+    CHECK(second_ran == 1);
+}
+
+TEST_CASE("graphs, copies and fills wait as kernels do", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    int from = 7, to = 0;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    REQUIRE(cudaStreamBeginCapture(s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    REQUIRE(launch(s.batch, conv, 10us) == cudaSuccess);
+    REQUIRE(cudaStreamEndCapture(s.batch, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    void* device = nullptr;
+    REQUIRE(cudaMalloc(&device, 256) == cudaSuccess);
+
+    for (const int what : {0, 1, 2}) {
+        CAPTURE(what);
+        auto request = std::make_optional(r.gate->announce(r.urgent));
+        auto engine = std::async(std::launch::async, [&] {
+            const auto inside = r.gate->enter(r.batch);
+            if (what == 0) return cudaGraphLaunch(exec, s.batch);
+            if (what == 1) return cudaMemcpyAsync(&to, &from, sizeof to, cudaMemcpyDefault, s.batch);
+            return cudaMemsetAsync(device, 0, 256, s.batch);
+        });
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        request.reset();
+        CHECK(engine.get() == cudaSuccess);
+    }
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+    CHECK(to == 7);
+    const auto used = r.gate->usage(r.batch);
+    CHECK(used.launches == 3);
+    CHECK(used.held == 3);
+    CHECK(cudaFree(device) == cudaSuccess);
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+TEST_CASE("threads and streams that are bound to nobody pass, and nothing is asked for them", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    const auto request = r.gate->announce(r.urgent);
+    standin::forget_calls();
+    for (int i = 0; i < 10; ++i) CHECK(launch(s.batch, conv, 1us) == cudaSuccess);
+    CHECK(standin::count_all() == 10);  // the launches, and no question to the driver
+    CHECK(r.gate->held() == 0);
+    CHECK(r.gate->in_flight(r.batch) == 0ns);
+}
+
+TEST_CASE("a bound stream's launches are the client's, in whatever thread", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    std::optional<gate_type::binding> bound = r.gate->bind(r.batch, s.batch);
+    const auto from_another_thread = [&] {
+        return std::async(std::launch::async, [&] { return launch(s.batch, conv, 10us); });
+    };
+    {
+        auto request = std::make_optional(r.gate->announce(r.urgent));
+        auto autograd = from_another_thread();
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        request.reset();
+        CHECK(autograd.get() == cudaSuccess);
+    }
+    SECTION("nor another client's, whose thread makes them") {
+        const auto inside = r.gate->enter(r.urgent);
+        auto autograd = from_another_thread();
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        const auto more = std::async(std::launch::async, [&] {
+            const auto urgent_too = r.gate->enter(r.urgent);
+            return launch(s.batch, conv, 10us);
+        });
+        CHECK(eventually([&] { return r.gate->held() == 2; }));
+        r.gate->close();
+        CHECK(autograd.get() == cudaSuccess);
+    }
+    SECTION("until the binding is over") {
+        bound.reset();
+        const auto request = r.gate->announce(r.urgent);
+        CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+        CHECK(r.gate->usage(r.batch).held == 1);
+    }
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("an urgent client is present while its bound streams have work, without a scope", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    const auto bound = r.gate->bind(r.urgent, s.urgent);
+    standin::hold(s.urgent);
+    CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    standin::let_go(s.urgent);
+    CHECK(engine.get() == cudaSuccess);  // the held thread has put an event behind what the other one left open
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("below a higher client little is in flight", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.in_flight = 200us, .longest_hold = 1h}};
+    const streams s;
+    std::atomic<int> launched{0};
+    {
+        const auto inside = r.gate->enter(r.batch);  // what conv takes is learnt
+        CHECK(launch(s.batch, conv, 60us) == cudaSuccess);
+        standin::advance(1ms);
+        CHECK(r.gate->in_flight(r.batch) == 0ns);
+    }
+    CHECK(r.gate->bound(r.urgent) == 200us);
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        for (int i = 0; i < 9; ++i) {
+            if (launch(s.batch, conv, 60us) != cudaSuccess) return false;
+            ++launched;
+        }
+        return true;
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    CHECK(launched == 3);  // 180 us of 200
+    CHECK(r.gate->in_flight(r.batch) == 180us);
+    CHECK(eventually([&] {
+        standin::advance(60us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    CHECK(engine.get());
+    standin::advance(1ms);
+}
+
+// ---- what it costs, and what is charged
+
+TEST_CASE("there is an event for a batch, and not for each launch", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first};
+    const auto only = gate.add({});
+    const streams s;
+    const auto inside = gate.enter(only);
+    CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+    standin::advance(1ms);
+    CHECK(gate.in_flight(only) == 0ns);
+    standin::forget_calls();
+    for (int i = 0; i < 600; ++i) CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+    CHECK(standin::count("cuEventRecord") == 600 * 10 / 150 + 1);  // one in front, since the device was idle
+    CHECK(standin::count("cuEventQuery") <= 4 * 600 * 10 / 150);
+    standin::advance(10ms);
+    CHECK(gate.usage(only).time == 6010us);
+}
+
+TEST_CASE("a client is charged the time of its launches, times their width", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .sms = 16, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first};
+    const auto only = gate.add({});
+    const streams s;
+    {
+        const auto inside = gate.enter(only);
+        for (int round = 0; round < 8; ++round) {
+            standin::next_dimensions() = {.blocks = 4};  // of 16 SMs
+            for (int i = 0; i < 10; ++i) CHECK(launch(s.batch, conv, 40us) == cudaSuccess);
+            standin::next_dimensions() = {.blocks = 640};
+            for (int i = 0; i < 5; ++i) CHECK(launch(s.batch, gemm, 100us) == cudaSuccess);
+            standin::advance(2ms);
+        }
+        standin::next_dimensions() = {};
+    }
+    const auto used = gate.usage(only);
+    CHECK(used.launches == 120);
+    CHECK(used.time == 8 * 900us);
+    CHECK(in_seconds(used.device_time) == Approx(8 * (100e-6 + 500e-6)).epsilon(0.02));
+}
+
+TEST_CASE("a launch that the driver refuses is in nobody's way", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}};
+    const streams s;
+    {
+        const auto inside = r.gate->enter(r.urgent);
+        standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorLaunchOutOfResources});
+        CHECK(launch(s.urgent, gemm, 10us) == cudaErrorLaunchOutOfResources);
+        CHECK(r.gate->in_flight(r.urgent) == 0ns);
+    }
+    const auto inside = r.gate->enter(r.batch);
+    CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+    CHECK(r.gate->usage(r.urgent).time == 0ns);
+    standin::advance(1ms);
+}
+
+// ---- what can go wrong
+
+TEST_CASE("an engine's lock that a held thread has costs an urgent thread the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r{{.longest_hold = 20ms}};
+    const streams s;
+    std::mutex of_engine;
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    auto engine = std::async(std::launch::async, [&] {
+        const std::lock_guard lock(of_engine);
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    CHECK_FALSE(r.gate->take_forced());
+    {
+        const std::lock_guard lock(of_engine);  // comes through
+    }
+    CHECK(engine.get() == cudaSuccess);
+    const auto forced = r.gate->take_forced();
+    REQUIRE(forced);
+    CHECK(forced->client == r.batch.number());
+    CHECK(forced->held_by == r.urgent.number());
+    CHECK(forced->held >= 20ms);
+    CHECK_FALSE(r.gate->take_forced());
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("a launch into a capture is only recorded: it isn't held, followed or spoilt", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    cudaGraph_t graph = nullptr;
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    {
+        const auto inside = r.gate->enter(r.batch);
+        REQUIRE(cudaStreamBeginCapture(s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
+        CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+        CHECK(launch(s.batch, gemm, 10us) == cudaSuccess);
+    }
+    // A global capture forbids all threads what might wait, and the gate asks and makes events beside it.
+    std::thread([&] {
+        const auto inside = r.gate->enter(r.urgent);
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    }).join();
+    CHECK(r.gate->in_flight(r.batch) == 0ns);
+    request.reset();
+    CHECK(eventually([&] { return r.gate->in_flight(r.urgent) == 0ns; }));
+    REQUIRE(cudaStreamEndCapture(s.batch, &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(r.gate->usage(r.batch).launches == 0);
+}
+
+TEST_CASE("a capture that begins behind launches takes in none of the gate's events", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r;
+    const streams s;
+    cudaGraph_t graph = nullptr;
+    {
+        const auto inside = r.gate->enter(r.batch);
+        CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+        standin::advance(1ms);
+        CHECK(r.gate->usage(r.batch).launches == 1);
+        CHECK(launch(s.batch, conv, 10us) == cudaSuccess);  // no event is behind this one
+        REQUIRE(cudaStreamBeginCapture(s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    }
+    standin::forget_calls();
+    standin::advance(1ms);
+    CHECK(r.gate->usage(r.batch).launches == 1);
+    REQUIRE(cudaStreamEndCapture(s.batch, &graph) == cudaSuccess);
+    { const auto inside = r.gate->enter(r.batch); }
+    standin::advance(1ms);
+    CHECK(r.gate->usage(r.batch).launches == 2);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+TEST_CASE("streams and threads may end with work that others wait for", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r{{.longest_hold = 1h}};
+    streams s;
+    const auto bound = r.gate->bind(r.urgent, s.urgent);
+    standin::hold(s.urgent);
+    std::thread([&] {
+        const auto inside = r.gate->enter(r.urgent);
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    }).join();
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    standin::let_go(s.urgent);
+    CHECK(cudaStreamDestroy(std::exchange(s.urgent, nullptr)) == cudaSuccess);
+    CHECK(engine.get() == cudaSuccess);
+    // Another stream, which may have the handle that the old one had, is nobody's.
+    s.urgent = raw::make_stream();
+    const auto request = r.gate->announce(r.urgent);
+    CHECK(launch(s.urgent, conv, 10us) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("whoever closes, removes or destroys lets go who is held", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r{{.longest_hold = 1h}};
+    const streams s;
+    std::optional<gate_type::client> batch = r.gate->add({}), urgent = r.gate->add({.level = 2});
+    const auto request = r.gate->announce(*urgent);
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(*batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    SECTION("the gate") { r.gate->close(); }
+    SECTION("the client that is held") { batch.reset(); }
+    SECTION("the client that it is held for") { urgent.reset(); }
+    SECTION("all of it") {
+        r.gate.reset();
+        CHECK_FALSE(standin::has_subscriber());
+    }
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("nobody is held for a device that is lost", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    {
+        rig r{{.longest_hold = 1h}};
+        const streams s;
+        standin::hold(s.urgent);
+        {
+            const auto inside = r.gate->enter(r.urgent);
+            CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+        }
+        auto engine = std::async(std::launch::async, [&] {
+            const auto inside = r.gate->enter(r.batch);
+            return launch(s.batch, conv, 10us);
+        });
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        standin::poison(0, cudaErrorIllegalAddress);
+        CHECK(engine.get() == cudaErrorIllegalAddress);
+        CHECK(r.node.lost(first));
+    }
+    (void)standin::take_findings();
+}
+
+TEST_CASE("a child of fork() waits for none of its parent's held threads", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(20);
+        {
+            const auto inside = r.gate->enter(r.batch);
+            if (launch(s.batch, conv, 10us) != cudaErrorInitializationError) ::_exit(2);
+        }
+        request.reset();
+        r.gate.reset();
+        ::_exit(EXIT_SUCCESS);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS));
+    request.reset();
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+TEST_CASE("gates come and go while threads launch", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    cuda::node node;
+    const streams s;
+    std::atomic<int> failed{0};
+    {
+        const support::background unbound(1, [&](unsigned) {
+            if (launch(s.batch, conv, 1us) != cudaSuccess) ++failed;
+        });
+        for (int round = 0; round < 40; ++round) {
+            gate_type gate{node, first};
+            auto urgent = gate.add({.level = 1}), batch = gate.add({});
+            const auto bound = gate.bind(batch, s.batch);
+            support::together(2, [&](unsigned rank) {
+                for (int i = 0; i < 10; ++i) {
+                    const auto inside = gate.enter(rank == 0 ? urgent : batch);
+                    if (launch(rank == 0 ? s.urgent : s.batch, rank == 0 ? gemm : norm, 1us) != cudaSuccess) ++failed;
+                }
+            });
+        }
+    }
+    CHECK(failed == 0);
+    CHECK_FALSE(standin::has_subscriber());
+    for (const cudaStream_t each : {s.urgent, s.batch}) CHECK(cudaStreamSynchronize(each) == cudaSuccess);
+}
+
+// ---- a subscriber that is there already
+
+TEST_CASE("another subscriber to CUPTI is named", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    cuda::node node;
+    standin::take_subscriber("Nsight Systems");
+    try {
+        const gate_type gate{node, first};
+        FAIL("there are two subscribers");
+    } catch (const cuda::subscriber_taken& e) {
+        CHECK(e.code() == errc::not_supported);
+        CHECK(e.holder() == "Nsight Systems");
+        CHECK_THAT(e.what(), Contains("Nsight Systems"));
+    }
+    standin::give_subscriber_back();
+    const gate_type gate{node, first};
+    const gate_type another{node, first};  // has the same subscriber
+    CHECK(gate.gates_launches());
+}
+
+TEST_CASE("without the subscriber a scope waits for its whole call", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    standin::take_subscriber("a profiler");
+    {
+        rig r{{}, {.calls_instead = true}};
+        CHECK_FALSE(r.gate->gates_launches());
+        const streams s;
+        std::optional<gate_type::binding> urgent, batch;
+        const bool bound = GENERATE(true, false);
+        if (bound) {
+            urgent.emplace(r.gate->bind(r.urgent, s.urgent));
+            batch.emplace(r.gate->bind(r.batch, s.batch));
+        }
+        std::atomic<int> entered{0};
+        const auto callbacks = standin::callbacks();
+        std::unique_ptr<gate_type::scope> request(new gate_type::scope(r.gate->enter(r.urgent)));
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+        auto engine = std::async(std::launch::async, [&] {
+            const auto inside = r.gate->enter(r.batch);
+            ++entered;
+            return launch(s.batch, conv, 10us);
+        });
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        CHECK(entered == 0);
+        if (bound) standin::hold(s.urgent);
+        request.reset();
+        if (bound) {
+            CHECK(r.gate->in_flight(r.urgent) > 0ns);
+            standin::let_go(s.urgent);
+        }
+        CHECK(engine.get() == cudaSuccess);
+        CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+        CHECK(r.gate->usage(r.urgent).launches == 1);
+        CHECK(r.gate->usage(r.batch).held == 1);
+        CHECK(standin::callbacks() == callbacks);
+    }
+    standin::give_subscriber_back();
+}
+
+}  // namespace launch_gate_test
