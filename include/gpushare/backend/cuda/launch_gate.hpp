@@ -2,7 +2,7 @@
 // Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs unchanged asks before the driver
 // launches it, and its thread waits where others go first. Needs CUPTI, by the target gpushare::cuda_launch_gate.
 //
-//   cuda::launch_gate<gpushare::launch_gate> gate{node, device_id{0}};
+//   gpushare::cuda::launch_gate<gpushare::launch_gate> gate{node, gpushare::device_id{0}};
 //   auto chat = gate.add({.level = 1}), batch = gate.add({});
 //   {
 //       const auto inside = gate.enter(chat);            // this thread's launches are the chat's
