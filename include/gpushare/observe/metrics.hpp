@@ -8,7 +8,8 @@
 //   if (!out.fits()) ...;                        // out.size() bytes are needed
 //   reply(out.text(), gpushare::metrics_text::content_type);
 //
-// usage_metrics.hpp has those of devices and tenants. All samples of a family follow it; the rest of the format is seen to.
+// usage_metrics.hpp has those of devices and tenants. All samples of a family follow it; the rest
+// of the format is seen to.
 #pragma once
 
 #include <array>
@@ -27,7 +28,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a family of metrics is.
+/// The type of a family of metrics.
 enum class metric_type : std::uint8_t {
     gauge,      ///< goes up and down
     counter,    ///< only goes up; its name ends in _total
@@ -81,8 +82,8 @@ public:
     /// Writes to `to`, which must outlive it.
     explicit metrics_text(std::span<char> to) noexcept : to_(to) {}
 
-    /// Begins a family, with its help and type. A name has letters, digits, underscores and colons; others are written as underscores.
-    /// `name` must outlive the samples.
+    /// Begins a family, with its help and type. A name has letters, digits, underscores and colons;
+    /// others are written as underscores. `name` must outlive the samples.
     void family(std::string_view name, metric_type type, std::string_view help) noexcept {
         name_ = name;
         put("# HELP ");
@@ -110,8 +111,8 @@ public:
         put_seconds(value, false);
         end_line();
     }
-    /// A histogram of durations, in seconds: `counts` in buckets up to each of `limits`, which ascend, and one more beyond the last; `sum` of
-    /// all. Of a family of that type.
+    /// A histogram of durations, in seconds: `counts` in buckets up to each of `limits`, which
+    /// ascend, and one more beyond the last; `sum` of all. For a family of that type.
     void histogram(std::initializer_list<metric_label> labels, std::span<const ns> limits,
                    std::span<const std::uint64_t> counts, ns sum) noexcept {
         std::uint64_t so_far = 0;

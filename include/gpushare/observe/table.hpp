@@ -31,7 +31,7 @@ enum class align : std::uint8_t {
 /// Rows of text under a header. Cells are UTF-8, each code point as wide as any other. A value; not thread-safe.
 class table {
 public:
-    /// Of one column.
+    /// One column.
     struct column {
         std::string header;        ///< its first line
         align side = align::left;  ///< of all its cells
@@ -47,8 +47,8 @@ public:
         }
     }
 
-    /// Adds a row; tabs and line breaks in its cells become spaces. Throws std::invalid_argument unless there is one cell for each
-    /// column, and then adds nothing.
+    /// Adds a row; tabs and line breaks in its cells become spaces. Throws std::invalid_argument
+    /// unless there is one cell for each column, and then adds nothing.
     void add_row(std::vector<std::string> cells) {
         if (cells.size() != columns_.size()) {
             throw std::invalid_argument("gpushare::table: a row of " + std::to_string(cells.size()) + " cells for " +

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant sees of its devices and memory, as nvidia-smi shows it to who has a machine alone: its own part is the whole.
+// A tenant's view of its devices and memory, as nvidia-smi shows a whole machine: the tenant's own
+// part is the whole.
 //
 //   std::fputs(gpushare::tenant_table(chat).c_str(), stdout);
 //
@@ -20,8 +21,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A line for the tenant and a row for each of its devices, as of now. Throws std::bad_alloc, and operation_error (closed) as
-/// tenant::memory() does. Not for a hot path: looking for the largest free block takes locks.
+/// A line for the tenant and a row for each of its devices, as of now. Throws std::bad_alloc, and
+/// operation_error (closed) as tenant::memory() does. Not for a hot path: looking for the largest
+/// free block takes locks.
 template <class Tenant>
 [[nodiscard]] std::string tenant_table(Tenant& of) {
     const auto tenths = [](std::uint64_t n) { return std::to_string(n / 10) + '.' + std::to_string(n % 10); };

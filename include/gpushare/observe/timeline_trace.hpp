@@ -29,8 +29,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A record of what happened when, and its text. Thread-safe, but for start(), which must not overlap other calls. Recording never
-/// allocates, locks or waits, and costs a load while the trace is off. All times are of one clock.
+/// A record of what happened when, and its text. Thread-safe, but for start(), which must not
+/// overlap other calls. Recording never allocates, locks or waits, and costs a load while the trace
+/// is off. All times are of one clock.
 class timeline_trace {
 public:
     /// Begins anew, with memory for so many records (48 bytes each). Throws std::bad_alloc.
@@ -132,7 +133,8 @@ private:
         return otherwise + std::to_string(id);
     }
 
-    // Inside a JSON string. What isn't ASCII becomes U+FFFD: names may be any bytes, JSON must be UTF-8.
+    // Inside a JSON string. Bytes outside ASCII become U+FFFD: names may be any bytes, JSON must be
+    // UTF-8.
     [[nodiscard]] static std::string escaped(std::string_view text) {
         std::string out;
         for (const char ch : text) {

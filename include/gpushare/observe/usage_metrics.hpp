@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices and tenants have and use, as metrics. Those of devices have the names and labels of NVIDIA's dcgm-exporter (up to
-// 4.8), so that its dashboards and alerts work; those of tenants begin with gpushare_tenant_.
+// Usage of devices and tenants as metrics. Device metrics have the names and labels of NVIDIA's
+// dcgm-exporter (up to 4.8), so that its dashboards and alerts work; tenant metrics begin with
+// gpushare_tenant_.
 //
 //   gpushare::metrics_text out{page};
 //   gpushare::write_device_metrics(out, devices);          // device_metrics, one each
@@ -23,7 +24,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A device at one point in time. What is empty isn't written.
+/// A device at one point in time. Empty fields aren't written.
 struct device_metrics {
     device_id device{};             ///< label "gpu", and "device" as nvidia0
     std::string_view uuid{};        ///< label "UUID"
@@ -44,7 +45,8 @@ struct tenant_metrics {
     tenant_usage usage{};     ///< as tenant::usage() has it
 };
 
-/// Memory and utilisation of devices: DCGM_FI_DEV_FB_USED, FB_FREE, FB_RESERVED and FB_TOTAL in MiB, GPU_UTIL in percent, XID_ERRORS.
+/// Memory and utilisation of devices: DCGM_FI_DEV_FB_USED, FB_FREE, FB_RESERVED and FB_TOTAL in
+/// MiB, GPU_UTIL in percent, XID_ERRORS.
 inline void write_device_metrics(metrics_text& out, std::span<const device_metrics> devices) noexcept {
     const auto write = [&](std::string_view name, std::string_view help, auto value) {
         out.family(name, metric_type::gauge, help);
@@ -112,8 +114,8 @@ inline void write_durations(metrics_text& out, std::span<const tenant_metrics> t
 }
 }  // namespace detail
 
-/// Memory, device time and submissions of tenants: those that are over, those that never ran by reason, and histograms of how long they
-/// waited and lasted.
+/// Writes memory, device time and submissions of tenants: completed submissions, submissions that
+/// never ran by reason, and histograms of queueing and running times.
 inline void write_tenant_metrics(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
     const auto write = [&](std::string_view name, metric_type type, std::string_view help, auto value) {
         out.family(name, type, help);

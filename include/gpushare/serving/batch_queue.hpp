@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic batching: requests wait for each other, but for no longer than they may, and go to the engine together. A value:
-// time comes in as an argument, and whoever drives it has the lock, the clock and the engine.
+// Dynamic batching: requests wait for each other, but for no longer than they may, and go to the
+// engine together. A value: time comes in as an argument, and whoever drives it has the lock, the
+// clock and the engine.
 //
 //   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
 //   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);     // r is as it was
@@ -32,9 +33,10 @@ struct batch_rule {
         200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
 };
 
-/// Items that wait to be run together, in the order in which they came. Items need only be movable; where the host's memory runs out
-/// (std::bad_alloc), none is lost. What has expired is kept for take_expired() and counts for nothing else. Not thread-safe. push is O(1)
-/// but where a queue is full of what has expired, the rest O(waiting).
+/// Items that wait to be run together, in the order in which they came. Items need only be movable;
+/// where the host's memory runs out (std::bad_alloc), none is lost. Expired items are kept for
+/// take_expired() and count for nothing else. Not thread-safe. push is O(1), except in a queue full
+/// of expired items; the rest is O(waiting).
 template <class T>
 class batch_queue {
 public:
@@ -43,8 +45,8 @@ public:
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
 
-    /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is where it was. Throws what moving it
-    /// throws, and std::bad_alloc.
+    /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is
+    /// where it was. Throws what moving it throws, and std::bad_alloc.
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never) {
         if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
@@ -53,8 +55,9 @@ public:
         return errc::none;
     }
 
-    /// When to look again: at once if a batch is full, after its delay, or in time for the earliest deadline, less the slack. It may be
-    /// over: then at once. `never` if nothing waits. Without a time it can't know what has expired: take_expired() goes first.
+    /// When to look again: at once if a batch is full, after its delay, or in time for the earliest
+    /// deadline, less the slack. It may be over: then at once. `never` if nothing waits. Without a
+    /// time it can't know what has expired: take_expired() goes first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
@@ -91,7 +94,7 @@ public:
         auto seen = waiting_.begin();
         for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
             if (!expired(*seen, now)) batch.push_back(std::move(seen->item));
-        // Those that were passed over move up to what stays, in their order.
+        // Skipped items move up to the remaining ones, in their order.
         for (auto stays = seen; seen != waiting_.begin();)
             if (expired(*--seen, now) && --stays != seen) *stays = std::move(*seen);
         waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
@@ -99,14 +102,14 @@ public:
         return batch;
     }
 
-    /// From now on. What waits stays.
+    /// Sets the rule from now on. Waiting items stay.
     void set_rule(const batch_rule& rule) noexcept {
         rule_ = rule;
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
     /// As it is.
     [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
-    /// Items that are there, those that have expired and weren't taken out as well.
+    /// Items present, including expired ones that weren't taken out.
     [[nodiscard]] std::size_t size() const noexcept { return waiting_.size(); }
     /// Items that wait and haven't expired.
     [[nodiscard]] std::size_t live(instant now) const noexcept {
@@ -134,7 +137,7 @@ private:
     };
 
     [[nodiscard]] bool expired(const entry& e, instant now) const noexcept { return latest_begin(e.deadline) < now; }
-    // due() of those that haven't expired.
+    // due() of the items that haven't expired.
     [[nodiscard]] instant due_of_live(instant now) const noexcept {
         if (latest_begin(earliest_) >= now) return due();
         std::size_t n = 0;
@@ -158,7 +161,7 @@ private:
 
     batch_rule rule_;
     std::deque<entry> waiting_;
-    instant earliest_ = never;  // deadline of those that wait
+    instant earliest_ = never;  // the earliest deadline of waiting items
 };
 
 }  // namespace GPUSHARE_ABI

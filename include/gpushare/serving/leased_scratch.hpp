@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of scratch memory for all engines of a tenant that never run together: each has it while it holds a permit. So ten
-// engines with 64 MiB of compute buffers each need 64 MiB and not 640.
+// One block of scratch memory for all engines of a tenant that never run together: each has it
+// while it holds a permit. So ten engines with 64 MiB of compute buffers each need 64 MiB and not
+// 640.
 //
 //   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};      // as large as the largest that was asked for
 //   chat.submit([&](auto& to) {
@@ -8,8 +9,8 @@
 //       engine.enqueue(to, room.data());
 //   });                                                                            // ... and of its work, by order of streams
 //
-// It is charged once, to the tenant whose memory it is, as long as it is there. It isn't for several tenants: one would read what
-// another left in it.
+// It is charged once, to the tenant whose memory it is, as long as it is there. It isn't for
+// several tenants: one would read what another left in it.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A block that engines lease one after the other. Thread-safe; neither copied nor moved. `Memory` must outlive it; when that
-/// closes, the block is freed and leases are refused with errc::closed. No call waits for a device, but where the block has to grow.
+/// A block that engines lease one after the other. Thread-safe; neither copied nor moved. `Memory`
+/// must outlive it; when that closes, the block is freed and leases are refused with errc::closed.
+/// No call waits for a device, but where the block has to grow.
 template <upstream Memory, joining_timeline Stream>
 class leased_scratch {
     using point = typename Stream::point;
@@ -37,7 +39,8 @@ class leased_scratch {
 public:
     static constexpr std::size_t alignment = 256;  ///< of the block, in bytes
 
-    /// The block, for work on one stream, until it ends. Movable, one owner; must not outlive the scratch or the stream.
+    /// The block, for work on one stream, until it ends. Movable, one owner; must not outlive the
+    /// scratch or the stream.
     class lease_type {
     public:
         /// Takes over `other`'s.
@@ -78,9 +81,10 @@ public:
         free();
     }
 
-    /// The block for work on `on`, which then comes behind that of the lease before. in_flight: another thread has it; over_quota: more
-    /// than `most`; closed; what the tenant's memory refuses; what `on` failed with (submission_failed). Where the block is too
-    /// small, waits until the work before is over: deadline_exceeded, by the clock of the streams.
+    /// The block for work on `on`, which then comes behind that of the lease before. in_flight:
+    /// another thread has it; over_quota: more than `most`; closed; what the tenant's memory
+    /// refuses; what `on` failed with (submission_failed). Where the block is too small, waits
+    /// until the work before is over: deadline_exceeded, by the clock of the streams.
     [[nodiscard]] result<lease_type> try_lease(bytes size, Stream& on, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         if (const failure why = ready(size, &on, deadline); why.code != errc::none) {
@@ -94,7 +98,8 @@ public:
         return try_lease(size, on, deadline).value(from_->owner(), "lease of scratch");
     }
 
-    /// Makes the block as large beforehand, so that no lease has to: once an engine is loaded that needs as much. As try_lease.
+    /// Makes the block as large beforehand, so that no lease has to: once an engine is loaded that
+    /// needs as much. As try_lease.
     failure reserve(bytes size, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         const failure why = ready(size, nullptr, deadline);
@@ -111,7 +116,7 @@ public:
         return idle;
     }
 
-    /// Of the block.
+    /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return bytes{size_.load(std::memory_order_relaxed)}; }
     /// How often the block was had.
     [[nodiscard]] std::uint64_t leases() const noexcept {
@@ -120,7 +125,8 @@ public:
     }
 
 private:
-    // Who has taken it alone touches the block and the point: under no lock, because memory that is asked for may run hooks.
+    // Only the taker touches the block and the point: under no lock, because an allocation may run
+    // hooks.
     failure take(bytes size) noexcept {
         const std::lock_guard lock(mutex_);
         if (closed_) return {errc::closed};
@@ -185,7 +191,7 @@ private:
     mutable std::mutex mutex_;
     bool taken_ = false, closed_ = false;
     std::uint64_t leases_ = 0;
-    // Of who has taken it; and of a close, when nobody has.
+    // Owned by the taker; and by a close, when nobody has taken it.
     void* block_ = nullptr;
     std::atomic<std::uint64_t> size_{0};  // for readings
     point last_{};                        // behind the work of the last lease

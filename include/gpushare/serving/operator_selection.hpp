@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures implementations of one operation on the real arrays, each as a submission of a tenant's, and keeps the best in a table
-// (compute/operator_table.hpp). Neighbours lose nothing by it: the tenant pays with its own share.
+// Measures implementations of one operation on the real arrays, each as a submission of a tenant's,
+// and keeps the best in a table (compute/operator_table.hpp). Neighbours lose nothing by it: the
+// tenant pays with its own share.
 //
 //   const gpushare::operator_candidate<gpushare::host::stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
 //                                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
@@ -44,18 +45,20 @@ struct operator_candidate {
     std::function<bool()> right{};  ///< whether its results are right, after its first run; none: taken for right
 };
 
-/// How far a number may be from the reference's: by `absolute`, or by `relative` times the reference's. Both 0: the same number. What is
-/// no number has to be none either.
+/// How far a number may be from the reference's: by `absolute`, or by `relative` times the
+/// reference's. Both 0: the same number. A NaN has to match a NaN.
 struct operator_tolerance {
     double absolute = 0;  ///< in the results' unit
     double relative = 0;  ///< of the reference's number
 };
 
-/// An array in the memory of the device that the operation writes, and how a candidate's is compared with the reference's.
+/// An array in the memory of the device that the operation writes, and how a candidate's is
+/// compared with the reference's.
 struct operator_result {
     void* at = nullptr;    ///< where it begins
     std::size_t size = 0;  ///< bytes
-    /// Of host memory, `size` bytes each: empty if they agree, else what is wrong, for people.
+    /// Compares host memory, `size` bytes each: empty if they agree, else a description of the
+    /// difference, for people.
     std::function<std::string(const std::byte* expected, const std::byte* got)> difference{};
 };
 
@@ -87,8 +90,9 @@ template <class T>
     return {at, n * sizeof(T), difference};
 }
 
-/// What every candidate has to agree with. Before a run that is compared the results are overwritten (with bytes of 0xff, which are no
-/// numbers), so that what writes nothing isn't taken for right.
+/// The reference that every candidate has to agree with. Before a compared run the results are
+/// overwritten (with bytes of 0xff, which are no numbers), so that a candidate that writes nothing
+/// doesn't pass.
 template <timeline Stream>
 struct operator_reference {
     operator_candidate<Stream> by{};            ///< what is right; it isn't measured, unless it is a candidate as well
@@ -109,7 +113,7 @@ struct selection_options {
     int repeats = 5;                                     ///< of each; the median counts
     std::size_t part = 0;                                ///< of the tenant's devices
     submit_options submit{};                             ///< of each run
-    std::vector<left_out_operator>* left_out = nullptr;  ///< gets those that failed or were wrong
+    std::vector<left_out_operator>* left_out = nullptr;  ///< gets candidates that failed or were wrong
 };
 
 namespace detail {
@@ -256,10 +260,12 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
 
 }  // namespace detail
 
-/// The best candidate for this operation and shape: as the table has it, if that is one of these; else measured, in turns, by the time on
-/// the stream, and kept. One that fails, or that `right` says is wrong, is left out and named (selection_options::left_out). Nobody else
-/// compares results: see the overload with a reference. Throws operation_error: what the last one failed with if all do
-/// (kernel_failed if wrong), with the names and reasons of all; invalid_specification without candidates; and as tenant::submit.
+/// The best candidate for this operation and shape: as the table has it, if that is one of these;
+/// else measured, in turns, by the time on the stream, and kept. One that fails, or that `right`
+/// says is wrong, is left out and named (selection_options::left_out). Nobody else compares
+/// results: see the overload with a reference. Throws operation_error: what the last one failed
+/// with if all do (kernel_failed if wrong), with the names and reasons of all;
+/// invalid_specification without candidates; and as tenant::submit.
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,
@@ -267,8 +273,9 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
     return detail::select_operator(by, table, operation, shape, candidates, nullptr, o);
 }
 
-/// The same, of those whose results agree with the reference's, which runs first. Throws what the reference fails with, too, and
-/// std::bad_alloc: each result is copied to the host twice.
+/// The same, among the candidates whose results agree with the reference's, which runs first.
+/// Throws the reference's failure, too, and std::bad_alloc: each result is copied to the host
+/// twice.
 template <class Tenant>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream> operator_choice
 select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,

@@ -14,15 +14,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What pages are like, and how many there may be.
+/// The layout of pages, and limits on their number.
 struct page_options {
     std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
     bytes token{};              ///< of one token in one lane
     std::uint32_t tokens = 64;  ///< of a page
     std::uint32_t pages = 0;    ///< the most there may be: addresses are reserved for so many
     std::uint32_t floor = 0;    ///< of memory for so many pages, what is there stays, used or not
-    /// Asked where somebody lacks memory, and nothing here is without a page: to free pages that can be done without (of cached
-    /// prefixes, of idle sequences), at most so many, now or by the request's deadline. A hook: see quota_hook.hpp.
+    /// Asked where somebody lacks memory, and nothing here is without a page: to free pages that
+    /// can be done without (of cached prefixes, of idle sequences), at most so many, now or by the
+    /// request's deadline. A hook: see quota_hook.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
 };
 

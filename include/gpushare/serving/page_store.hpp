@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages for the KV caches of one model, whose memory comes and goes with the load: addresses never change, and memory that is
-// in no page serves other tenants. What a tenant is guaranteed and what it is lent says its quota.
+// Pages for the KV caches of one model, whose memory comes and goes with the load: addresses never
+// change, and memory that is in no page serves other tenants. The tenant's quota sets its guarantee
+// and burst.
 //
 //   gpushare::page_store cache{pool, chat.memory().limit(), gpushare::tenant_tag{chat.tag()},
 //                              {.lanes = 36, .token = 512_B, .tokens = 64, .pages = 4096}, "chat"};
@@ -9,10 +10,11 @@
 //   attend(cache.data(), cache.page_stride(), cache.lane_stride(), pages);
 //   cache.free(pages, stream.record());                        // once that work is over
 //
-// A page has the tokens of all lanes (keys and values of each layer) side by side, so that a cache grows by one page and not by a
-// chunk for each lane: with chunks of 2 MiB these 36 lanes would grow by 72 MiB, 4,096 tokens at a time. Lane l of page p begins at
-// data() + p * page_stride() + l * lane_stride(). (An engine that wants each lane in one piece: virtual_arena::commit of
-// several ranges.)
+// A page has the tokens of all lanes (keys and values of each layer) side by side, so that a cache
+// grows by one page and not by a chunk for each lane: with chunks of 2 MiB these 36 lanes would
+// grow by 72 MiB, 4,096 tokens at a time. Lane l of page p begins at data() + p * page_stride() + l
+// * lane_stride(). (An engine that wants each lane in one piece: virtual_arena::commit of several
+// ranges.)
 #pragma once
 
 #include <algorithm>
@@ -46,8 +48,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must outlive it; when the quota
-/// closes, so does the store: it refuses with errc::closed, and its memory is gone once no work uses it.
+/// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must
+/// outlive it; when the quota closes, so does the store: it refuses with errc::closed, and its
+/// memory is gone once no work uses it.
 template <virtual_memory Memory, scrubber Stream>
 class page_store {
     using arena_type = virtual_arena<Memory, Stream>;
@@ -56,8 +59,8 @@ public:
     using pool_type = chunk_pool<Memory, Stream>;  ///< what its memory comes from
     using point = typename pool_type::point;       ///< of the streams that use pages
 
-    /// Without memory. `owner` names the tenant in messages and must outlive it. Throws operation_error (invalid_specification for
-    /// pages of no size, or none), and as virtual_arena.
+    /// Without memory. `owner` names the tenant in messages and must outlive it. Throws
+    /// operation_error (invalid_specification for pages of no size, or none), and as virtual_arena.
     page_store(pool_type& pool, quota& limit, tenant_tag tenant, page_options o, std::string_view owner = {})
         : limit_(&limit),
           owner_(owner),
@@ -80,7 +83,8 @@ public:
     }
     page_store(const page_store&) = delete;
     page_store& operator=(const page_store&) = delete;
-    /// Its memory is given back once the points of pages that were freed are reached; nothing may use the others any more.
+    /// Its memory is given back once the points of pages that were freed are reached; nothing may
+    /// use the others any more.
     ~page_store() {
         closes_.reset();
         close();
@@ -88,7 +92,8 @@ public:
 
     /// The first byte of page 0, which never changes.
     [[nodiscard]] void* data() const noexcept { return arena_.data(); }
-    /// From one page of a slab to the next. Slabs begin slab_stride() after each other; unless that is a multiple, address() knows more.
+    /// From one page of a slab to the next. Slabs begin slab_stride() after each other; unless that
+    /// is a multiple, address() knows more.
     [[nodiscard]] bytes page_stride() const noexcept { return page_; }
     /// From one lane of a page to the next.
     [[nodiscard]] bytes lane_stride() const noexcept { return lane_; }
@@ -102,10 +107,12 @@ public:
         return static_cast<std::byte*>(arena_.data()) + at.count();
     }
 
-    /// As many pages as `to` has room for, or none. They have what was in them before, of this tenant, or zeros. Where memory is
-    /// missing, others are asked for what they were lent, and until `deadline` the scrubbing of it is waited for, pages that were freed
-    /// and whose stream isn't there yet, and memory that another thread is about to have, if it gives up no later. over_quota (of the
-    /// quota, or more than page_options::pages), out_of_memory, closed, and as virtual_arena::try_commit.
+    /// As many pages as `to` has room for, or none. They have what was in them before, of this
+    /// tenant, or zeros. Where memory is missing, others are asked for what they were lent, and
+    /// until `deadline` the scrubbing of it is waited for, pages that were freed and whose stream
+    /// isn't there yet, and memory that another thread is about to have, if it gives up no later.
+    /// over_quota (of the quota, or more than page_options::pages), out_of_memory, closed, and as
+    /// virtual_arena::try_commit.
     failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
         return obtain(
             to, deadline, false, [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); },
@@ -115,8 +122,8 @@ public:
     void allocate(std::span<std::uint32_t> to, instant deadline = {}) {
         check(try_allocate(to, deadline), "allocate pages");
     }
-    /// As try_allocate, but waits for bytes of the quota, first come first served, until the deadline or stop request of `until`, a
-    /// patience (include memory/quota_wait.hpp).
+    /// As try_allocate, but waits for bytes of the quota, first come first served, until the
+    /// deadline or stop request of `until`, a patience (include memory/quota_wait.hpp).
     template <class Patience>
     failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
         // Also stopped when there are enough pages after all, which somebody freed.
@@ -142,7 +149,8 @@ public:
         check(try_allocate_until(to, until), "allocate pages");
     }
 
-    /// Gives pages back: others have them once `after` is reached. All or, where one isn't out, none: unknown_block. Allocates nothing.
+    /// Gives pages back: others have them once `after` is reached. All or, where one isn't out,
+    /// none: unknown_block. Allocates nothing.
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -163,14 +171,16 @@ public:
         const std::lock_guard lock(mutex_);
         return collect_reached();
     }
-    /// Gives memory back that is in no page, until there is some for `keep` pages, and no less than the floor. How much.
+    /// Gives memory back that is in no page, until there is some for `keep` pages, and no less than
+    /// the floor. How much.
     bytes trim(std::uint32_t keep = 0) noexcept {
         std::unique_lock lock(mutex_);
         (void)collect_reached();
         return shrink(std::max(keep, options_.floor), bytes::max(), counted_, lock);
     }
 
-    /// From now on: the most pages (at most as many as it was made with), and the floor. What is out stays out.
+    /// Sets the most pages (at most as many as it was made with) and the floor. Pages that are out
+    /// stay out.
     void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
         const std::lock_guard lock(mutex_);
         options_.floor = floor;
@@ -220,8 +230,9 @@ private:
             detail::page_grower here{deadline, to.size(),
                                      queues ? std::stop_source{} : std::stop_source{std::nostopstate}};
             if (const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free()); !slabs.empty()) {
-                // What is free already isn't given back meanwhile: by its own hook, which its own request may ask; and, lest two
-                // stores take it from each other for ever, by no hook the second time.
+                // Its free pages aren't given back meanwhile: not by its own hook, which its own
+                // request may ask; and the second time by no hook, lest two stores take them from
+                // each other forever.
                 const auto counts_on = book_.free();
                 counted_ += counts_on;
                 firmly_counted_ += again ? counts_on : 0;
@@ -253,7 +264,7 @@ private:
     } catch (...) {
         return detail::no_host_memory;
     }
-    // What gives memory back doesn't wait for anything.
+    // Whether others will bring memory by then. Threads that give memory back wait for nothing.
     [[nodiscard]] bool others_bring(instant by) const noexcept { return book_.leaving() != 0 || growers_.any(by); }
     // Memory for slabs. With the lock, but for the memory's calls.
     template <class Commit>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale to zero and back: how deep a model sleeps while nobody asks for it, and how long it takes to wake. A plain state machine:
-// time comes in as an argument, and it says what to do; sleeping_tenant.hpp does it.
+// Scale to zero and back: how deep a model sleeps while nobody asks for it, and how long it takes
+// to wake. A plain state machine: time comes in as an argument, and it says what to do;
+// sleeping_tenant.hpp does it.
 //
 //   gpushare::sleep_levels chat{{.drop_caches_after = 10s, .spill_after = 1min, .release_after = 10min, .wake_within = 2s}};
 //   chat.request_began(now);  ...  chat.request_ended(now);
@@ -51,7 +52,8 @@ struct sleep_rule {
     /// Not so deep that waking is predicted to take longer. 0: however long.
     ns wake_within{};
     ns retry_after = std::chrono::seconds(1);  ///< a change that failed is tried again then
-    /// A wake that took longer than wake_within keeps it from sleeping so deep for that long. Then it may have been one bad day.
+    /// A wake that took longer than wake_within keeps it from sleeping so deep for that long. Then
+    /// it may have been one bad day.
     ns distrust_for = std::chrono::hours(1);
 };
 
@@ -75,8 +77,8 @@ public:
     /// Requests that have begun and aren't over.
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
 
-    /// What to do now: the level to go to. Nothing if it is where it should be, a change is under way, or the last one failed just now; for
-    /// a request it is tried again at once.
+    /// The next step: the level to go to. Nothing if it is where it should be, a change is under
+    /// way, or the last one failed just now; a request retries at once.
     [[nodiscard]] std::optional<sleep_level> next(instant now) const noexcept {
         if (changing_) return {};
         const sleep_level wanted = wanted_at(now);
@@ -124,8 +126,8 @@ public:
     [[nodiscard]] sleep_level level() const noexcept { return level_; }
     /// Where it is going, if it is.
     [[nodiscard]] std::optional<sleep_level> changing() const noexcept { return changing_; }
-    /// How long a request that comes now waits until it is awake: the longest of the last eight times from this level. 0 if none was
-    /// measured.
+    /// How long a request that comes now waits until it is awake: the longest of the last eight
+    /// times from this level. 0 if none was measured.
     [[nodiscard]] ns predicted_wake() const noexcept { return predicted_wake(level_); }
     /// The same from any level.
     [[nodiscard]] ns predicted_wake(sleep_level from) const noexcept {

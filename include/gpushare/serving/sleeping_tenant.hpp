@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant that goes to sleep when nobody asks for it, and wakes for the next request; see sleep_levels.hpp. Nothing runs by
-// itself: a thread of the server's calls tick().
+// A tenant that goes to sleep when nobody asks for it, and wakes for the next request; see
+// sleep_levels.hpp. Nothing runs by itself: a thread of the server's calls tick().
 //
 //   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
 //                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
 //   { auto awake = model.use(deadline);  if (awake) answer(request); }              // a request: wakes it first
 //   wait_until(model.tick());                                                       // idle: sleeps when it is time
 //
-// By levels: pools and caches are trimmed; submissions stop and its spillable blocks go to the host (tenant::sleep); the
-// engine itself is released. Its quota and share remain promised; what the quota leaves free is lent where tenant_spec::lends_asleep says
-// so, and comes back before it wakes. To give the promise up too, park it (tenant/park.hpp).
+// By levels: pools and caches are trimmed; submissions stop and its spillable blocks go to the host
+// (tenant::sleep); the engine itself is released. Its quota and share remain promised; what the
+// quota leaves free is lent where tenant_spec::lends_asleep says so, and comes back before it
+// wakes. To give the promise up too, park it (tenant/park.hpp).
 #pragma once
 
 #include <chrono>
@@ -30,10 +31,12 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a server does to an engine. Each may be empty. Called by one thread at a time, under no lock; what they throw makes the
-/// change fail: it is tried again. When it wakes, submissions go on before `restore` and `unspill`, which may need them: work that was
-/// still queued when it fell asleep then finds no engine. So a request keeps its lease until its work is over: then none is queued.
-/// `restore` and `unspill` may call use() themselves, to warm the engine up: they have it at once. The others get errc::in_flight there.
+/// A server's actions on an engine. Each may be empty. Called by one thread at a time, under no
+/// lock. An exception makes the change fail, and it is tried again. On waking, submissions go on
+/// before `restore` and `unspill`, which may need them: work still queued when the tenant fell
+/// asleep would find no engine. So keep a request's lease until its work is over: then none is
+/// queued. `restore` and `unspill` may call use() themselves, to warm the engine up: they have it
+/// at once. In the others, use() returns errc::in_flight.
 struct sleep_actions {
     std::function<void()> drop_caches{};  ///< free what can be made anew in no time: KV pages, scratch
     std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host
@@ -58,8 +61,9 @@ public:
         }
         /// Whether it is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't: deadline_exceeded (others still use the memory that it lent, perhaps), stopped, closed, in_flight
-        /// (asked by an action that lets it sleep), or what an action threw (submission_failed for what is no gpushare::error).
+        /// Why it isn't: deadline_exceeded (others still use the memory that it lent, perhaps),
+        /// stopped, closed, in_flight (asked by an action that lets it sleep), or what an action
+        /// threw (submission_failed for what is no gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for it.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
@@ -79,7 +83,8 @@ public:
     sleeping_tenant(const sleeping_tenant&) = delete;
     sleeping_tenant& operator=(const sleeping_tenant&) = delete;
 
-    /// For a request: wakes the tenant, or waits until another thread has, which a stop request ends. Times are of its node's clock.
+    /// For a request: wakes the tenant, or waits until another thread has, which a stop request
+    /// ends. Times are of its node's clock.
     [[nodiscard]] lease use(instant deadline = never, const std::stop_token& stop = {}) {
         std::unique_lock lock(mutex_);
         const instant came = tenant_->now();
@@ -103,8 +108,8 @@ public:
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Goes to sleep if it is time for it, and returns when it is time for more; `never`: a request must come first. It may wait for work
-    /// in flight, until `patience` from now.
+    /// Goes to sleep if it is time for it, and returns when it is time for more; `never`: a request
+    /// must come first. It may wait for work in flight, until `patience` from now.
     instant tick(ns patience = std::chrono::seconds(1)) {
         std::unique_lock lock(mutex_);
         instant now = tenant_->now();
@@ -152,7 +157,8 @@ private:
         } catch (...) {
             why = errc::submission_failed;
         }
-        // What sleeps on, since others have its memory still, sleeps as deep as it was to: the next request wakes it.
+        // A tenant that sleeps on, since others still have its memory, sleeps as deep as intended:
+        // the next request wakes it.
         if (why != errc::none && from < sleep_level::weights_spilled && rouse(deadline) != errc::none) why = errc::none;
         lock.lock();
         changer_ = {};
@@ -212,7 +218,7 @@ private:
     std::condition_variable changed_;
     sleep_levels state_;
     std::thread::id changer_{};  // whose actions run
-    // Of who changes it.
+    // Owned by the thread that changes it.
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
 

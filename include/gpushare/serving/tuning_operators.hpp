@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces in the table of operators: one text for all that was measured on a machine, ours, a vendor's and an engine's operations
-// alike (compute/operator_table.hpp).
+// All-reduces in the table of operators: one text for all that was measured on a machine, ours, a
+// vendor's and an engine's operations alike (compute/operator_table.hpp).
 //
 //   auto operators = gpushare::operator_table::load(text);          // every rank's thread: a table of its own, of the same text
 //   gpushare::operator_plans kept(operators, me.size());
@@ -32,10 +32,11 @@ class operator_plans {
 public:
     static constexpr std::string_view operation = "all_reduce";  ///< in the table
 
-    /// Of groups of so many ranks.
+    /// Plans for groups of so many ranks.
     operator_plans(operator_table& table, std::uint32_t ranks) noexcept : table_(&table), ranks_(ranks) {}
 
-    /// See plan_memory. Throws operation_error (errc::invalid_specification) for a candidate that is no plan: somebody changed it.
+    /// See plan_memory. Throws operation_error (errc::invalid_specification) for a candidate that
+    /// is no plan: somebody changed it.
     [[nodiscard]] std::optional<all_reduce_plan> find(bytes size) const {
         const operator_choice* const known = table_->find(operation, shape(size));
         if (known == nullptr) return std::nullopt;

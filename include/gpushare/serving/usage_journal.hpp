@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file of what tenants used, to write bills from: lines are only ever added, a process that is killed loses at most the line that it
-// was writing, and a file that has become large is put aside under a number.
+// A file of tenants' usage, to write bills from. Lines are only ever added. A process that is
+// killed loses at most the line that it was writing. A file that has become large is put aside
+// under a number.
 //
 //   gpushare::usage_journal journal{"/var/lib/server/usage"};
 //   journal.append(lines);                                                      // from usage_meter::read
 //   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
 //
-// Others may rotate the file, too: each append looks whether the path still is this file (inode) and how long it is. What is renamed or
-// removed is left, and a new file begun; what is truncated goes on from there. Of tools that copy and truncate, those lines are lost
-// that come in between the two: let them rename. A limit of a file's size (SIGXFSZ) is an error like a full disk.
+// Others may rotate the file, too: each append checks whether the path still is this file (inode)
+// and how long it is. If the file was renamed or removed, a new one is begun; if it was truncated,
+// it goes on from there. A tool that copies and truncates loses the lines that come in between the
+// two: let it rename. A limit of a file's size (SIGXFSZ) is an error like a full disk.
 //
-// What is in a line, and how bills are made of them, is in usage_line.hpp. POSIX.
+// usage_line.hpp says what a line contains, and how bills are made of lines. POSIX.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +53,9 @@ struct journal_options {
 
 namespace detail {
 
-/// Keeps a limit of a file's size from ending the process while this lives: the call that meets it fails by EFBIG, as it does where the
-/// signal is ignored. Of the calling thread alone, and a signal that was pending before stays.
+/// Keeps a limit of a file's size from ending the process while this lives: the call that meets it
+/// fails with EFBIG, as if the signal were ignored. Affects the calling thread only; a signal that
+/// was pending before stays.
 class no_file_size_signal {
 public:
     no_file_size_signal() noexcept {
@@ -83,12 +86,13 @@ private:
 
 }  // namespace detail
 
-/// The file that lines are added to. Movable, one owner; for one thread at a time. A second journal of the same file, of another
-/// process too, is refused.
+/// The file that lines are added to. Movable, one owner; for one thread at a time. A second journal
+/// of the same file, of another process too, is refused.
 class usage_journal {
 public:
-    /// Opens or makes `path`; the files put aside are `path`.1, `path`.2 and so on, from the oldest. What a killed process left
-    /// of a line stays there, marked as torn. Throws operation_error: io_failed with errno in `asked`, in_flight if another journal has it.
+    /// Opens or makes `path`; the files put aside are `path`.1, `path`.2 and so on, from the
+    /// oldest. A partial line of a killed process stays there, marked as torn. Throws
+    /// operation_error: io_failed with errno in `asked`, in_flight if another journal has it.
     explicit usage_journal(std::string path, journal_options o = {}) : path_(std::move(path)), options_(o) {
         if (const failure why = open(); why.code != errc::none) raise(why, {}, "opening a usage journal");
     }
@@ -103,9 +107,10 @@ public:
     usage_journal& operator=(usage_journal&&) = delete;
     ~usage_journal() { close(); }
 
-    /// Adds lines: all, or none of them counts. What fails may be tried again. Where the disk fails and doesn't even let what is half
-    /// written be taken back, that is done before anything more is added: only if this process ends first do whole lines of it count.
-    /// io_failed with errno in `asked`; invalid_specification for one that it doesn't take; out_of_memory, of the host's.
+    /// Adds lines: all, or none of them counts. A failed call may be repeated. If the disk fails
+    /// and a half-written batch can't be taken back at once, it is taken back before anything more
+    /// is added: whole lines of it count only if this process ends first. io_failed with errno in
+    /// `asked`; invalid_specification for an invalid line; out_of_memory, of the host's.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {
@@ -126,8 +131,9 @@ public:
     [[nodiscard]] static bool takes(const usage_line& l) noexcept {
         return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
     }
-    /// Adds those of the lines that it takes, and leaves the others in `waiting`: one of these doesn't keep the rest from being billed. All
-    /// stay there where the file can't be written. As try_append, but invalid_specification says that some are left.
+    /// Adds those of the lines that it takes, and leaves the others in `waiting`: one of these
+    /// doesn't keep the rest from being billed. All stay there where the file can't be written. As
+    /// try_append, but invalid_specification says that some are left.
     failure append_from(std::vector<usage_line>& waiting) noexcept try {
         const auto bad = std::stable_partition(waiting.begin(), waiting.end(), takes);
         const auto good = static_cast<std::size_t>(bad - waiting.begin());
@@ -162,8 +168,9 @@ public:
         return detail::no_host_memory;
     }
 
-    /// Calls `each(line)` for each line, the oldest first, of the files put aside as well. Returns how many were torn. Also while a
-    /// journal writes. Throws operation_error (io_failed), std::bad_alloc, and what `each` throws.
+    /// Calls `each(line)` for each line, the oldest first, of the files put aside as well. Returns
+    /// how many were torn. Also while a journal writes. Throws operation_error (io_failed),
+    /// std::bad_alloc, and what `each` throws.
     template <class F>
     static std::size_t read(const std::string& path, F each) {
         const file current(path);  // opened first: if it is put aside meanwhile, it isn't read twice
@@ -218,7 +225,8 @@ private:
         struct stat open {};
         return ::fstat(file_, &open) == 0 && open.st_nlink == 0;
     }
-    // Opens the file that is at the path by now, and sees its end. What is half written in the one before is taken back there first.
+    // Opens the file that is at the path by now, and finds its end. First takes back the
+    // half-written lines in the old one.
     [[nodiscard]] failure find_file() noexcept {
         if (file_ < 0) return open();
         if (const failure why = take_back(); why.code != errc::none) return why;
@@ -271,7 +279,8 @@ private:
     }
     failure take_back() noexcept {
         if (!half_written_) return {};
-        // Where others have made it shorter meanwhile, to cut it would make it longer: zeros that the next line would be a part of.
+        // Where others have made it shorter meanwhile, to cut it would make it longer: zeros that
+        // the next line would be a part of.
         struct stat now {};
         if (::fstat(file_, &now) != 0) return failed();
         if (static_cast<std::uint64_t>(now.st_size) > size_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0)

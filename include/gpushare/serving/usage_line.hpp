@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant used between two points in time, as a value and as a line of text, and invoices made of such lines. All of
-// it is whole numbers, so that invoices of any periods side by side sum to that of the whole, to the last ns and byte.
+// A tenant's usage between two points in time, as a value and as a line of text, and invoices made
+// of such lines. All figures are whole numbers, so invoices of adjacent periods sum to the invoice
+// of the whole period, to the last ns and byte.
 //
 //   gpushare::usage_invoices march{begin_of_march, begin_of_april};
 //   gpushare::read_usage(text, [&](const gpushare::usage_line& l) { march.add(l); });
 //   march.of("chat").device_time;        march.of("chat").reserved.byte_seconds();
 //
-// A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used, requests, refusals, name, checksum.
+// A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used,
+// requests, refusals, name, checksum.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +55,7 @@ public:
     friend constexpr bool operator==(byte_time, byte_time) = default;
     /// The sum.
     friend constexpr byte_time operator+(byte_time a, byte_time b) noexcept { return byte_time{a.count_ + b.count_}; }
-    /// What is left of `a`, which isn't less.
+    /// The rest of `a`, which isn't less.
     friend constexpr byte_time operator-(byte_time a, byte_time b) noexcept { return byte_time{a.count_ - b.count_}; }
     /// Adds.
     constexpr byte_time& operator+=(byte_time b) noexcept { return *this = *this + b; }
@@ -62,7 +64,7 @@ private:
     wide count_ = 0;
 };
 
-/// What was used, and how often it was asked for.
+/// The amounts used, and the number of requests.
 struct usage_amounts {
     ns device_time{};            ///< charged
     byte_time reserved{};        ///< memory that was promised, used or not
@@ -82,7 +84,7 @@ struct usage_amounts {
     }
 };
 
-/// What a tenant used from `from` until before `until`.
+/// A tenant's usage from `from` until before `until`.
 struct usage_line {
     std::string tenant{};     ///< its name, of any bytes, not empty
     wall_time from{};         ///< since 1970
@@ -94,8 +96,8 @@ struct usage_line {
 
 namespace detail {
 
-// Of `all`, which come evenly within `length`, those of the first `part` of it. Rounded down, so that the parts of a split differ
-// by what two of these differ by, and sum to `all`.
+// The amount of `all` in the first `part` of `length`, if it comes evenly. Rounded down; a part of
+// a split is the difference of two such amounts, so the parts sum to `all`.
 template <class N>
 [[nodiscard]] constexpr N first_part(N all, std::uint64_t part, std::uint64_t length) noexcept {
     using wide = byte_time::wide;
@@ -127,7 +129,7 @@ template <class N>
     return n;
 }
 
-// What a name must not have in a line, as %XX.
+// A name for a line, with characters that a line must not contain as %XX.
 [[nodiscard]] inline std::string escaped_name(std::string_view name) {
     std::string out;
     for (const char c : name) {
@@ -158,7 +160,7 @@ template <class N>
     return out;
 }
 
-// FNV-1a. Whoever can write to the file can forge lines; this finds those that are torn.
+// FNV-1a. A process that can write to the file can forge lines; the checksum finds torn ones.
 [[nodiscard]] constexpr std::uint32_t line_checksum(std::string_view text) noexcept {
     std::uint32_t sum = 2166136261U;
     for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619U;
@@ -246,8 +248,9 @@ struct line_words {
     return l;
 }
 
-/// Calls `each(line)` for each line of a text that is whole, in their order. Returns how many aren't, that without a line feed at
-/// the end among them: a process that is killed leaves at most one. Throws std::bad_alloc, and what `each` throws.
+/// Calls `each(line)` for each line of a text that is whole, in their order. Returns how many
+/// aren't, that without a line feed at the end among them: a process that is killed leaves at most
+/// one. Throws std::bad_alloc, and what `each` throws.
 template <class F>
 std::size_t read_usage(std::string_view text, F each) {
     std::size_t torn = 0;
@@ -263,8 +266,8 @@ std::size_t read_usage(std::string_view text, F each) {
     return torn;
 }
 
-/// Of a line, what falls between two points in time: all of it came evenly. The parts of any split sum to the line. Nothing of a
-/// line without a length.
+/// The part of a line between two points in time, if it came evenly. The parts of any split sum to
+/// the line. Nothing of a line without a length.
 [[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
     if (l.from >= l.until) return {};
     const auto since = [&](wall_time t) {
@@ -281,10 +284,10 @@ std::size_t read_usage(std::string_view text, F each) {
             between(l.amounts.requests), between(l.amounts.refusals)};
 }
 
-/// What each tenant used from one point in time until before another. A value.
+/// Each tenant's usage from one point in time until before another. A value.
 class usage_invoices {
 public:
-    /// Of [from, until).
+    /// Invoices for [from, until).
     usage_invoices(wall_time from, wall_time until) noexcept : from_(from), until_(until) {}
 
     /// Counts what of the line falls into the period. Throws std::bad_alloc.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns readings of what a tenant uses (counters, and the memory that it has at the moment) into the lines of a journal: what
-// it used in between. A value: time and readings come in as arguments.
+// Turns readings of what a tenant uses (counters, and the memory that it has at the moment) into
+// the lines of a journal: what it used in between. A value: time and readings come in as arguments.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
 //   const auto now = std::chrono::system_clock::now();                                                         // once a second:
@@ -21,7 +21,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What is known of a tenant at one point in time.
+/// A tenant's usage at one point in time.
 struct usage_reading {
     ns device_time{};            ///< counter: charged since it was admitted
     bytes reserved{};            ///< now: memory that is promised to it
@@ -30,39 +30,42 @@ struct usage_reading {
     std::uint64_t refusals = 0;  ///< counter: that were refused
 };
 
-/// Of a tenant, where a request is a submission: a server that counts its own sets `requests` and `refusals` to these.
+/// A reading of a tenant, where a request is a submission: a server that counts its own requests
+/// overwrites `requests` and `refusals`.
 [[nodiscard]] inline usage_reading reading_of(const tenant_usage& u) noexcept {
     return {u.device_time, u.memory, u.current, u.completed, u.refused + u.dropped};
 }
 
-/// Readings of one tenant. Memory counts from one reading to the next with what it was at the first of the two; so who wants it exact reads
-/// when it changes as well. Counters are exact whenever they are read: the lines sum to the last reading less the first. The time of day may
-/// be set: who reads by a steady clock as well bills the time that passed, whatever the day says. By the time of day alone, no memory is
-/// billed for the one reading before which it was set back, and too much for that before which it was set forward; counters are right.
+/// Readings of one tenant. Memory counts from one reading to the next with what it was at the first
+/// of the two; so who wants it exact reads when it changes as well. Counters are exact whenever
+/// they are read: the lines sum to the last reading less the first. The time of day may be set: who
+/// reads by a steady clock as well bills the time that passed, whatever the day says. By the time
+/// of day alone, no memory is billed for the one reading before which it was set back, and too much
+/// for that before which it was set forward; counters are right.
 class usage_meter {
 public:
-    /// Of the tenant of this name, which isn't empty. Of one that is admitted anew, read the last of its predecessor's counters,
-    /// then call restarted(), or begin with a new meter.
+    /// For the tenant of this name, which isn't empty. If a tenant is admitted anew, read the last
+    /// of its predecessor's counters, then call restarted(), or begin with a new meter.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
-    /// What was used since the last reading. Nothing for the first one, and where neither time has passed nor a counter
-    /// moved. Where the time of day was set back, counters have a line of 1 ns. A counter that is lower than before was never
-    /// told to have begun anew: nothing is billed for it until it has passed where it was. Throws std::bad_alloc, and then
-    /// nothing was read.
+    /// The usage since the last reading. Nothing for the first reading, or if neither time has
+    /// passed nor a counter moved. If the time of day was set back, counters have a line of 1 ns.
+    /// If a counter is lower than before without restarted(), nothing is billed for it until it has
+    /// passed its old value. Throws std::bad_alloc, and then nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
-    /// The same where `passing`, of a clock that is never set, tells how much time has passed: a line ends `now`, and is as long as that.
-    /// All readings of a meter are of one kind.
+    /// The same where `passing`, of a clock that is never set, tells how much time has passed: a
+    /// line ends `now`, and is as long as that. All readings of a meter are of one kind.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
         auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
         passing_ = passing;
         return l;
     }
 
-    /// Counters have begun anew since the last reading, as of a tenant that was admitted again: the next line counts from the
-    /// counters of `from`. One that is kept elsewhere and went on is given with its latest value. Before the first reading
-    /// there is nothing to tell.
+    /// Counters have begun anew since the last reading, as of a tenant that was admitted again: the
+    /// next line counts from the counters of `from`. One that is kept elsewhere and went on is
+    /// given with its latest value. Before the first reading there is nothing to tell.
     void restarted(const usage_reading& from = {}) noexcept {
         if (!last_) return;
         auto& last = last_->second;

@@ -52,7 +52,7 @@ public:
         s.give();
     }
 
-    /// What is there now, oldest first; records made meanwhile may be missed.
+    /// Visits the present records, oldest first; records made meanwhile may be missed.
     template <std::invocable<const trace_record&> F>
     void for_each(F f) {
         const auto end = next_.load(std::memory_order_relaxed);
@@ -80,7 +80,8 @@ private:
         std::atomic<bool> taken{false};
         std::array<std::uint64_t, 5> words{};
 
-        // Acquire, so that the owner sees what the last one wrote; release, so that the next one sees what this one did.
+        // Acquire, so that the owner sees what the last one wrote; release, so that the next one
+        // sees what this one did.
         [[nodiscard]] bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
         void give() noexcept { taken.store(false, std::memory_order_release); }
     };

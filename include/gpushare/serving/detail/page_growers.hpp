@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a page store that bring memory at the moment: what others may wait for, and whom pages make content that somebody freed.
-// Guarded by the store's lock.
+// Calls of a page store that bring memory at the moment: what others may wait for, and whom pages
+// make content that somebody freed. Guarded by the store's lock.
 //
 //   page_growers now;
 //   page_grower here{deadline, wants};
@@ -18,7 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Gives up by `until`. May bring more pages than it wants. In the quota's queue it is glad about so many pages as well: `enough`.
+/// Gives up by `until`. May bring more pages than it wants. In the quota's queue it is glad about
+/// so many pages as well: `enough`.
 struct page_grower {
     instant until;
     std::size_t wants;
@@ -26,7 +27,8 @@ struct page_grower {
     page_grower* next = nullptr;
 };
 
-/// How long a call that lacks pages waits for those of others. `again`: then it looks again; else it gives up then, for want of `why`.
+/// How long a call that lacks pages waits for those of others. `again`: then it looks again; else
+/// it gives up then, for want of `why`.
 struct page_look {
     bool again = false;
     failure why{};
@@ -45,7 +47,7 @@ public:
         while (*at != &g) at = &(*at)->next;
         *at = g.next;
     }
-    /// Stops those that so many free pages are enough for.
+    /// Stops the growers for which so many free pages are enough.
     void tell(std::size_t free) noexcept {
         for (auto* g = first_; g != nullptr; g = g->next)
             if (free >= g->wants) (void)g->enough.request_stop();
