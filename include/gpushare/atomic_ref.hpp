@@ -2,7 +2,7 @@
 // Atomic access to an integer in memory that kernels share. One type with one layout: std::atomic_ref in host passes,
 // the compiler's atomic built-ins in device passes. Ranks and blocks talk through it.
 //
-//   gpushare::atomic_ref{*flag}.store_release(epoch);                       // what was written before is visible ...
+//   gpushare::atomic_ref{*flag}.store_release(epoch);                       // earlier writes are visible ...
 //   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);   // ... once this reads `epoch`
 //
 // The memory order is part of the name: device compilers take it as a literal only, and each call shows which was

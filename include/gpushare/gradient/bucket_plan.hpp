@@ -2,7 +2,7 @@
 // Which gradients go together in one all-reduce, and in which order: a value.
 //
 //   const gpushare::bucket_plan plan(sizes, order, 4_MiB);      // order: as they become ready in the backward pass
-//   for (std::uint32_t g : plan.gradients(0)) ...               // what goes first
+//   for (std::uint32_t g : plan.gradients(0)) ...               // those of the first bucket
 #pragma once
 
 #include <algorithm>

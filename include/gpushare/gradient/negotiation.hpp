@@ -4,7 +4,7 @@
 //
 //   gpushare::ready_bits mine(gradients);                          // on line
 //   mine.mark(g);                                                  // as gradient g becomes ready
-//   auto fault = gpushare::negotiate(net, mine, next, why);        // appends to `next` what is ready everywhere, on every rank the same
+//   auto fault = gpushare::negotiate(net, mine, next, why);        // appends to `next` the gradients that are ready everywhere, on every rank the same
 //
 //   gpushare::recorded_order order(gradients);                // off line
 //   order.mark(g);  order.end_step();  if (order.ready_to_agree()) fault = gpushare::agree(net, order);

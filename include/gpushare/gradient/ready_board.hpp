@@ -4,7 +4,7 @@
 //
 //   gpushare::ready_board board(gradients, ranks);            // one for all ranks
 //   board.mark(r, g);                                         // by rank r, as its gradient g becomes ready
-//   board.take(r, next);                                      // appends to `next` what is ready everywhere, on every rank the same
+//   board.take(r, next);                                      // appends to `next` the gradients that are ready everywhere, on every rank the same
 //   if (board.complete(r)) board.end_step(r);
 //
 // Between processes: ready_bits and negotiate() in negotiation.hpp.

@@ -3,7 +3,7 @@
 // late.
 //
 //   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
-//   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of what all ranks sent
+//   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of all ranks' elements
 //
 // Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 #pragma once

@@ -4,7 +4,7 @@
 // hands what comes back to all: chunk by chunk, so that one is combined here while others are under way there.
 //
 //   gpushare::communicator inner(4);
-//   gpushare::two_level_group group = gpushare::split(inner, outer);       // in every process, each with as many ranks as it likes; outer: e.g. an mpi_transport
+//   gpushare::two_level_group group = gpushare::split(inner, outer);       // outer: a transport between processes, e.g. an mpi_transport
 //   auto mine = group.rank(r);                               // in thread r of four: a transport of the ranks of all processes
 //
 // Ranks are numbered in the order of processes. An element is combined in the order of ranks in each process, rounded to T, and then in

@@ -2,7 +2,7 @@
 // How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and rounded once on the way out and once
 // on the way back (of two levels, once more between these).
 //
-//   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps what was rounded off
+//   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps the rounded part
 //   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
 //   gpushare::from_wire(std::span(std::as_const(halves)), gradient);
 //   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits

@@ -2,7 +2,7 @@
 // Options and figures of a chunk pool.
 //
 //   const gpushare::chunk_pool_options half{.capacity = 512};                      // 1 GiB of 2 MiB chunks
-//   const gpushare::chunk_pool_usage u{.capacity = 512, .made = 100, .mapped = 80};   // what usage() of a chunk_pool returns
+//   const gpushare::chunk_pool_usage u{.capacity = 512, .made = 100, .mapped = 80};   // usage() of a chunk_pool returns one
 #pragma once
 
 #include <cstddef>

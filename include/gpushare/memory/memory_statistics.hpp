@@ -2,7 +2,7 @@
 // Allocation statistics of a resource: bytes out now, at the peak and in total, and counts of
 // calls.
 //
-//   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};      // what statistics() of a resource returns
+//   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};      // statistics() of a resource returns one
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of a pool: what it holds, what of that is in use, and how badly the rest is fragmented.
 //
-//   const gpushare::pool_usage u{.reserved = 64_MiB, .used = 40_MiB};      // what usage() of a pool returns
+//   const gpushare::pool_usage u{.reserved = 64_MiB, .used = 40_MiB};      // usage() of a pool returns one
 //   log(u.reserved, u.used, u.external_fragmentation());
 #pragma once
 

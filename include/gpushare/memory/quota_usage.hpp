@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of a quota, as of one moment.
 //
-//   const gpushare::quota_usage u{.current = 3_GiB, .peak = 5_GiB};      // what usage() of a quota returns
+//   const gpushare::quota_usage u{.current = 3_GiB, .peak = 5_GiB};      // usage() of a quota returns one
 #pragma once
 
 #include <cstdint>

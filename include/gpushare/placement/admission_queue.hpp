@@ -20,7 +20,7 @@
 //
 //   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
 //       if (try_to_start(where)) return gpushare::carried::out;
-//       view.drain(where[0].node);                        // what there turned out to be
+//       view.drain(where[0].node);                        // its room is less than the view says
 //       return gpushare::carried::elsewhere;
 //   });
 #pragma once

@@ -4,7 +4,7 @@
 //
 //   auto plan = gpushare::plan_gang(policy, cluster, workers);
 //   if (plan) gpushare::apply_gang(cluster, *plan.placements);
-//   else log(plan.member, gpushare::describe(plan.why));      // which of them, and what it lacks
+//   else log(plan.member, gpushare::describe(plan.why));      // the member that lacks something, and why
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 //
 //   auto operators = gpushare::operator_table::load(text);          // every rank's thread: a table of its own, of the same text
 //   gpushare::operator_plans kept(operators, me.size());
-//   auto tuning = gpushare::tune(me, kept);                         // measures what isn't known; a second run of the program nothing
+//   auto tuning = gpushare::tune(me, kept);                         // measures unknown plans; a second run of the program measures none
 //   group.set_tuning(tuning);                                       // one of them, when all are done; and operators.save()
 //
 // A row is "all_reduce float:ranks=2:bytes=4096 two_shot:cached:ahead=16 2100 8": the plan as a tuning_table writes it.

@@ -3,7 +3,7 @@
 // placed_by.hpp. By default a tenancy takes the devices with the most memory left, or the best connected ones if it was
 // given a topology.
 //
-//   shared.choose_devices([](const auto& spec, const auto& rooms, const auto&) {           // rooms: who has the time for it
+//   shared.choose_devices([](const auto& spec, const auto& rooms, const auto&) {           // rooms: devices with time for it
 //       const std::vector first(rooms.begin(), rooms.begin() + spec.devices);
 //       return gpushare::equal_split_over(spec.memory, first, spec.unit);
 //   });

@@ -4,7 +4,7 @@
 //
 //   const auto cleaner = limiter.add({.weight = 5_pct, .level = {-1}});
 //   gpushare::limited_scrubber scrubs{limiter, cleaner, stream};
-//   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};        // below what tenants allocate from
+//   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};        // below the tenants' resources
 //
 // A chunk_pool needs none, since it scrubs chunk by chunk on a stream that it is given. To limit it, submit with that
 // stream:

@@ -4,7 +4,7 @@
 // lives; a tenant of a lower level is told to go. Each plan is a value; the tenancy carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
-//   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who, or it waits
+//   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who is its handle, if it doesn't wait
 //   auto night = plan.reserve(training, tonight, tonight + 8h);     ...
 //   auto job = plan.redeem(night->id, training);
 //   if (auto moves = plan.make_room(big)) for (auto& m : *moves) plan.carry_out(m, handle_of(m.tenant), blocks_of(m.tenant));

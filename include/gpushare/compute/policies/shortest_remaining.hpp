@@ -3,7 +3,7 @@
 // needs the least device time until it is done, which keeps the mean time of a request lowest. A guard keeps long
 // requests from starving: a client that is too far behind its fair share goes before all others.
 //
-//   gpushare::shortest_remaining policy{50ms};     // the guard: who is 50 ms of its fair share behind goes first
+//   gpushare::shortest_remaining policy{50ms};     // the guard: a client that is 50 ms of its fair share behind goes first
 //
 // The fair share is that of an ideal processor that serves all waiting clients at once, by weight: its virtual time
 // grows by the device time served over the sum of their weights (Demers, Keshav, Shenker, SIGCOMM 1989).
