@@ -106,7 +106,7 @@ def program(header, text, block):
     returns = (block['returns'] or ['void'])[-1]
     names = ['using namespace std::chrono_literals;']
     if header.endswith('.cuh'):
-        names.append('#pragma nv_diag_suppress 174, 177, 550')
+        names.append('#pragma nv_diag_suppress 174, 177, 550, 2809')
     if re.search(r'\d_(B|KiB|MiB|GiB|TiB|pct)\b', '\n'.join([*inside, *block['inside']])):
         names.append('using namespace gpushare::literals;')
     condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])

@@ -3,7 +3,7 @@
 // sort. What it chooses is small, is copied to the host and goes over a transport as all_reduce_top_k does it.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);       // all on the device
+//   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);       // all on the device
 //
 // The same elements as the host's.
 #pragma once
