@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Averaging of parameters in place of gradients: with the neighbours in a topology at every step (gossip), or with all ranks every so
-// many steps (local steps).
+// Averaging of parameters in place of gradients: with the neighbours in a topology at every step
+// (gossip), or with all ranks every so many steps (local steps).
 //
 //   const auto ring = gpushare::neighbour_graph::ring(net.size());
 //   gpushare::gossip_average(net, ring, parameters, deadline);
@@ -8,8 +8,9 @@
 //   constexpr gpushare::local_steps local{.every = 8};
 //   if (local.due(step)) gpushare::average_all(net, list_of_parameters, deadline);
 //
-// Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017; Stich, "Local SGD converges fast and
-// communicates little", ICLR 2019. Weights: Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004 (Metropolis).
+// Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017;
+// Stich, "Local SGD converges fast and communicates little", ICLR 2019. Weights: Xiao and Boyd,
+// "Fast linear iterations for distributed averaging", 2004 (Metropolis).
 #pragma once
 
 #include <algorithm>
@@ -30,19 +31,21 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// One that exchanges elements with some ranks alone: `out` gets those of each neighbour, one behind the other. Who is a rank's neighbour
-/// has it for one.
+/// A transport that exchanges elements with some ranks alone: `out` gets each neighbour's elements,
+/// one behind the other. The relation is mutual: a neighbour of a rank has that rank as its
+/// neighbour.
 template <class T>
 concept neighbour_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                        std::span<const std::uint32_t> neighbours, instant deadline) {
     { t.exchange(in, neighbours, out, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// Who averages with whom: a graph of ranks, and weights with which repeated averages go to that of all, if the graph is connected. A
-/// value, the same on all ranks.
+/// The averaging partners: a graph of ranks, with weights for which repeated averages converge to
+/// the average of all ranks, if the graph is connected. A value, the same on all ranks.
 class neighbour_graph {
 public:
-    /// Of pairs; each counts for both. Throws operation_error (errc::invalid_specification) for a rank that isn't there, or one with itself.
+    /// Made of pairs; each counts for both. Throws operation_error (errc::invalid_specification)
+    /// for a rank that isn't there, or a pair of a rank with itself.
     neighbour_graph(std::uint32_t ranks, std::span<const std::pair<std::uint32_t, std::uint32_t>> edges)
         : neighbours_(ranks) {
         for (const auto& [a, b] : edges) {
@@ -63,7 +66,8 @@ public:
         if (ranks > 2) edges.emplace_back(ranks - 1, 0);
         return {ranks, edges};
     }
-    /// Each with those whose number differs in one bit: a few neighbours, and no rank far from another.
+    /// Connects ranks whose numbers differ in one bit: few neighbours each, and short paths between
+    /// all ranks.
     [[nodiscard]] static neighbour_graph hypercube(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r < ranks; ++r)
@@ -75,9 +79,10 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(neighbours_.size());
     }  ///< ranks
-    /// Of a rank, rising.
+    /// A rank's neighbours, ascending.
     [[nodiscard]] std::span<const std::uint32_t> neighbours(std::uint32_t r) const noexcept { return neighbours_[r]; }
-    /// What of rank q's numbers rank r takes. Those of a rank sum to 1, and so do those that others take of it.
+    /// The weight with which rank r takes rank q's numbers. The weights that a rank takes sum to 1,
+    /// and so do the weights with which others take its numbers.
     [[nodiscard]] float weight(std::uint32_t r, std::uint32_t q) const noexcept {
         if (r != q) {
             const auto& mine = neighbours_[r];
@@ -93,8 +98,9 @@ private:
     std::vector<std::vector<std::uint32_t>> neighbours_;
 };
 
-/// One step of averaging: `x` becomes the weighted mean of this rank's and its neighbours', added in the order of ranks. Called by all
-/// ranks, with as many elements and the same topology. errc::mismatch, on this rank alone, for a topology of another size.
+/// One step of averaging: `x` becomes the weighted mean of this rank's and its neighbours', added
+/// in the order of ranks. Called by all ranks, with as many elements and the same topology.
+/// errc::mismatch, on this rank alone, for a topology of another size.
 template <neighbour_transport Net>
 requires host_transport<Net>
 [[nodiscard]] collective_fault gossip_average(Net& net, const neighbour_graph& among, std::span<float> x,

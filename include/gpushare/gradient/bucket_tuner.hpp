@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds on line how large buckets should be, and how many all-reduces should be in flight: each training step is told how long it took,
-// and after at most 50 the best is known. A value: times are arguments.
+// Finds on line the best size of buckets and number of all-reduces in flight: the caller reports
+// how long each training step took, and after at most 50 steps the best choice is known. A value:
+// times are arguments.
 //
 //   gpushare::bucket_tuner tuner;                                            // begins with buckets of 1 MiB
 //   for (int step = 0; step < 50; ++step) {
@@ -9,8 +10,8 @@
 //   }
 //   std::ofstream("buckets.txt") << tuner.save();                            // bucket_tuner::load: settled from the first step on
 //
-// All ranks must be told the same times, or they would choose differently: agree() makes one of them. What is chosen changes no bit of a
-// result, only when it is there.
+// All ranks must report the same times, or they would choose differently: agree() makes the times
+// equal. The choice changes no bit of a result, only when the result is there.
 #pragma once
 
 #include <algorithm>
@@ -34,14 +35,16 @@ inline namespace GPUSHARE_ABI {
 
 /// How gradients are fused.
 struct bucket_choice {
-    /// A bucket's size, at most. What is ready last waits for no more than that, and it is combined while it is in the caches.
+    /// The most bytes of a bucket. The last gradient waits for no more than that, and is combined
+    /// while it is in the caches.
     bytes bucket{1 << 20};
     std::uint32_t in_flight = 1;  ///< all-reduces at once: channels, or streams
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };
 
-/// Every size once or twice, then the best three again, then more in flight; at last the winner against the default, in turn: it is
-/// taken only if it wins by more than the two differ among themselves.
+/// Every size once or twice, then the best three again, then more in flight; at last the winner
+/// against the default, in turn: it is taken only if it wins by more than the two differ among
+/// themselves.
 class bucket_tuner {
 public:
     static constexpr std::uint32_t longest = 50;  ///< steps until it is settled, at most
@@ -76,8 +79,9 @@ public:
         return "bucket=" + std::to_string(best_.bucket.count()) + " in_flight=" + std::to_string(best_.in_flight) +
                '\n';
     }
-    /// One that is settled; with no more in flight than there are channels now, whatever there were when it was saved. Throws
-    /// operation_error (errc::invalid_specification) for anything but what save() wrote.
+    /// One that is settled; with no more in flight than there are channels now, whatever there were
+    /// when it was saved. Throws operation_error (errc::invalid_specification) for anything but
+    /// what save() wrote.
     [[nodiscard]] static bucket_tuner load(std::string_view text, std::uint32_t most_in_flight) {
         bucket_choice c;
         std::uint64_t size = 0;
@@ -159,7 +163,8 @@ private:
         phase_ = phase::settled;
         if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
     }
-    /// Four of five pairs, one behind the other, so that a machine that slows down decides nothing; and by half a percent.
+    /// Four of five pairs, one behind the other, so that a machine that slows down decides nothing;
+    /// and by half a percent.
     [[nodiscard]] bool beats_default() const {
         const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
         std::size_t won = 0;

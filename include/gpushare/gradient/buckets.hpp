@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's gradients, registered once, and combined with those of the other ranks in buckets while the backward pass goes on.
+// A rank's gradients, registered once, and combined with those of the other ranks in buckets while
+// the backward pass goes on.
 //
 //   gpushare::gradient_buckets<> mine;                         // on every rank alike
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
@@ -7,9 +8,11 @@
 //   mine.reduce(net, gpushare::average{}, patience);           // a thread of yours that communicates: returns when the step's gradients are combined
 //   mine.wait(deadline);                                       // the thread that computes, before it uses them or begins another step
 //
-// (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no gradient is copied: ranks tell each other where
-// theirs are. Other transports get a packed copy, unless they lie behind each other as registered. The bits are the same for every size of buckets, number of channels and algorithm,
-// where the transport combines in the order of ranks. reduce_scatter() in place of reduce() gives each rank its shards alone: see shards.hpp.
+// (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no
+// gradient is copied: ranks tell each other where theirs are. Other transports get a packed copy,
+// unless they lie behind each other as registered. The bits are the same for every size of buckets,
+// number of channels and algorithm, where the transport combines in the order of ranks.
+// reduce_scatter() in place of reduce() gives each rank its shards alone: see shards.hpp.
 #pragma once
 
 #include <algorithm>
@@ -42,13 +45,14 @@ inline namespace GPUSHARE_ABI {
 /// How a gradient travels.
 struct gradient_options {
     wire_format wire = wire_format::as_is;  ///< 16 bits are for floats
-    /// What rounding leaves is added to the next step's, and a step that is skipped leaves what was owed before it. Takes twice as much
-    /// memory as the gradient.
+    /// Adds each step's rounding error to the next step's gradient; a skipped step leaves the
+    /// earlier error. Takes twice as much memory as the gradient.
     bool error_feedback = false;
 };
 
-/// One rank's gradients. add(), arrange() and the like between steps only, by one thread; ready() by the thread or threads that compute,
-/// reduce() or reduce_scatter() by one thread a channel. T is what gradients consist of.
+/// One rank's gradients. add(), arrange() and the like between steps only, by one thread; ready()
+/// by the thread or threads that compute, reduce() or reduce_scatter() by one thread a channel. T
+/// is what gradients consist of.
 template <reducible T = float>
 class gradient_buckets {
 public:
@@ -58,8 +62,9 @@ public:
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
-    /// Registers a gradient, which stays where it is; its number is what was registered before. On all ranks in the same order, with the
-    /// same sizes. Throws operation_error (errc::invalid_specification) for 16 bits of what isn't float.
+    /// Registers a gradient, which stays where it is; its number is what was registered before. On
+    /// all ranks in the same order, with the same sizes. Throws operation_error
+    /// (errc::invalid_specification) for 16 bits of what isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
@@ -74,8 +79,8 @@ public:
         return size() - 1;
     }
 
-    /// Sets how gradients are fused from the next step on; on all ranks alike. Throws as the constructor, and for more in flight than
-    /// there are channels.
+    /// Sets how gradients are fused from the next step on; on all ranks alike. Throws as the
+    /// constructor, and for more in flight than there are channels.
     void arrange(const bucket_choice& choice) {
         const std::scoped_lock lock(mutex_);  // a thread may wait in reduce() for the next step already
         arranged_ = checked(choice) == choice_ && arranged_;
@@ -113,16 +118,17 @@ public:
     }
     /// In which order they became ready in the step before.
     [[nodiscard]] std::span<const std::uint32_t> seen_order() const noexcept { return seen_; }
-    /// What one step of this rank's gradients takes on the wire.
+    /// The bytes that one step of this rank's gradients takes on the wire.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         bytes all;
         for (const auto& g : gradients_) all += bytes_on_wire(g.wire, g.data.size(), sizeof(T));
         return all;
     }
 
-    /// Says that gradient `g` is there for this step. errc::mismatch if it was already, or isn't one: a parameter that is used twice
-    /// says so once, after its last use. errc::in_flight if all were, and a thread is in reduce() for them: another step began without
-    /// wait(), and what it overwrites is being combined. That is a fault, which ends the training on all ranks.
+    /// Says that gradient `g` is there for this step. errc::mismatch if it was already, or isn't
+    /// one: a parameter that is used twice says so once, after its last use. errc::in_flight if all
+    /// were, and a thread is in reduce() for them: another step began without wait(), and what it
+    /// overwrites is being combined. That is a fault, which ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -141,11 +147,14 @@ public:
         return errc::none;
     }
 
-    /// Combines the step's buckets of one channel, in their order, each as soon as it is ready. Of several channels, each has a transport
-    /// and a thread of its own. May be called long before the step: other ranks are waited for from when a bucket is ready here on, each
-    /// time for `patience`. And so long, at least, this rank's backward pass may be silent: from its first gradient on, or from wait().
-    /// After a fault no later step succeeds, and what the step had is to be computed again. One with buffers_in_use: the gradients may still
-    /// be read and written, and so may the channel's packed and 16-bit copies, whose memory is never freed then.
+    /// Combines the step's buckets of one channel, in their order, each as soon as it is ready.
+    /// With several channels, each has a transport and a thread of its own. May be called long
+    /// before the step. Waits for other ranks from the time when a bucket is ready here, each time
+    /// for `patience`. This rank's backward pass may also be silent for at least so long, from its
+    /// first gradient on, or from wait(). After a fault no later step succeeds, and the step has to
+    /// be computed again. After a fault with buffers_in_use, the gradients may still be read and
+    /// written, and so may the channel's packed and 16-bit copies, whose memory is never freed
+    /// then.
     ///   deadline_exceeded, of this rank   a gradient isn't ready: stalled() says which
     ///   in_flight, of this rank           see ready()
     ///   stopped, of this rank             stop() was called, and no gradient of the step is ready: the group isn't aborted
@@ -155,8 +164,9 @@ public:
                                           std::uint32_t channel = 0) {
         return combine<false>(net, op, patience, channel);
     }
-    /// The same, but this rank gets its shard (shard_of) of each gradient alone; what else is in a gradient is of no use then. Half the
-    /// bytes of reduce() go to other ranks, and eight more a step and channel. In each step all ranks call the same of the two.
+    /// The same, but this rank gets its shard (shard_of) of each gradient alone; what else is in a
+    /// gradient is of no use then. Half the bytes of reduce() go to other ranks, and eight more a
+    /// step and channel. In each step all ranks call the same of the two.
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce_scatter(Net& net, const Op& op = {}, ns patience = ns::max(),
                                                   std::uint32_t channel = 0) {
@@ -169,8 +179,8 @@ public:
         stopped_ = true;
         changed_.notify_all();
     }
-    /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault, if any: after one at once, for no
-    /// later step succeeds.
+    /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
+    /// if any: after one at once, for no later step succeeds.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
         prepare();
@@ -183,13 +193,15 @@ public:
         return fault_;
     }
 
-    /// Whether all combined gradients of the last step were finite, with the same answer on all ranks: if not, the step is to be skipped.
+    /// Whether all combined gradients of the last step were finite, with the same answer on all
+    /// ranks: if not, the step is to be skipped.
     [[nodiscard]] bool was_finite() const {
         const std::scoped_lock lock(mutex_);
         return was_finite_;
     }
-    /// Of error feedback: what rounding owes gradient `g`, none without it; after a step that failed, what it owed before. Between steps
-    /// only: to be saved with the parameters, or copied into the buckets that go on after a fault.
+    /// The rounding error that error feedback owes gradient `g`; none without error feedback; after
+    /// a failed step, the error before it. Between steps only: save it with the parameters, or copy
+    /// it into the buckets that go on after a fault.
     [[nodiscard]] std::span<float> owed(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         registered& r = gradients_[g];
@@ -206,7 +218,7 @@ public:
 private:
     using registered = detail::registered_gradient<T>;
 
-    /// What a condition variable takes: some overflow with the last instant there is.
+    /// A deadline that a condition variable accepts: some overflow with the last possible instant.
     [[nodiscard]] static instant at_most(instant deadline) noexcept {
         const instant far = std::chrono::steady_clock::now() + std::chrono::hours(24 * 365);
         return std::min(deadline, far);
@@ -251,11 +263,12 @@ private:
             lock.lock();
             ++signs_;
         };
-        // Other channels may still be in the step before; and until this one's first gradient is ready there may come another plan.
+        // Other channels may still be in the step before; and until this one's first gradient is
+        // ready there may come another plan.
         bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }) &&
                      wait_for([&] { return !now_seen_.empty() || gradients_.empty(); });
         if (there && idle()) return own(errc::stopped);
-        // What is ready is begun, as many as may be under way at once; then the oldest is waited for.
+        // Begins ready buckets, as many as may be under way at once; then waits for the oldest.
         const std::uint32_t stride = choice_.in_flight, buckets = channel < stride ? plan_.size() : 0;
         for (std::uint32_t next = channel, oldest = channel; there && !fault;) {
             if (next == oldest) {
@@ -311,7 +324,8 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // What has no thread tells others with its next call, and gives up what is under way.
+            // A transport without a thread tells others with its next call, and gives up work under
+            // way.
             return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
         } catch (...) {  // it has thrown before: the others are left to their own patience
             return true;
@@ -368,7 +382,7 @@ private:
     }
 
     std::vector<registered> gradients_;
-    std::vector<std::uint32_t> rounding_;  // those that travel in 16 bits
+    std::vector<std::uint32_t> rounding_;  // gradients that travel in 16 bits
     std::uint32_t channels_ = 1;
     bucket_choice choice_;
     std::vector<std::uint32_t> order_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agrees between ranks on which gradients can be combined next, where each rank has them in an order of its own. On line, all ranks
-// AND a bit vector now and then; off line, they record the order of the first steps, and send nothing afterwards.
+// Agrees between ranks on which gradients can be combined next, where each rank has them in an
+// order of its own. On line, all ranks AND a bit vector now and then; off line, they record the
+// order of the first steps, and send nothing afterwards.
 //
 //   gpushare::ready_bits mine(gradients);                          // on line
 //   mine.mark(g);                                                  // as gradient g becomes ready
@@ -9,7 +10,8 @@
 //   gpushare::recorded_order order(gradients);                // off line
 //   order.mark(g);  order.end_step();  if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //
-// What decides are plain values without a transport: a simulation of hundreds of ranks runs them as they are.
+// The deciding parts are plain values without a transport: a simulation of hundreds of ranks runs
+// them as they are.
 #pragma once
 
 #include <algorithm>
@@ -46,14 +48,14 @@ struct bitwise_and {
     }
 };
 
-/// Who holds up a gradient.
+/// A gradient that a rank holds up.
 struct stall {
     std::uint32_t gradient = 0;  ///< the first that others have
     std::uint32_t rank = 0;      ///< the first that hasn't
     friend constexpr bool operator==(const stall&, const stall&) = default;
 };
 
-/// What of its gradients one rank has, and what all of them are known to have. A plain value.
+/// One rank's ready gradients, and the gradients known to be ready on all ranks. A plain value.
 class ready_bits {
 public:
     /// So many gradients.
@@ -86,13 +88,15 @@ public:
         return true;
     }
 
-    /// What goes to the other ranks: a bit for each gradient, and one more that is taken away by who has waited for too long.
+    /// The words for the other ranks: a bit for each gradient, and one more that a rank clears when
+    /// it has waited for too long.
     [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return mine_; }
     /// Asks all ranks, with the next exchange, to look who holds things up.
     void raise_alarm() noexcept { mine_[gradients_ / 64] &= ~mask(gradients_); }
 
-    /// The words of all ranks, ANDed. Appends to `next` the gradients that became ready everywhere since, by their number. True if some
-    /// rank has raised the alarm: then all ranks gather their words, and stalled() says who.
+    /// The words of all ranks, ANDed. Appends to `next` the gradients that became ready everywhere
+    /// since, by their number. True if some rank has raised the alarm: then all ranks gather their
+    /// words, and stalled() says who.
     bool take(std::span<const std::uint64_t> all, std::vector<std::uint32_t>& next) {
         for (std::uint32_t w = 0; w < agreed_.size(); ++w) {
             std::uint64_t fresh = all[w] & ~agreed_[w] & ~mask_of_alarm(w);
@@ -141,8 +145,9 @@ private:
     std::vector<std::uint64_t> mine_, agreed_;
 };
 
-/// One exchange between ranks: called by all of them, some once or more in a step. Appends to `next` what became ready everywhere. If a
-/// rank has raised the alarm, `why` tells who holds things up, the same on all ranks.
+/// One exchange between ranks: called by all of them, some once or more in a step. Appends to
+/// `next` what became ready everywhere. If a rank has raised the alarm, `why` tells who holds
+/// things up, the same on all ranks.
 template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {
@@ -161,7 +166,7 @@ template <host_transport Net>
 
 /// How a step went another way than was recorded.
 struct divergence {
-    /// What happened.
+    /// The kind of error.
     enum class kind : std::uint8_t {
         twice,    ///< the gradient came a second time
         missing,  ///< it didn't come at all
@@ -172,9 +177,9 @@ struct divergence {
     friend constexpr bool operator==(const divergence&, const divergence&) = default;
 };
 
-/// The order in which gradients become ready, recorded in a few steps. From then on it is known on all ranks and nothing is said any
-/// more; a gradient may come a little earlier or later than its turn, but a step that has one twice, or lacks one, is noticed. A plain
-/// value.
+/// The order in which gradients become ready, recorded in a few steps. From then on it is known on
+/// all ranks and nothing is said any more; a gradient may come a little earlier or later than its
+/// turn, but a step that has one twice, or lacks one, is noticed. A plain value.
 class recorded_order {
 public:
     /// So many gradients, watched for so many steps.
@@ -190,7 +195,8 @@ public:
         ++here_;
         return std::nullopt;
     }
-    /// The step is over; what didn't come is named, and recorded as the last. So every rank has recorded as many steps, whatever came.
+    /// The step is over; what didn't come is named, and recorded as the last. So every rank has
+    /// recorded as many steps, whatever came.
     std::optional<divergence> end_step() {
         std::optional<divergence> lacks;
         for (std::uint32_t g = 0; g < is_here_.size(); ++g)
@@ -203,7 +209,8 @@ public:
         here_ = 0;
         return lacks;
     }
-    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree(). The same on all ranks.
+    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree().
+    /// The same on all ranks.
     [[nodiscard]] bool ready_to_agree() const noexcept {
         return recorded_ == steps_ && order_.empty() && !places_.empty();
     }

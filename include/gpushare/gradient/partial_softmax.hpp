@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last layer of a network with more classes than one device can hold: each rank has the weights of its shard of the classes, and
-// all of them compute one softmax cross-entropy, over all classes or over those that are labels and a sample of the others.
+// The last layer of a network with more classes than one device can hold: each rank has the weights
+// of its shard of the classes, and all ranks compute one softmax cross-entropy, over all classes,
+// or over the labels' classes and a sample of the others.
 //
 //   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});     // any number of classes
 //   auto fault = layer.step(net, x, labels, weights, loss, dx, deadline);         // weights: layer.own().size() rows
 //   for (std::size_t k = 0; k < layer.rows().size(); ++k) update(layer.rows()[k], layer.row_gradient(k));
 //
-// An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by Partial FC", CVPR 2022.
+// An et al., "Killing two birds with one stone: efficient and robust training of face recognition
+// CNNs by Partial FC", CVPR 2022.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +36,8 @@ struct partial_softmax_options {
     std::uint64_t seed = 0;  ///< what the sample depends on, with the rank and the step
 };
 
-/// One rank's shard of the classes, and what its last step left. Batches are as large on all ranks; what is missing has the label
-/// `ignored`.
+/// One rank's shard of the classes, and what its last step left. Batches are as large on all ranks;
+/// what is missing has the label `ignored`.
 class partial_softmax {
 public:
     static constexpr std::int64_t ignored = -1;  ///< the label of a sample that doesn't count
@@ -51,16 +53,18 @@ public:
           any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (net.rank() + 1)) {}
 
     [[nodiscard]] element_range own() const noexcept { return own_; }  ///< the classes of this rank
-    /// Of the last step: those that took part, counted from own().begin, rising.
+    /// The classes that took part in the last step, counted from own().begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows() const noexcept { return rows_; }
-    /// Of the last step: the gradient of the weights of class rows()[k], whole: other ranks add nothing.
+    /// The gradient of the weights of class rows()[k] in the last step, complete: other ranks add
+    /// nothing.
     [[nodiscard]] std::span<const float> row_gradient(std::size_t k) const noexcept {
         return std::span(gradient_).subspan(k * features_, features_);
     }
 
-    /// The mean loss of all ranks' samples, the same on every rank, and its gradient by this rank's. `x` and `dx`: a row of features for
-    /// each label; `weights`: one for each of own(). A label that is no class counts as `ignored`. errc::mismatch, at once and on this
-    /// rank alone, where a span isn't as large as it should be.
+    /// The mean loss of all ranks' samples, the same on every rank, and its gradient by this
+    /// rank's. `x` and `dx`: a row of features for each label; `weights`: one for each of own(). A
+    /// label that is no class counts as `ignored`. errc::mismatch, at once and on this rank alone,
+    /// where a span isn't as large as it should be.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
@@ -98,8 +102,8 @@ private:
             }
         return most;
     }
-    /// Turns logits into exponentials, relative to the largest of all ranks. Returns the sum for each sample and, behind
-    /// all sums, the logit of each sample's label, which one rank has.
+    /// Turns logits into exponentials, relative to the largest of all ranks. Returns the sum for
+    /// each sample and, behind all sums, the logit of each sample's label, which one rank has.
     std::vector<float> exponentials(std::span<const std::int64_t> labels, std::span<const float> most,
                                     std::span<float> logits) const {
         const std::size_t classes = rows_.size(), samples = labels.size();
@@ -165,7 +169,8 @@ private:
         if (wanted >= own_.size()) {
             taken.assign(own_.size(), true);
         } else {
-            // Of the others each with what is still wanted over what is still left: none twice, and in one pass.
+            // Takes each other class with a probability of the number still wanted over the number
+            // still left: none twice, and in one pass.
             std::size_t left = own_.size() - n;
             for (std::size_t c = 0; c < own_.size() && n < wanted; ++c) {
                 if (taken[c]) continue;

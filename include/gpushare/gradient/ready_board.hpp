@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Negotiation between the threads of a process, where nobody waits: what each rank has stands on a board that all see, and each reads
-// there what became ready everywhere, in the one order that there is.
+// Negotiation between the threads of a process, where nobody waits: what each rank has stands on a
+// board that all see, and each reads there what became ready everywhere, in the one order that
+// there is.
 //
 //   gpushare::ready_board board(gradients, ranks);            // one for all ranks
 //   board.mark(r, g);                                         // by rank r, as its gradient g becomes ready
@@ -25,8 +26,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What all ranks have of their gradients in a step. Each rank's calls come from one thread at a time. Every rank marks every gradient in
-/// each step; a rank may be one step ahead of others, never two. The constructor allocates, nothing else does.
+/// The gradients that each rank has ready in a step. Each rank's calls come from one thread at a
+/// time. Every rank marks every gradient in each step; a rank may be one step ahead of others,
+/// never two. The constructor allocates, nothing else does.
 class ready_board {
 public:
     /// So many gradients, on each of so many ranks.
@@ -42,14 +44,16 @@ public:
     errc mark(std::uint32_t r, std::uint32_t g) noexcept {
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
-        // relaxed: no other rank writes to it. release: what this rank did before, the gradient, is seen by who finds it here.
+        // relaxed: no other rank writes to it. release: what this rank did before, the gradient, is
+        // seen by who finds it here.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);
         return errc::none;
     }
-    /// Appends to `next` what became ready everywhere since rank r took last. The same sequence on all ranks, each at its own pace. What
-    /// two ranks mark at the same moment may be there a call later.
+    /// Appends to `next` the gradients that became ready everywhere since rank r last took. All
+    /// ranks see the same sequence, each at its own pace. Gradients that two ranks mark at the same
+    /// moment may come one call later.
     void take(std::uint32_t r, std::vector<std::uint32_t>& next) {
         rank_state& me = ranks_[r];
         for (std::uint32_t w = 0; w < words_; ++w) write_down(me.step, w);
@@ -72,9 +76,10 @@ public:
     errc end_step(std::uint32_t r) noexcept {
         if (!complete(r)) return errc::in_flight;
         rank_state& me = ranks_[r];
-        // This rank's marks are all written down: whoever still looks at them finds nothing more to do. The rest is of the step before this
-        // one, which all ranks have ended, for they have marked in this one. All clear it, and each before it marks again: so before
-        // anybody finds something to write down. relaxed: that mark is the release.
+        // This rank's marks are all written down: whoever still looks at them finds nothing more to
+        // do. The rest is of the step before this one, which all ranks have ended, for they have
+        // marked in this one. All clear it, and each before it marks again: so before anybody finds
+        // something to write down. relaxed: that mark is the release.
         for (std::uint32_t w = 0; w < words_; ++w) {
             mark_of(r, me.step, w).store(0, std::memory_order_relaxed);
             taken_of(me.step + 1, w).store(0, std::memory_order_relaxed);
@@ -129,7 +134,8 @@ private:
     [[nodiscard]] std::atomic<std::uint64_t>& taken_of(std::uint32_t step, std::uint32_t w) noexcept {
         return taken_[std::size_t{step % 2} * words_ + w];
     }
-    /// What all ranks have of a word, and nobody has written down: whoever sets the bit does.
+    /// Writes down the gradients of a word that all ranks have and that aren't written down yet:
+    /// the thread that sets a bit does it.
     void write_down(std::uint32_t step, std::uint32_t w) noexcept {
         std::uint64_t all = ~std::uint64_t{0};
         for (std::uint32_t q = 0; q < ranks_.size() && all != 0; ++q)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sharded training: each rank combines its shard of every gradient, steps its shard of every parameter, and gets the others' shards before
-// the next forward pass. What an optimiser keeps (momentum, master copies) is there once and not on every rank: ZeRO's first two stages
-// (Rajbhandari et al., SC 2020).
+// Sharded training: each rank combines its shard of every gradient, steps its shard of every
+// parameter, and gets the others' shards before the next forward pass. An optimiser's state
+// (momentum, master copies) exists once and not on every rank: ZeRO's first two stages (Rajbhandari
+// et al., SC 2020).
 //
 //   while (!mine.reduce_scatter(net, gpushare::average{}, patience)) {}   // mine: gradient_buckets, in the thread that communicates
 //   mine.ready(g);   mine.wait(deadline);                                 // in the thread that computes, as with reduce()
@@ -60,10 +61,12 @@ struct gathered_group {
 
 }  // namespace detail
 
-/// Every rank gets each rank's shard (shard_of) of every array of the list from that rank, in place. By all ranks alike, with the same
-/// sizes. Between threads nothing is packed; else arrays go in groups of at most `group`, an array that is larger by itself. After a fault
-/// with buffers_in_use, or an exception, the arrays may still be read and written. Between a step's gradient_buckets::wait() and the next
-/// step's first ready() the transport of the thread that communicates may be used: it waits. May throw std::bad_alloc, and what the transport throws.
+/// Every rank gets each rank's shard (shard_of) of every array of the list from that rank, in
+/// place. By all ranks alike, with the same sizes. Between threads nothing is packed; else arrays
+/// go in groups of at most `group`, an array that is larger by itself. After a fault with
+/// buffers_in_use, or an exception, the arrays may still be read and written. Between a step's
+/// gradient_buckets::wait() and the next step's first ready() the transport of the thread that
+/// communicates may be used: it waits. May throw std::bad_alloc, and what the transport throws.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault all_gather_shards(Net& net, std::span<const std::type_identity_t<std::span<T>>> list,

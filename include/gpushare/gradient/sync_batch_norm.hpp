@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch normalisation over the batches of all ranks of a group: each tells how many elements it has, their mean and the sum of their
-// squared distances from it (M2), and these are merged in the order of ranks. Batches may differ, and be empty.
+// Batch normalisation over the batches of all ranks of a group: each tells how many elements it
+// has, their mean and the sum of their squared distances from it (M2), and these are merged in the
+// order of ranks. Batches may differ, and be empty.
 //
 //   gpushare::batch_statistics seen;
 //   gpushare::sync_batch_norm(net, shape, x, {weight, bias}, 1e-5F, y, seen, deadline);
@@ -37,15 +38,15 @@ struct batch_shape {
     }
 };
 
-/// Of a channel, or of several ranks' parts of it. In double: a mean rounded to float32 shifts every element by up to 2^-24 of the mean,
-/// which is a lot where elements lie close to it.
+/// The moments of a channel, or of several ranks' parts of it. In double: a mean rounded to float32
+/// shifts every element by up to 2^-24 of the mean, which is a lot where elements lie close to it.
 struct channel_moments {
     std::uint64_t count = 0;  ///< of elements
     double mean = 0;          ///< of these
     double m2 = 0;            ///< the sum of (x - mean)^2
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
-    /// Of both. Nothing changes by what is empty.
+    /// The moments of both. An empty one changes nothing.
     [[nodiscard]] static channel_moments merged(const channel_moments& a, const channel_moments& b) noexcept {
         if (a.count == 0) return b;
         if (b.count == 0) return a;
@@ -55,7 +56,8 @@ struct channel_moments {
     }
 };
 
-/// What the forward pass leaves for the backward pass, and for running averages: a channel each, over all ranks.
+/// The forward pass's result for the backward pass, and for running averages: a channel each, over
+/// all ranks.
 struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2
     std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 where there is no element
@@ -63,8 +65,8 @@ struct batch_statistics {
 
 namespace detail {
 
-/// Distances from a mean, in float32 and yet from all of its digits: the mean is cut into two floats, and x minus the first is exact
-/// where x lies close to it.
+/// Distances from a mean, in float32 and yet from all of its digits: the mean is cut into two
+/// floats, and x minus the first is exact where x lies close to it.
 class distance_from {
 public:
     explicit distance_from(double mean) noexcept
@@ -77,21 +79,23 @@ private:
 
 }  // namespace detail
 
-/// What is trained, a number for each channel.
+/// The trained parameters, a number for each channel.
 struct batch_norm_parameters {
     std::span<const float> weight;  ///< factors
     std::span<const float> bias;    ///< added
 };
 
-/// What the backward pass gives. Those of the parameters are of this rank's batch alone: they are gradients as any others.
+/// The results of the backward pass. The parameters' gradients are of this rank's batch alone:
+/// combine them like any others.
 struct batch_norm_gradients {
     std::span<float> x;       ///< as large as the batch; may be `dy`
     std::span<float> weight;  ///< a number for each channel
     std::span<float> bias;    ///< a number for each channel
 };
 
-/// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks' batches. `y` may be `x` if no backward pass
-/// follows. The fault's code is errc::mismatch, at once and on this rank alone, where a span isn't as large as it should be.
+/// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks'
+/// batches. `y` may be `x` if no backward pass follows. The fault's code is errc::mismatch, at once
+/// and on this rank alone, where a span isn't as large as it should be.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
@@ -134,7 +138,8 @@ template <host_transport Net>
     return {};
 }
 
-/// The gradients of that: two sums a channel go to all ranks. `x` and `seen` are those of the forward pass. Errors as there.
+/// The gradients of that: two sums a channel go to all ranks. `x` and `seen` are those of the
+/// forward pass. Errors as there.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
                                                         std::span<const float> dy, std::span<const float> weight,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends of a gradient the k elements that matter most, and keeps the rest for later steps (error feedback): nothing is lost, it comes
-// late.
+// Sends of a gradient the k elements that matter most, and keeps the rest for later steps (error
+// feedback): nothing is lost, it comes late.
 //
 //   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
 //   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of all ranks' elements
@@ -26,7 +26,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What one rank sends of one gradient, and what it still owes. A plain value.
+/// The elements of one gradient that one rank sends, and the remainder that it still owes. A plain
+/// value.
 class top_k_feedback {
 public:
     /// `k` of `elements`, at most all of them.
@@ -37,8 +38,9 @@ public:
                   "elements of a gradient by its largest");
     }
 
-    /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out of it, by their absolute value; of
-    /// equals the first. NaN counts as the largest of all, so that it arrives and is noticed.
+    /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out
+    /// of it, by their absolute value; of equals the first. NaN counts as the largest of all, so
+    /// that it arrives and is noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
         for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];
@@ -62,7 +64,7 @@ public:
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< rising
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
-    /// What goes into the two collectives of one step.
+    /// The bytes of the two collectives of one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         return bytes{indices_.size() * (sizeof(std::uint32_t) + sizeof(float))};
     }
@@ -76,9 +78,10 @@ private:
     std::vector<float> values_;
 };
 
-/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks. The same sizes on all ranks. If it isn't
-/// finite, the step is to be skipped (all_finite, with the same answer on all ranks), and `mine` has skipped it. So it has after a fault,
-/// or if the transport throws: then `gradient` is as it was, and nothing of it is owed.
+/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks.
+/// The same sizes on all ranks. If it isn't finite, the step is to be skipped (all_finite, with the
+/// same answer on all ranks), and `mine` has skipped it. So it has after a fault, or if the
+/// transport throws: then `gradient` is as it was, and nothing of it is owed.
 template <host_transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {

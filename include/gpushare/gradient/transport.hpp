@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What carries gradients between ranks: our own collectives between the threads of a process, an MPI between processes
-// (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or two of them, one inside the other (two_level.hpp). What is in
-// gradient/ runs over those whose bytes the host reads (host_transport): not over NCCL, whose collectives are called by themselves.
+// A transport carries gradients between ranks: our own collectives between the threads of a
+// process, an MPI between processes (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or
+// two of them, one inside the other (two_level.hpp). The algorithms of gradient/ run over
+// transports whose bytes the host reads (host_transport). That excludes NCCL, whose collectives are
+// called directly.
 //
 //   gpushare::communicator group(4);
 //   gpushare::thread_transport net(group.rank(r));          // in thread r of four
@@ -46,7 +48,8 @@ namespace detail {
     return mix;
 }
 
-/// What ranks compare before they take each other's bytes: everything in which they must agree. `op` and `root` are 0 where there is none.
+/// The word that ranks compare before they take each other's bytes: everything in which they must
+/// agree. `op` and `root` are 0 where there is none.
 template <class T>
 [[nodiscard]] constexpr std::uint64_t call_word(collective_kind what, std::size_t elements, std::uint32_t op = 0,
                                                 std::uint32_t root = 0) noexcept {
@@ -54,8 +57,8 @@ template <class T>
         {elements, std::uint64_t{sizeof(T)} << 32 | type_id<T>(), static_cast<std::uint64_t>(what) << 32 | op, root});
 }
 
-/// Of ranks that told different words, the first one that isn't of the largest party; between equal parties that of the lowest rank
-/// counts as the larger. All ranks choose the same one.
+/// The first rank whose word isn't the largest party's; between equal parties, the party of the
+/// lowest rank counts as the larger. All ranks choose the same one.
 [[nodiscard]] inline std::optional<std::uint32_t> odd_one(std::span<const std::uint64_t> words) noexcept {
     const auto party = [&](std::uint64_t word) { return std::count(words.begin(), words.end(), word); };
     std::uint64_t most = words.empty() ? 0 : words.front();
@@ -68,9 +71,10 @@ template <class T>
 
 }  // namespace detail
 
-/// One rank's end of a group. Its collectives are those of collective/ by name and meaning: called by all ranks in the same order,
-/// back by the deadline, with the fault if there is one, which names the rank. After a fault, every later call returns one. Ranks that
-/// call something else than the others (another collective, length, type, operator or root) all get errc::mismatch.
+/// One rank's end of a group. Its collectives are those of collective/ by name and meaning: called
+/// by all ranks in the same order, back by the deadline, with the fault if there is one, which
+/// names the rank. After a fault, every later call returns one. Ranks that call something else than
+/// the others (another collective, length, type, operator or root) all get errc::mismatch.
 ///
 ///   all_reduce(in, out, op, deadline)        any length; `in` may be `out`
 ///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in; `out` may be this rank's part of `in`
@@ -101,8 +105,8 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
     t.abort(std::uint32_t{}, errc::aborted);
 };
 
-/// One whose spans are of the host's memory, where results are once a call has returned: what looks at elements, or keeps some of its
-/// own on the stack, asks for it.
+/// One whose spans are of the host's memory, where results are once a call has returned: what looks
+/// at elements, or keeps some of its own on the stack, asks for it.
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of groups: the ranks of this process, each a thread, and the same in other processes, with one transport between
-// processes. An all-reduce combines inside the process, sends one copy of the result to the others however many ranks there are, and
-// hands what comes back to all: chunk by chunk, so that one is combined here while others are under way there.
+// A group of groups: the ranks of this process, each a thread, and the same in other processes,
+// with one transport between processes. An all-reduce combines inside the process, sends one copy
+// of the result to the others however many ranks there are, and hands what comes back to all: chunk
+// by chunk, so that one is combined here while others are under way there.
 //
 //   gpushare::communicator inner(4);
 //   gpushare::two_level_group group = gpushare::split(inner, outer);       // outer: a transport between processes, e.g. an mpi_transport
 //   auto mine = group.rank(r);                               // in thread r of four: a transport of the ranks of all processes
 //
-// Ranks are numbered in the order of processes. An element is combined in the order of ranks in each process, rounded to T, and then in
-// the order of processes: the same bits at every run and on every rank, but other bits than those of a flat group. An average of halves
-// is one of the processes' averages, weighted by their ranks where these aren't as many everywhere; so are those of 8 bits.
+// Ranks are numbered in the order of processes. An element is combined in the order of ranks in
+// each process, rounded to T, and then in the order of processes: the same bits at every run and on
+// every rank, but other bits than those of a flat group. An average of halves is one of the
+// processes' averages, weighted by their ranks where these aren't as many everywhere; so are those
+// of 8 bits.
 //
-// Before any rank gets a result, all ranks of all processes have compared what they call. A rank that is late is named on every rank.
+// Before any rank gets a result, all ranks of all processes have compared what they call. A rank
+// that is late is named on every rank.
 #pragma once
 
 #include <algorithm>
@@ -43,13 +47,15 @@ inline namespace GPUSHARE_ABI {
 struct two_level_options {
     bytes chunk{1 << 20};     ///< what goes between processes at once: of several processes' wishes the least
     std::uint32_t depth = 4;  ///< chunks under way there, where the transport can do that
-    /// How much longer than its deadline a rank waits for the one that talks to other processes, which learns there whom to name: that one
-    /// waits half of it for the others, since they first look for the rank that is late among their own.
+    /// How much longer than its deadline a rank waits for the one that talks to other processes,
+    /// which learns there whom to name: that one waits half of it for the others, since they first
+    /// look for the rank that is late among their own.
     ns grace = std::chrono::milliseconds(500);
 };
 
-/// The part of a group of two levels that is in this process. `inner` and `outer` must outlive it, and nothing else uses `outer` while
-/// a collective runs; the transport's calls come from the thread of rank 0, but for abort.
+/// The part of a group of two levels that is in this process. `inner` and `outer` must outlive it,
+/// and nothing else uses `outer` while a collective runs; the transport's calls come from the
+/// thread of rank 0, but for abort.
 template <host_transport Outer>
 class two_level_group {
     struct shared_state {
@@ -57,7 +63,8 @@ class two_level_group {
         Outer& outer;
         two_level_options options;
         detail::ranks_of_processes ranks{};
-        // Of rank 0. Here, and not on its stack: after a fault the transport may still touch them (buffers_in_use).
+        // Used by rank 0. Here, and not on its stack: after a fault the transport may still touch
+        // them (buffers_in_use).
         std::vector<std::uint64_t> words{};
         std::vector<std::unique_ptr<std::byte[]>> scratch{};
         bool in_use = false;
@@ -93,8 +100,8 @@ public:
                 return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
             });
         }
-        /// See transport. Averages are of floats. Rank 0 takes as much memory as there is input, and more where processes have different
-        /// numbers of ranks.
+        /// See transport. Averages are of floats. Rank 0 takes as much memory as there is input,
+        /// and more where processes have different numbers of ranks.
         template <reducible T, class Op>
         requires(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
             reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
@@ -265,7 +272,7 @@ public:
             }
             return chunks != 0 ? collective_fault{} : nothing_to_do(outside, deadline);
         }
-        /// Of no elements: all have to know that others have called it, too.
+        /// A call without elements: all ranks have to know that the others have called it, too.
         template <class Call>
         [[nodiscard]] collective_fault nothing_to_do(Call& outside, instant deadline) {
             if (me_.rank() == 0)
@@ -305,8 +312,9 @@ public:
             return {};
         }
 
-        /// Compares what all ranks of all processes call: in the process at once, between processes by rank 0, which first goes on with
-        /// what it can do without an answer, if the transport can do that.
+        /// Compares what all ranks of all processes call: in the process at once, between processes
+        /// by rank 0, which first goes on with what it can do without an answer, if the transport
+        /// can do that.
         struct outer_call {
             rank_type& of;
             collective_kind what;
@@ -379,7 +387,8 @@ public:
         /// Numbers behind those of the processes are ranks of all: so others hear which rank of a process it is.
         void tell_others(std::uint32_t rank, errc why) const noexcept { s_->outer.abort(s_->outer.size() + rank, why); }
 
-        /// A fault of the ranks here, by its number among all; or what it was closed for. The other processes hear of it.
+        /// A fault of the ranks here, by its number among all; or what it was closed for. The other
+        /// processes hear of it.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
             // acquire: whoever closed the group had stored it before.
@@ -391,14 +400,16 @@ public:
             // By each rank: it may be rank 0 that isn't there.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
-                // What has no thread tells others with its next call, and gives up what is under way; this one doesn't wait.
+                // A transport without a thread tells others with its next call, and gives up work
+                // under way; this call doesn't wait.
                 const auto given_up = s_->outer.barrier(std::chrono::steady_clock::now());
                 s_->in_use = s_->in_use || given_up.buffers_in_use;
                 f.buffers_in_use = f.buffers_in_use || given_up.buffers_in_use;
             }
             return f;
         }
-        /// By rank 0: the others here get the fault as well. Where a process knew no better, it is named by its first rank.
+        /// By rank 0: the others here get the fault as well. Where a process knew no better, it is
+        /// named by its first rank.
         [[nodiscard]] collective_fault outer_failed(collective_fault f) const noexcept {
             s_->in_use = s_->in_use || f.buffers_in_use;
             f.rank = f.rank < s_->outer.size() ? s_->ranks.first(f.rank) : f.rank - s_->outer.size();
@@ -419,8 +430,8 @@ public:
     };
     static_assert(host_transport<rank_type>);
 
-    /// Collective over `outer`: the processes tell each other how many ranks they have. Throws operation_error: what `outer` fails for,
-    /// a deadline that passed, say.
+    /// Collective over `outer`: the processes tell each other how many ranks they have. Throws
+    /// operation_error: what `outer` fails for, a deadline that passed, say.
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and rounded once on the way out and once
-// on the way back (of two levels, once more between these).
+// How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and
+// rounded once on the way out and once on the way back (of two levels, once more between these).
 //
 //   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps the rounded part
 //   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
@@ -42,13 +42,14 @@ enum class wire_format : std::uint8_t {
     return "unknown format";
 }
 
-/// What `elements` elements of `element` bytes take there.
+/// The bytes that `elements` elements of `element` bytes take on the wire.
 [[nodiscard]] constexpr bytes bytes_on_wire(wire_format f, std::size_t elements, std::size_t element = 4) noexcept {
     return bytes{elements * (f == wire_format::as_is ? element : 2)};
 }
 
-/// 16 bits for all but what is sensitive and costs nothing: gradients of fewer than `least` elements, such as those of most norms and
-/// biases, stay as they are. Whoever knows which are sensitive (torch_gradients: those of one dimension) doesn't ask for them.
+/// 16 bits for all gradients but sensitive, cheap ones: gradients of fewer than `least` elements,
+/// such as most norms and biases, stay as they are. A caller that knows the sensitive ones
+/// (torch_gradients: those of one dimension) doesn't ask for 16 bits for them.
 struct mixed_format {
     wire_format large = wire_format::bf16;  ///< of the others
     std::size_t least = 4096;               ///< elements
@@ -74,7 +75,8 @@ template <class From, class To>
     return convert_vectors<floats<16, 8>>(from, to, n);
 }
 #endif
-/// The same bits as one by one. Float16 by the processor's own instructions where it has them; bfloat16 is as fast as memory without.
+/// The same bits as one by one. Float16 by the processor's own instructions where it has them;
+/// bfloat16 is as fast as memory without.
 template <class From, class To>
 void convert(const From* from, To* to, std::size_t n) noexcept {
     std::size_t i = 0;
@@ -88,8 +90,9 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 
 }  // namespace detail
 
-/// Rounds to nearest even. With a residual, which is as long or empty: rounds `from` and what was rounded off before, and keeps what is
-/// rounded off now, so that small gradients add up instead of being lost. What isn't finite leaves no residual. `to` is as long.
+/// Rounds to nearest even. With a residual, which is as long or empty: adds the earlier rounding
+/// error to `from`, rounds the sum and keeps the new error, so that small gradients add up instead
+/// of being lost. Values that aren't finite leave no residual. `to` is as long.
 template <class Wire>
 requires detail::is_half<Wire>
 void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a gradient matters most, chosen on the device where it is: top_k_feedback::select (gradient/top_k.hpp) by CUB's stable radix
-// sort. What it chooses is small, is copied to the host and goes over a transport as all_reduce_top_k does it.
+// Chooses the largest elements of a gradient on its device: top_k_feedback::select
+// (gradient/top_k.hpp) by CUB's stable radix sort. The choice is small; it is copied to the host
+// and goes over a transport as with all_reduce_top_k.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);       // all on the device
@@ -58,9 +59,10 @@ struct take_owed {
 
 }  // namespace detail
 
-/// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` largest of the sums by absolute value, of equals the
-/// first, to `values`, with their places in `indices`; the largest comes first. k is at most n. `from` frees in the order of that
-/// stream, and is asked for 16 bytes an element and what CUB needs. Throws what `from` throws.
+/// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` largest of
+/// the sums by absolute value, of equals the first, to `values`, with their places in `indices`;
+/// the largest comes first. k is at most n. `from` frees in the order of that stream, and is asked
+/// for 16 bytes an element and what CUB needs. Throws what `from` throws.
 template <memory_resource Resource, timeline Stream>
 [[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
                                        std::uint32_t k, std::uint32_t* indices, float* values) {

@@ -60,16 +60,17 @@ public:
         deallocate(p, size, alignment);
     }
 
-    /// For any stream, at once. A null handle is the default stream of the device that is current. Throws memory_error, and
-    /// operation_error if `stream` is one that nothing can be freed on later: a per-thread default stream, or one of a device
-    /// that the node doesn't have.
+    /// For any stream, at once. A null handle is the default stream of the device that is current.
+    /// Throws memory_error, and operation_error if `stream` is one that nothing can be freed on
+    /// later: a per-thread default stream, or one of a device that the node doesn't have.
     template <borrowable_stream<Node> Stream>
     [[nodiscard]] void* allocate(Stream stream, std::size_t size, std::size_t alignment = default_alignment) {
         (void)node_->device_of(stream.get());  // throws here, since a free can't
         return memory_->allocate(size, alignment);
     }
-    /// Once `stream` has done what was enqueued so far; where it is captured, once the graph is gone. If there can be no point
-    /// on it any more, because the host has no memory, the block stays charged, and is reported when its tenant closes.
+    /// Once `stream` has done what was enqueued so far; where it is captured, once the graph is
+    /// gone. If there can be no point on it any more, because the host has no memory, the block
+    /// stays charged, and is reported when its tenant closes.
     template <borrowable_stream<Node> Stream>
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return;
@@ -108,15 +109,16 @@ private:
     Node* node_;
 };
 
-/// The other way round: a resource of libcu++'s, one of RMM's for example, as memory below this library's. Allocates and frees on one
-/// stream, a ::cuda::stream_ref, whose order uses on other streams must be in, if the resource orders anything by streams. Copies what it
-/// is given: a resource_ref refers, an any_resource owns. Thread-safe if that is.
+/// The other way round: a resource of libcu++'s, one of RMM's for example, as memory below this
+/// library's. Allocates and frees on one stream, a ::cuda::stream_ref, whose order uses on other
+/// streams must be in, if the resource orders anything by streams. Copies what it is given: a
+/// resource_ref refers, an any_resource owns. Thread-safe if that is.
 ///
 ///   gpushare::cuda_mr_upstream below{rmm_resource, stream};     gpushare::quota_resource mine{limit, below, "chat"};
 template <class Resource, class Stream>
 class cuda_mr_upstream {
 public:
-    /// Of `of`, on the stream `on`, which must outlive it.
+    /// Adapts `of`, on the stream `on`, which must outlive it.
     cuda_mr_upstream(Resource of, Stream on) : of_(std::move(of)), on_(on) {}
 
     /// Throws what the resource throws.

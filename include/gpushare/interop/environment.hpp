@@ -12,10 +12,10 @@
 //  ALIYUN_COM_GPU_MEM_IDX           the device, or several with commas between
 //  ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
 //  ALIYUN_COM_GPU_HIGH_PRIO         1: before others
-//  CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
+//  CGPU_DISABLE                     true or 1: cGPU's variables are not enforced, and not read
 //  ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
 //                                   module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
-//                                   policy 2, which divides the time by the weights of those who are there, so never less than this
+//                                   policy 2, which divides the time by the weights of present containers, so never less than this
 //  ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
 //                                   nothing that one tenant's specification could say; passed over
 // HAMi, which does the same in Kubernetes:
@@ -132,7 +132,7 @@ public:
     }
 
 private:
-    // What is another value than HAMi's default has no field in a specification.
+    // Any value but HAMi's default has no field in a specification.
     static void refuse_other(std::string_view key, std::string_view value, std::string_view usual,
                              std::string_view instead) {
         if (value == usual) return;
@@ -179,7 +179,7 @@ public:
     }
 
 private:
-    // Of the devices, either all have a limit or none.
+    // Either all devices have a limit or none.
     template <class T>
     static void all_or_none(const specification_fields::field<T>& f, const std::string& unlimited) {
         if (f.value && !unlimited.empty() && unlimited.back() >= '0' && unlimited.back() <= '9')
@@ -205,14 +205,14 @@ private:
 
 }  // namespace detail
 
-/// What the variables don't say.
+/// Settings that the variables don't contain.
 struct environment_options {
     std::uint32_t cgpu_max_inst =
         20;  ///< how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it is
 };
 
-/// The variables at the top of the file; others are passed over, but unknown ones of cGPU's and HAMi's prefixes are errors.
-/// What isn't given is as in `defaults`. The values must last during the call. Throws specification_error.
+/// Values that aren't given come from `defaults`. The values must last during the call. Throws
+/// specification_error.
 template <key_values Pairs>
 [[nodiscard]] tenant_spec read_environment(Pairs&& pairs, tenant_spec defaults = {},
                                            const environment_options& options = {}) {

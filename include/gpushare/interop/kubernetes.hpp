@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a tenant specification of the resources and labels by which a pod asks for parts of GPUs. Numbers may have any form that
-// Kubernetes writes (3000 comes back as 3k), as long as they are whole.
+// Makes a tenant specification of the resources and labels by which a pod asks for parts of GPUs.
+// Numbers may have any form that Kubernetes writes (3000 comes back as 3k), as long as they are
+// whole.
 //
 //   std::map<std::string, std::string> labels{{"aliyun.com/gpu-mem", "8"}, {"aliyun.com/gpu-count", "2"}};
 //   auto spec = gpushare::read_kubernetes(labels, {.name = pod});          // 4 GiB on each of two devices
@@ -15,9 +16,10 @@
 //  nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory
 //  nvidia.com/gpucores              percent of the time of each device; 0 asks for none in particular
 //  nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level 0
-// Every other key below aliyun.com and nvidia.com is an error, as a part of a GPU that isn't read would be dropped in silence:
-// gpu.shared and mig-* name slices whose memory and share are written elsewhere. Keys by which nodes describe themselves
-// (nvidia.com/gpu.product, mig.strategy, cuda.driver.major) and keys of others are passed over.
+// Every other key below aliyun.com and nvidia.com is an error, as a part of a GPU that isn't read
+// would be dropped in silence: gpu.shared and mig-* name slices whose memory and share are written
+// elsewhere. Keys by which nodes describe themselves (nvidia.com/gpu.product, mig.strategy,
+// cuda.driver.major) and keys of others are passed over.
 #pragma once
 
 #include <algorithm>
@@ -112,8 +114,9 @@ inline void read_hami(specification_fields& f, std::string_view key, std::string
 
 }  // namespace detail
 
-/// What isn't given is as in `defaults`. `device_memory` is what one device has, for gpumem-percentage. Throws
-/// specification_error, for unknown keys below aliyun.com and nvidia.com as well (see the top of the file).
+/// Values that aren't given come from `defaults`. `device_memory` is one device's memory, for
+/// gpumem-percentage. Throws specification_error, for unknown keys below aliyun.com and nvidia.com
+/// as well (see the top of the file).
 template <key_values Pairs>
 [[nodiscard]] tenant_spec read_kubernetes(Pairs&& pairs, tenant_spec defaults = {}, bytes device_memory = {}) {
     detail::specification_fields f;

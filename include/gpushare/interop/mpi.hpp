@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI moves bytes; elements are combined
-// here, in the order of ranks and in float or wider. So an all-reduce gives the bits that it gives between threads, 16-bit numbers
-// aren't rounded at each step, and every operator and type of collective/ works.
+// Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI
+// moves bytes; elements are combined here, in the order of ranks and in float or wider. So an
+// all-reduce gives the bits that it gives between threads, 16-bit numbers aren't rounded at each
+// step, and every operator and type of collective/ works.
 //
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
-// Several transports in several threads, such as those of gradient_buckets on several channels, need MPI_THREAD_MULTIPLE: say so in
-// mpi_options::threads, which is checked.
-// Large arrays go in chunks, a message for each process, several under way at once; each process combines its part of a chunk and sends
-// it to all: the least that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
-// A process that dies or hangs: whoever waits for it gives up at the deadline and tells the others, and all that answer name one that
-// doesn't. Without a deadline there is no end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort
-// or std::_Exit. shrink() makes a transport of those who are left. (OpenMPI's launcher ends all when one dies, unless told not to.) Empty where no MPI is.
+// Several transports in several threads, such as those of gradient_buckets on several channels,
+// need MPI_THREAD_MULTIPLE: say so in mpi_options::threads, which is checked. Large arrays go in
+// chunks, a message for each process, several under way at once; each process combines its part of
+// a chunk and sends it to all: the least that a link has to carry. Nothing happens between calls,
+// for there is no thread: advance() does what can be done. A process that dies or hangs: whoever
+// waits for it gives up at the deadline and tells the others, and all that answer name one that
+// doesn't. Without a deadline there is no end, unless the MPI itself reports the death.
+// MPI_Finalize may hang then: leave by MPI_Abort or std::_Exit. shrink() makes a transport of those
+// who are left. (OpenMPI's launcher ends all when one dies, unless told not to.) Empty where no MPI
+// is.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -50,15 +54,17 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by one thread at a time; `abort` may
-/// come from any, and reaches the other processes with the next call of the thread that uses the transport: `advance`, if no other.
+/// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by
+/// one thread at a time; `abort` may come from any, and reaches the other processes with the next
+/// call of the thread that uses the transport: `advance`, if no other.
 class mpi_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// A duplicate of `all`, so that no other message meets ours: collective. Throws operation_error: errc::not_supported, before
-    /// anything is sent, where the MPI isn't initialised, or not for options.threads; errc::backend_failed.
+    /// A duplicate of `all`, so that no other message meets ours: collective. Throws
+    /// operation_error: errc::not_supported, before anything is sent, where the MPI isn't
+    /// initialised, or not for options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
         detail::need_mpi_threads(options.threads);
         if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
@@ -67,8 +73,9 @@ public:
     }
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
-    /// Not collective. Communicators that have failed aren't freed, for others may never come to do so. In the middle of a collective, or
-    /// by an exception, the other processes are told (errc::aborted, naming this one).
+    /// Not collective. Communicators that have failed aren't freed, for others may never come to do
+    /// so. In the middle of a collective, or by an exception, the other processes are told
+    /// (errc::aborted, naming this one).
     ~mpi_transport() {
         int over = 0, left = 0;  // messages that nobody took: others gave up, which may be unheard yet
         if (MPI_Finalized(&over); over != 0) return;
@@ -97,7 +104,8 @@ public:
         if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, epoch_};
         return finish(start(in.data(), out, op), deadline);
     }
-    /// See pipelined_transport. At most 1000 at once, and not more bytes than docs/gradients.md says ("What isn't there").
+    /// See pipelined_transport. At most 1000 at once, and not more bytes than docs/gradients.md
+    /// says ("What isn't there").
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
@@ -206,8 +214,8 @@ public:
                                        std::memory_order_acq_rel);
     }
 
-    /// Those who aren't in `dead`, as a transport that begins anew: to go on after a fault. Called by all of these, and by nobody else.
-    /// Throws operation_error (errc::backend_failed).
+    /// The ranks that aren't in `dead`, as a transport that begins anew: to go on after a fault.
+    /// All of these ranks call it, and no others. Throws operation_error (errc::backend_failed).
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
         const MPI_Comm made = detail::mpi_without(comm_, dead);
         return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
@@ -249,7 +257,7 @@ private:
         return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
     }
 
-    /// Of a call, and of what decides how its messages are cut.
+    /// The signature of a call, including the options that decide how its messages are cut.
     template <class T>
     [[nodiscard]] std::uint64_t signature(collective_kind what, std::size_t elements, std::uint32_t op,
                                           std::uint32_t root) const noexcept {
@@ -299,7 +307,7 @@ private:
                                                  &detail::combine_mpi_parts<T, Op>);
         });
     }
-    /// Of `each` elements of every rank, this one's in their place already.
+    /// Gathers `each` elements of every rank; this rank's are already in their place.
     template <class T>
     [[nodiscard]] std::uint64_t start_gather(std::size_t each, std::span<T> out) {
         using detail::mpi_transfer;
@@ -335,7 +343,7 @@ private:
         return first_job_ + jobs_.size() - 1;
     }
 
-    /// What the MPI has done, and what follows from it.
+    /// Processes the MPI's progress, and its consequences.
     void progress() {
         if (fault_) return;
         if (!under_way_.look(jobs_)) return fail({errc::backend_failed, collective_kind::none, rank_, epoch_});

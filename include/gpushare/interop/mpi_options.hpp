@@ -19,14 +19,16 @@ inline namespace GPUSHARE_ABI {
 
 /// How messages are cut.
 struct mpi_options {
-    /// What goes to one process at once, of an array that goes in several. MPIs send so much without asking first: a question, and its
-    /// answer, would wait behind other arrays' bytes, and the link would idle.
+    /// The bytes of one message, for an array that goes to a process in several. MPIs send so much
+    /// without asking first: a question and its answer would wait behind other arrays' bytes, and
+    /// the link would idle.
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
     bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
     ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
-    /// What the MPI must have been initialised for. MPI_THREAD_SERIALIZED: one thread at a time is in any call of it, which is up to the
-    /// embedder. MPI_THREAD_MULTIPLE: several at once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
+    /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: one
+    /// thread at a time calls it, which is up to the embedder. MPI_THREAD_MULTIPLE: several at
+    /// once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
     int threads = MPI_THREAD_SERIALIZED;
 };
 

@@ -86,7 +86,7 @@ template <class Op>
 
 }  // namespace detail
 
-/// What NCCL combines: not 16-bit integers, nor operators of users.
+/// The numbers that NCCL combines: no 16-bit integers, and no operators of users.
 template <class T>
 concept nccl_number = detail::nccl_type<T>()
 != ncclNumTypes;
@@ -94,8 +94,8 @@ template <class Op>
 concept nccl_operator = detail::nccl_op<Op>()
 != ncclNumOps;
 
-/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and fault() may be called from any thread
-/// beside another one that submits, or waits for a stream.
+/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and
+/// fault() may be called from any thread beside another one that submits, or waits for a stream.
 class nccl_communicator {
 public:
     /// Throws operation_error: what NCCL or CUDA below it says, or errc::duplicate_device, which NCCL doesn't do.
@@ -148,11 +148,13 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
 
-    /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for any of NCCL's collectives.
-    /// Alone on the devices: what was submitted there before comes first. errc::aborted after an abort; invalid_specification
-    /// where the sizes of the spans differ; capturing where some of the streams are captured and others aren't; else what NCCL
-    /// says. Where all of them are captured, by whomever, the graph gets the collective. A communicator that doesn't block (NCCL's
-    /// user guide, "Communicators and asynchronous errors": ncclInProgress) is waited for until it has enqueued everything.
+    /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for
+    /// any of NCCL's collectives. Alone on the devices: what was submitted there before comes
+    /// first. errc::aborted after an abort; invalid_specification where the sizes of the spans
+    /// differ; capturing where some of the streams are captured and others aren't; else what NCCL
+    /// says. Where all of them are captured, by whomever, the graph gets the collective. A
+    /// communicator that doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
+    /// ncclInProgress) is waited for until it has enqueued everything.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -173,7 +175,7 @@ public:
         return is_aborted() ? errc::aborted : to_errc(code);
     }
 
-    /// What a rank reports, if any does: its name, and the last collective.
+    /// A rank's report, if there is one: its name, and the last collective.
     [[nodiscard]] collective_fault fault() const noexcept {
         if (ranks_.empty()) return {};
         const std::lock_guard lock(shared_->mutex);
@@ -194,7 +196,7 @@ public:
     }
 
 private:
-    // What several threads look at. An aborted communicator is gone: nobody may ask it.
+    // State that several threads read. An aborted communicator is gone: no thread may query it.
     struct shared_state {
         mutable std::mutex mutex;
         bool aborted = false;
@@ -241,7 +243,7 @@ private:
     [[noreturn]] static void fail(ncclResult_t code, const char* call) {
         detail::message text;
         text.add(call, ": ", std::string_view{ncclGetErrorString(code)}, " (", static_cast<std::uint64_t>(code), ")");
-        // What CUDA said is there still, and isn't the embedder's to find.
+        // CUDA's error is still recorded; the embedder mustn't find it.
         const cudaError_t below = code == ncclUnhandledCudaError ? cudaGetLastError() : cudaSuccess;
         throw operation_error({.code = below != cudaSuccess ? detail::errc_of_native(below) : to_errc(code)}, {}, text);
     }
@@ -271,11 +273,13 @@ enum class nccl_calls : std::uint8_t {
     trusted,   ///< not at all
 };
 
-/// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose spans are memory of the rank's device.
-/// Each call goes to the stream and waits for it, beside captures that other threads have under way. The communicator, which may be one
-/// that doesn't block, and the stream are the embedder's and outlive it; the communicator is
-/// aborted, and not to be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline the fault names the
-/// rank that gave up. What looks at elements on the host goes over another transport: buckets, negotiation (host_transport).
+/// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose
+/// spans are memory of the rank's device. Each call goes to the stream and waits for it, beside
+/// captures that other threads have under way. The communicator, which may be one that doesn't
+/// block, and the stream are the embedder's and outlive it; the communicator is aborted, and not to
+/// be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline
+/// the fault names the rank that gave up. Code that reads elements on the host needs another
+/// transport: buckets, negotiation (host_transport).
 class nccl_transport {
 public:
     static constexpr bool rank_ordered = false;    ///< see the header
@@ -360,7 +364,7 @@ public:
         return run(collective_kind::barrier, word, 0, deadline,
                    [&] { return compares_ ? ncclSuccess : gather_words(); });  // comparing is one
     }
-    /// See transport. Of this rank: NCCL tells the others once it has aborted here.
+    /// See transport. Affects this rank: NCCL tells the others once it has aborted here.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
         // acq_rel: of several, the first stands.
@@ -405,9 +409,10 @@ private:
         if (std::chrono::steady_clock::now() < deadline) return {};
         return {errc::deadline_exceeded, what, rank_, calls_};
     }
-    // Until the communicator has enqueued what was submitted with this code. While one that doesn't block is in progress, the stream has
-    // nothing of it yet, and says that it is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work may be ordered behind a call
-    // before it isn't in progress any more.)
+    // Until the communicator has enqueued what was submitted with this code. While one that doesn't
+    // block is in progress, the stream has nothing of it yet, and says that it is done. (NCCL, pull
+    // request 715; ncclCommGetAsyncError: no work may be ordered behind a call before it isn't in
+    // progress any more.)
     [[nodiscard]] collective_fault enqueued(ncclResult_t code, collective_kind what, instant deadline) {
         while (code == ncclInProgress) {
             if (const auto f = given_up(what, deadline)) return fail(f);

@@ -4,8 +4,9 @@
 //   gpushare::openvino_allocator mine{chat.memory()};                       // converts to ov::Allocator
 //   ov::Tensor cache{ov::element::f32, shape, mine};
 //
-// OpenVINO takes anything with three members of this shape, so this needs no header of it. What it allocates by itself (weights,
-// its own buffers) doesn't come by here: see tenant/foreign_memory.hpp.
+// OpenVINO takes any object with three members of this shape, so this header includes none of
+// OpenVINO's. Memory that OpenVINO allocates by itself (weights, its own buffers) doesn't pass
+// through here: see tenant/foreign_memory.hpp.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +20,22 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Resource`, which must outlive all tensors. Copies are equal and free each other's blocks. As safe from any thread as
-/// the resource; for memory that the host reaches.
+/// Refers to `Resource`, which must outlive all tensors. Copies are equal and free each other's
+/// blocks. As safe from any thread as the resource; for memory that the host reaches.
 template <memory_resource Resource>
 class openvino_allocator {
 public:
     /// Refers to `of`.
     explicit openvino_allocator(Resource& of) noexcept : resource_(&of) {}
 
-    /// Bytes. Throws what the resource throws; OpenVINO passes that on as an ov::Exception with its text. A block of 0 bytes is one of 1.
+    /// Bytes. Throws what the resource throws; OpenVINO passes that on as an ov::Exception with its
+    /// text. A block of 0 bytes is one of 1.
     void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
-    /// As it was allocated; one of another size goes back by its address where the resource can look it up. Any other wrong free changes
-    /// nothing where the resource checks frees, and is reported where it reports.
+    /// As it was allocated; one of another size goes back by its address where the resource can
+    /// look it up. Any other wrong free changes nothing where the resource checks frees, and is
+    /// reported where it reports.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         (void)detail::free_by_address(
             *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),

@@ -14,8 +14,8 @@
 // There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator calls
 // these functions. It takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError
 // itself: so call try_allocate. With torch.cuda.memory.change_current_allocator PyTorch neither caches nor checks for
-// null: so call allocate, which throws. The tenant's memory is a pool by default; of memory_stack::direct every call would
-// be a cudaMalloc.
+// null: so call allocate, which throws. The tenant's memory is a pool by default; of
+// memory_stack::direct every call would be a cudaMalloc.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which must outlive it.
-/// Thread-safe if the memories are, once all devices are added. `Stream` is a pointer to PyTorch's streams: the target of
-/// cudaStream_t.
+/// Thread-safe if the memories are, once all devices are added. `Stream` is a pointer to PyTorch's
+/// streams: the target of cudaStream_t.
 template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
@@ -53,8 +53,9 @@ public:
     pytorch_allocator(const pytorch_allocator&) = delete;
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
 
-    /// What PyTorch calls device `ordinal` is the node's `d`, and the tenant's memory there is `m`. Before PyTorch
-    /// allocates. Throws operation_error (duplicate_device, no_device), std::bad_alloc.
+    /// Maps PyTorch's device `ordinal` to the node's `d`, with the tenant's memory `m` there. Call
+    /// it before PyTorch allocates. Throws operation_error (duplicate_device, no_device),
+    /// std::bad_alloc.
     void add(int ordinal, device_id d, Memory& m) {
         if (find(ordinal) != nullptr)
             throw operation_error(errc::duplicate_device, {}, "memory for PyTorch: the same device twice");
@@ -86,11 +87,12 @@ public:
         return on == nullptr ? nullptr : as_upstream(*on->memory).try_allocate(unsigned_size(size), alignment, nullptr);
     }
 
-    /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
-    /// Never throws, since PyTorch calls it from destructors. What isn't out changes nothing: the
-    /// memory's answer is returned, and a tenant_memory has an event for it. So it has for another size than that of the
-    /// allocation, which PyTorch has passed: the block is freed by its address all the same. Null is ignored. On a stream that is captured
-    /// the block may be part of the graph: it is credited once that is gone, with all that is made of it.
+    /// Credits the block once `stream`, and all streams recorded for the block, have done the work
+    /// enqueued so far. Never throws, since PyTorch calls it from destructors. A pointer that isn't
+    /// out changes nothing: the memory's answer is returned, and a tenant_memory reports an event.
+    /// It also reports a size other than the allocation's, but the block is freed by its address
+    /// all the same. Null is ignored. On a captured stream the block may be part of the graph: it
+    /// is credited once the graph, and everything made of it, is gone.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
@@ -109,8 +111,9 @@ public:
         return why;
     }
 
-    /// Collects what was freed on streams that were captured and whose graphs are gone, instead of leaving that to the next
-    /// allocation, and returns how many blocks those are. No other block is touched.
+    /// Collects what was freed on streams that were captured and whose graphs are gone, instead of
+    /// leaving that to the next allocation, and returns how many blocks those are. No other block
+    /// is touched.
     std::size_t free_captured() noexcept {
         std::size_t gone = 0;
         {
@@ -121,7 +124,7 @@ public:
             if constexpr (requires { p.memory->collect(); }) p.memory->collect();
         return gone;
     }
-    /// What was freed on streams that were captured, and waits for its graph to go.
+    /// Bytes freed on captured streams that wait for their graph to go.
     [[nodiscard]] bytes captured() const noexcept {
         const std::lock_guard lock(mutex_);
         bytes sum;
@@ -130,9 +133,9 @@ public:
         return sum;
     }
 
-    /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's set_record_stream_fn.
-    /// Null is the default stream of the block's device, as everywhere. The stream must be there until the block is freed.
-    /// Throws std::bad_alloc.
+    /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's
+    /// set_record_stream_fn. Null is the default stream of the block's device, as everywhere. The
+    /// stream must be there until the block is freed. Throws std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {
         if (p == nullptr) return;
@@ -189,7 +192,8 @@ private:
         }
     }
 
-    // The point after everything that may use the block: on its stream, and on those that were recorded for it.
+    // The point after all work that may use the block: on its stream, and on the streams recorded
+    // for it.
     template <class Stream>
     point last_use(const part& on, const std::vector<void*>& others, Stream* stream) {
         std::vector<point> all;

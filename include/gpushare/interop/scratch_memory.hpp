@@ -17,14 +17,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one owner; not safe from
-/// several threads. What uses it should be on one stream, the one whose order the resource's frees are in, if they are.
+/// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one
+/// owner; not safe from several threads. Use it on one stream only; if the resource frees in stream
+/// order, on that stream.
 template <memory_resource Resource>
 class scratch_memory {
 public:
     static constexpr std::size_t default_alignment = 256;  ///</< cuBLAS refuses less
 
-    /// Sizes and alignments in bytes. Of 0 bytes: takes none, data() is null. Throws what the resource throws.
+    /// Sizes and alignments in bytes. With 0 bytes it takes none, and data() is null. Exceptions
+    /// are the resource's.
     explicit scratch_memory(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
         : from_(&from),
           data_(size == 0 ? nullptr : from.allocate(size, alignment)),
@@ -50,8 +52,9 @@ public:
     /// In bytes.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data(). Throws what the resource
-    /// throws, and then it is as before; for a moment there are both, the old block and the new.
+    /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data().
+    /// Throws what the resource throws, and then it is as before; for a moment there are both, the
+    /// old block and the new.
     void* at_least(std::size_t size) {
         if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;

@@ -20,8 +20,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Memory`, which must outlive it. Thread-safe if that is: one mutex, held for a look into a hash table. What
-/// is still out when it is destroyed stays the memory's, whose tenant reports it.
+/// Refers to `Memory`, which must outlive it. Thread-safe if that is: one mutex, held for a look
+/// into a hash table. Blocks that are still out when it is destroyed stay with the memory, whose
+/// tenant reports them.
 template <memory_resource Memory>
 class sizeless_memory {
 public:

@@ -21,7 +21,7 @@ inline namespace GPUSHARE_ABI {
 /// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
 class specification_error final : public std::runtime_error, public error {
 public:
-    /// What is wrong with a key.
+    /// The kind of error in a key.
     enum class kind : std::uint8_t {
         unknown_key,    ///< in a place where all keys are known
         bad_value,      ///< not of the form, or out of the range, that is allowed
@@ -37,7 +37,7 @@ public:
           why_(why),
           key_(key) {}
 
-    /// What is wrong.
+    /// The kind of error.
     [[nodiscard]] kind why() const noexcept { return why_; }
     /// The key that is to blame.
     [[nodiscard]] const std::string& key() const noexcept { return key_; }

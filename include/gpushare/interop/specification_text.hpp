@@ -171,7 +171,8 @@ inline void read_plain(specification_fields& f, std::string_view key, std::strin
 
 }  // namespace detail
 
-/// The keys at the top of the file, as pairs. What isn't given is as in `defaults`. Throws specification_error.
+/// The keys at the top of the file, as pairs. Values that aren't given come from `defaults`. Throws
+/// specification_error.
 template <key_values Pairs>
 [[nodiscard]] tenant_spec read_specification(Pairs&& pairs, tenant_spec defaults = {}) {
     detail::specification_fields f;
@@ -181,8 +182,9 @@ template <key_values Pairs>
 
 namespace detail {
 
-/// Calls `read(key, value, line)` for each pair of the text; lines count from 1. Throws specification_error (unknown_key) for a
-/// word without `=`, by way of `fail(error, line)`, as for what `read` throws.
+/// Calls `read(key, value, line)` for each pair of the text; lines count from 1. Throws
+/// specification_error (unknown_key) for a word without `=`, by way of `fail(error, line)`, as for
+/// what `read` throws.
 template <class Read, class Fail>
 void for_each_pair(std::string_view text, Read read, Fail fail) {
     constexpr std::string_view blanks = " \t\r\n";
@@ -233,9 +235,10 @@ void for_each_pair(std::string_view text, Read read, Fail fail) {
     return f.finish(std::move(defaults));
 }
 
-/// Several tenants from one text, in its order: each begins with its name. What stands before the first name holds for all
-/// that don't say otherwise. Throws specification_error, whose text has the line and the tenant: all as parse_specification, and
-/// duplicate for a name that is there twice.
+/// Several tenants from one text, in its order: each begins with its name. Settings before the
+/// first name hold for all tenants that don't set them. Throws specification_error, whose text has
+/// the line and the tenant: all as parse_specification, and duplicate for a name that is there
+/// twice.
 ///
 ///   unit=1MiB devices=2
 ///   name=chat  memory=24GiB compute=60% priority=1

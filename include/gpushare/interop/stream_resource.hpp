@@ -21,8 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Memory that is also given back in stream order, as that of tenants, pools and scrubbing_resource is: free for others,
-/// and credited, once the point is reached.
+/// Memory that is also given back in stream order, as that of tenants, pools and scrubbing_resource
+/// is: free for others, and credited, once the point is reached.
 template <class R, class Point>
 concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
     // clang-format off
@@ -84,10 +84,11 @@ public:
     /// As the memory's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return as_upstream(*memory_).in_hook(thread); }
 
-    /// Credited once the stream has done what was enqueued so far; where it is captured, once the graph is gone. What the
-    /// memory says of wrong frees, which change nothing. Null is ignored. If there can be no point on the stream, because its
-    /// capture was spoilt or the host has no memory, the answer says so, and the block stays charged until its tenant closes:
-    /// to free it now could be too early.
+    /// Credits the block once the stream has done the work enqueued so far; on a captured stream,
+    /// once the graph is gone. Returns the memory's answer to wrong frees, which change nothing.
+    /// Null is ignored. If there can be no point on the stream, because its capture was spoilt or
+    /// the host has no memory, the answer says so, and the block stays charged until its tenant
+    /// closes: to free it now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
@@ -103,7 +104,7 @@ public:
     [[nodiscard]] auto find(const void* p) const noexcept requires requires(const Memory& m) { m.find(p); }
     { return memory_->find(p); }
 
-    /// Of the same memory and the same stream.
+    /// Whether both use the same memory and the same stream.
     friend bool operator==(const stream_resource& a, const stream_resource& b) noexcept {
         return a.memory_ == b.memory_ && a.stream_ == b.stream_;
     }

@@ -27,10 +27,11 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Resource`, which must outlive it, its copies and what they allocated. Allocates whole objects at multiples
-/// of 256 bytes, as Thrust expects of temporary storage. Equal only where the resource is the same one, so that each
-/// block goes back to the tenant that was charged for it: a vector that is moved or swapped takes its allocator along,
-/// and one that is copied into keeps its own. As safe from any thread as the resource.
+/// Refers to `Resource`, which must outlive it, its copies and what they allocated. Allocates whole
+/// objects at multiples of 256 bytes, as Thrust expects of temporary storage. Equal only where the
+/// resource is the same one, so that each block goes back to the tenant that was charged for it: a
+/// vector that is moved or swapped takes its allocator along, and one that is copied into keeps its
+/// own. As safe from any thread as the resource.
 ///
 /// Thrust frees without naming a stream. With a resource that frees at once, nothing may use a vector any more when it
 /// goes, temporary storage of par_nosync included; stream_resource has no such rule for work on its stream.
@@ -83,7 +84,8 @@ public:
 private:
     static constexpr std::size_t alignment = alignof(T) > 256 ? alignof(T) : 256;
 
-    // What doesn't fit into the type is more than any memory has: the resource refuses it, with its figures.
+    // A size that overflows the type is more than any memory has: the resource refuses it, with its
+    // figures.
     [[nodiscard]] static constexpr std::size_t size_of(size_type n) noexcept {
         constexpr auto most = std::numeric_limits<std::size_t>::max();
         return n > most / sizeof(T) ? most : n * sizeof(T);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training of a libtorch module: gradients are combined with those of the other ranks while the backward pass goes on, over
-// any transport of gradient/. What torch's DistributedDataParallel does, in five lines of a training loop:
+// Data-parallel training of a libtorch module: combines gradients with the other ranks' while the
+// backward pass goes on, over any transport of gradient/. It does the work of torch's
+// DistributedDataParallel, in five lines of a training loop:
 //
 //   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
 //   (void)shared.broadcast(net);                                             // all ranks begin with rank 0's parameters
@@ -12,9 +13,10 @@
 //   }
 //   shared.stop();
 //
-// The size of buckets is tuned on line between step() and the next backward pass, when no other thread uses the transport: agree(net, took),
-// tuner.step_took(took), shared.buckets().arrange(tuner.choice()), with a bucket_tuner.
-// Parameters of float32 in the host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
+// The size of buckets is tuned on line between step() and the next backward pass, when no other
+// thread uses the transport: agree(net, took), tuner.step_took(took),
+// shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters of float32 in the
+// host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
 #pragma once
 
 #if __has_include(<torch/csrc/autograd/variable.h>)
@@ -46,7 +48,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a module's gradients travel. Those of one dimension, such as norms' and biases', stay as they are, however large.
+/// How a module's gradients travel. Those of one dimension, such as norms' and biases', stay as
+/// they are, however large.
 struct torch_gradient_options {
     bucket_choice fusion{};                          ///< see gradient_buckets
     mixed_format wire{.large = wire_format::as_is};  ///< 16 bits for large ones of several dimensions, say
@@ -56,9 +59,10 @@ struct torch_gradient_options {
 /// One rank's parameters. Its functions are called by the thread that trains, but for communicate().
 class torch_gradients {
 public:
-    /// `parameters`: what a module's named_parameters() returns, on all ranks alike. Those that need no gradient are left out. Each gets a
-    /// gradient that stays where it is. Throws operation_error (errc::not_supported), with its name, for one that isn't of float32, dense and
-    /// in the host's memory.
+    /// `parameters`: the result of a module's named_parameters(), on all ranks alike. Parameters
+    /// that need no gradient are left out. Each gets a gradient that stays where it is. Throws
+    /// operation_error (errc::not_supported), with its name, for one that isn't of float32, dense
+    /// and in the host's memory.
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
@@ -95,9 +99,10 @@ public:
         return {};
     }
 
-    /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault. By a thread that does nothing else.
-    /// `patience`: with other ranks, see gradient_buckets::reduce. Of several channels (bucket_choice::in_flight), each has a transport
-    /// and a thread of its own.
+    /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault.
+    /// Call it in a thread that does nothing else. `patience`: with other ranks, see
+    /// gradient_buckets::reduce. With several channels (bucket_choice::in_flight), each has a
+    /// transport and a thread of its own.
     template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
         for (;;)
@@ -107,8 +112,9 @@ public:
     /// While on, backward passes add up, and nothing is combined before step().
     void hold(bool on) noexcept { all_->held = on; }
 
-    /// Waits until the gradients are the average of all ranks', and then calls `optimiser.step()`, if they are finite: the same answer on
-    /// all ranks. A parameter that the backward pass didn't reach counts as one with a gradient of 0.
+    /// Waits until the gradients are the average of all ranks', and then calls `optimiser.step()`,
+    /// if they are finite: the same answer on all ranks. A parameter that the backward pass didn't
+    /// reach counts as one with a gradient of 0.
     template <class Optimiser>
     [[nodiscard]] collective_fault step(Optimiser& optimiser) {
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g)

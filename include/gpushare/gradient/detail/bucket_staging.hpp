@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket goes over a transport: as a list of arrays where it takes one, or as one array where they lie behind each other, else
-// packed; in 16 bits what is asked to. To all ranks, or to each its shards.
+// How one bucket goes over a transport: as a list of arrays where it takes one, or as one array
+// where they lie behind each other, else packed; in 16 bits what is asked to. To all ranks, or to
+// each its shards.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ private:
     std::uint32_t& n_;
 };
 
-/// Of the exception that is being handled.
+/// The code of the exception that is being handled.
 [[nodiscard]] inline errc code_thrown() noexcept {
     try {
         throw;
@@ -62,18 +63,20 @@ struct registered_gradient {
     bool rounded;                              // in this step
 };
 
-/// How many buckets of a channel are under way at once: between processes, one goes over the link while another one's last answers come.
+/// How many buckets of a channel are under way at once: between processes, one goes over the link
+/// while another one's last answers come.
 inline constexpr std::uint32_t most_buckets_at_once = 2;
 template <class Net>
 inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
 
-/// Of a bucket that is under way: kept from step to step.
+/// The staging memory of a bucket under way: kept from step to step.
 template <class T>
 class bucket_staging {
     using registered = registered_gradient<T>;
 
 public:
-    /// Begins to combine those of `all` that are in `bucket`, and doesn't wait. All ranks begin and end theirs in the same order.
+    /// Begins to combine those of `all` that are in `bucket`, and doesn't wait. All ranks begin and
+    /// end theirs in the same order.
     template <bool Sharded, host_transport Net, class Op>
     void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
         parts_ = Sharded ? net.size() : 1;
@@ -212,7 +215,7 @@ private:
         });
     }
 
-    std::vector<std::span<T>> list_;  // of those that travel as they are
+    std::vector<std::span<T>> list_;  // arrays that travel unpacked
     packed_list<T> packed_;           // the same as one array, where the transport takes no list
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;

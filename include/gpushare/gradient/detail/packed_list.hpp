@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many arrays as one, for transports that take no list: in one part as they are, or in as many parts of equal length as there are ranks,
-// each with a shard of every array.
+// Many arrays as one, for transports that take no list: in one part as they are, or in as many
+// parts of equal length as there are ranks, each with a shard of every array.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What an array of `n` elements takes of each part: the largest shard, so that all ranks have one layout.
+/// The slot of an array of `n` elements in each part: the size of the largest shard, so that all
+/// ranks have one layout.
 [[nodiscard]] constexpr std::size_t slot_of(std::size_t n, std::uint32_t parts) noexcept {
     return n / parts + (n % parts != 0 ? 1 : 0);
 }
@@ -32,8 +33,8 @@ struct part_range {
 template <class T>
 class packed_list {
 public:
-    /// Where the arrays lie so already, their own memory is data(), else a copy of `which` parts; of the others, and between shards,
-    /// there is anything.
+    /// Where the arrays lie so already, their own memory is data(), else a copy of `which` parts;
+    /// of the others, and between shards, there is anything.
     void pack(std::span<const std::span<T>> list, std::uint32_t parts, part_range which) {
         parts_ = parts;
         std::size_t elements = 0, slots = 0;

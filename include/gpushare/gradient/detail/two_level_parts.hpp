@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two_level.hpp is made of: which rank is in which process, the operators of each level, and how all ranks of a process agree on
-// what they call.
+// The parts of two_level.hpp: which rank is in which process, the operators of each level, and how
+// all ranks of a process agree on a call.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,8 @@ inline constexpr bool has_finish = requires(const Op& op, float a) {
 template <class T, class Op>
 inline constexpr bool averages_by_level = std::same_as<Op, average> && sizeof(T) < sizeof(float);
 
-/// What both levels combine by, if all processes have as many ranks: Op, or its part that can be done in two steps.
+/// The operator of both levels, if all processes have as many ranks: Op, or the part of it that can
+/// be done in two steps.
 template <class T, class Op>
 [[nodiscard]] constexpr auto op_of_a_level(const Op& op) noexcept {
     if constexpr (has_finish<Op> && !averages_by_level<T, Op>)
@@ -54,8 +55,8 @@ template <class T, class Op>
         return op;
 }
 
-/// The part of an average that one process adds to those of the others, however many ranks it has: none is larger than the largest
-/// input, nor is any sum of them.
+/// The part of an average that one process adds to those of the others, however many ranks it has:
+/// none is larger than the largest input, nor is any sum of them.
 struct part_of_average {
     float of_ranks;  ///< in all processes
     static constexpr bool elementwise = true;
@@ -95,8 +96,9 @@ public:
     }
     [[nodiscard]] std::uint32_t processes() const noexcept { return static_cast<std::uint32_t>(first_.size() - 1); }
 
-    /// Moves what lies rank by rank so that each process's blocks begin where those of the largest one would: `block` bytes a rank, in
-    /// room for processes() * largest() of them. Gaps get a copy of the block before, so no operator sees what isn't an input.
+    /// Moves what lies rank by rank so that each process's blocks begin where those of the largest
+    /// one would: `block` bytes a rank, in room for processes() * largest() of them. Gaps get a
+    /// copy of the block before, so no operator sees what isn't an input.
     void spread(std::byte* blocks, std::size_t block) const noexcept {
         for (std::uint32_t p = processes(); p-- > 0;) {
             std::byte* const to = blocks + std::size_t{p} * largest_ * block;

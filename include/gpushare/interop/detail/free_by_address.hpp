@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees for libraries that free with another size than they allocated with, as PyTorch has. The block is the caller's to free, and to
-// refuse that would keep it charged for the tenant's life: it goes back as it was allocated, and the memory's event tells of the
-// wrong size.
+// Frees for libraries that free with another size than they allocated with, as PyTorch has. The
+// block is the caller's to free, and to refuse that would keep it charged for the tenant's life: it
+// goes back as it was allocated, and the memory's event tells of the wrong size.
 //
 //   return detail::free_by_address(memory, p, size, 256, [&](std::size_t n, std::size_t a) { return memory.deallocate(p, n, a); });
 #pragma once
@@ -16,8 +16,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What `free(size, alignment)` answers; on wrong_size, of a memory that can look the block up (`find`), what it answers as the block
-/// was allocated.
+/// Returns the answer of `free(size, alignment)`. On wrong_size, if the memory can look the block
+/// up (`find`), frees again as the block was allocated.
 template <class Memory, std::invocable<std::size_t, std::size_t> Free>
 errc free_by_address(Memory& memory, const void* p, std::size_t size, std::size_t alignment, Free free) {
     const errc why = free(size, alignment);

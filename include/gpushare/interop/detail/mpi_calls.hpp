@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an MPI transport asks of its MPI beside messages: by how many threads it may be called, and a communicator without some ranks.
-// And what combines the elements that have come.
+// An MPI transport's other needs, beside messages: by how many threads the MPI may be called, a
+// communicator without some ranks, and a function that combines received elements.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -19,7 +19,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 
-/// Of the MPIs that tolerate faults (ULFM); null in others.
+/// Exists in MPIs that tolerate faults (ULFM); null in others.
 extern "C" [[gnu::weak]] int MPIX_Comm_shrink(MPI_Comm comm, MPI_Comm* without_failed);
 
 namespace gpushare {
@@ -42,7 +42,8 @@ inline void need_mpi_threads(int needed) {
               {}, "calling MPI");
 }
 
-/// Called by those who aren't in `dead`. Where the MPI has seen one die, it also waits for each that hangs.
+/// Called by the ranks that aren't in `dead`. If the MPI has seen one die, it also waits for each
+/// that hangs.
 [[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
     int size = 0;
     MPI_Comm_size(all, &size);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long to rest before an MPI is asked again, which can't be waited for otherwise. Whoever asks all the time takes the core of those
-// who compute; a small part of the time that a chunk takes is soon enough for a link to stay filled. A value; time comes in.
+// How long to rest before asking an MPI again, where there is no other way to wait. Constant
+// polling would take the core from threads that compute. A small part of a chunk's time is soon
+// enough to keep a link filled. A value; time comes in.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +36,8 @@ public:
     }
 
 private:
-    /// Many chunks are under way: what one takes is a small part of what keeps a link filled. At 10 Gbit/s and more a chunk of the usual
-    /// size takes too short for sleep.
+    /// Many chunks are under way: what one takes is a small part of what keeps a link filled. At 10
+    /// Gbit/s and more a chunk of the usual size takes too short for sleep.
     static constexpr int part = 4;
     static constexpr ns shortest = std::chrono::microseconds(20), longest = std::chrono::microseconds(200);
 
@@ -45,7 +46,7 @@ private:
     bool waits_ = false;
 };
 
-/// Who waits gives its core away: the others of this machine may need it.
+/// A waiting thread gives its core away: the other ranks of this machine may need it.
 inline void rest_for(ns time) noexcept {
     if (time == ns{0})
         std::this_thread::yield();

@@ -33,8 +33,8 @@ struct mpi_job {
         return transfers.empty() ? 0 : transfers.front().waits_for();
     }
 
-    /// Goes on with what is under way, and begins more, `depth` at a time. What failed, and at which rank; `sent` and `pace` learn what is
-    /// through.
+    /// Continues the transfers under way, and begins more, `depth` at a time. Returns the failure,
+    /// and at which rank; reports completed work to `sent` and `pace`.
     [[nodiscard]] mpi_transfer::outcome go_on(MPI_Comm comm, std::uint32_t rank, std::uint32_t size,
                                               std::uint32_t depth, bytes& sent, mpi_pace& pace) {
         for (std::uint32_t i = 0; i < begun;) {
@@ -71,7 +71,7 @@ public:
         int n = 0;
         const int code =
             MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
-        // On every path: those that the MPI has freed mustn't be touched again.
+        // On every path: requests that the MPI has freed mustn't be touched again.
         for (std::size_t i = 0; i < requests_.size(); ++i) whose_[i].of->put_back(whose_[i].which, requests_[i]);
         if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return false;
         for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is named when a collective between processes fails. Each that gives up says whom it waits for; those that say anything are
-// alive, so the one that is to blame is among those that are waited for and say nothing. A value.
+// Chooses the rank to blame when a collective between processes fails. Each rank that gives up
+// names the rank that it waits for. Ranks that answer are alive, so the culprit is among the
+// awaited ranks that don't answer. A value.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +30,9 @@ public:
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
     }
 
-    /// What somebody asked for or found wrong goes before a deadline; of deadlines that of a rank which is silent; of ranks that differ the
-    /// one of which most say so; then the lowest.
+    /// A requested abort or a detected error goes before a deadline. Among deadlines, one that
+    /// blames a silent rank goes first; among mismatches, the one with the most votes; then the
+    /// lowest rank.
     [[nodiscard]] collective_fault chosen() const noexcept {
         const auto place = [&](const collective_fault& f) {
             if (f.code != errc::deadline_exceeded) return 0;

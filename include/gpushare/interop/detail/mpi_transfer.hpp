@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One chunk of a collective on its way through an MPI: what is sent and received in each phase, and what is done between them. A
-// state machine that never waits; mpi.hpp drives it.
+// One chunk of a collective on its way through an MPI: what is sent and received in each phase, and
+// what is done between them. A state machine that never waits; mpi.hpp drives it.
 //
 //   auto t = mpi_transfer::one_shot(in, out, n, signature, &combine_floats);
 //   t.number(by, 17, signature);   t.begin(comm, rank, size);
 //   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
-// Ranks compare what they call in two ways. A message's tag holds a few bits of the call's signature, so messages of different calls
-// seldom meet, and whoever waits finds another one there instead (differs_from). Tags are too short to rule that out: each call also has
-// one transfer in one shot, whose messages end with the whole signature. Messages are sent even if they are empty.
+// Ranks compare what they call in two ways. A message's tag holds a few bits of the call's
+// signature, so messages of different calls seldom meet, and whoever waits finds another one there
+// instead (differs_from). Tags are too short to rule that out: each call also has one transfer in
+// one shot, whose messages end with the whole signature. Messages are sent even if they are empty.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -74,7 +75,7 @@ public:
                                               std::size_t stride, combiner by) noexcept {
         return {shape::scatter, in, out, bytes, 1, stride, by};
     }
-    /// What rank q has there goes to all, q * stride behind `out`.
+    /// Sends rank q's part of `out`, q * stride behind its begin, to all.
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
@@ -95,8 +96,8 @@ public:
     /// How tags are made of a transfer's number, of what is called, and of the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// Where a tag is at most `last_tag`: a quarter of a million numbers, for that many chunks of two arrays are told apart, and
-        /// 4096 kinds, if there are as many tags.
+        /// Where a tag is at most `last_tag`: a quarter of a million numbers, for that many chunks
+        /// of two arrays are told apart, and 4096 kinds, if there are as many tags.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
@@ -141,8 +142,9 @@ public:
         mpi_transfer* of;
         std::size_t which;
     };
-    /// Appends what isn't finished. All transfers' requests are tested by one call: each call is a look at the network, and an MPI that
-    /// gives its core away when there is nothing does so in each.
+    /// Appends what isn't finished. All transfers' requests are tested by one call: each call is a
+    /// look at the network, and an MPI that gives its core away when there is nothing does so in
+    /// each.
     void add_requests(std::vector<MPI_Request>& requests, std::vector<pending>& whose) {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -150,7 +152,7 @@ public:
             whose.push_back({this, i});
         }
     }
-    /// What the MPI made of one of them.
+    /// Stores the request as the MPI left it.
     void put_back(std::size_t i, MPI_Request r) noexcept { requests_[i] = r; }
     /// One is finished: `error` is MPI_SUCCESS, or that of its status.
     void finished(std::size_t i, const MPI_Status& s, int error) noexcept {

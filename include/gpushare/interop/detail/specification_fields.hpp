@@ -62,7 +62,8 @@ public:
     field<bool> soft_cap, lends_asleep;
     field<ns> wait, slo, longest, yields_within, back_within;
 
-    /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
+    /// The given values, and the defaults for the rest. Throws specification_error (contradiction,
+    /// overflow).
     [[nodiscard]] tenant_spec finish(tenant_spec spec) const {
         if (name.value) spec.name = *name.value;
         if (burst.value) spec.burst = *burst.value;
