@@ -133,20 +133,21 @@ enum class reason : std::uint16_t {
     text_line,     ///< asked: the line of a text, from 1, that can't be read
     host_memory,   ///< the host, not the device, is out of memory: no figures
     // memory
-    quota_above,          ///< bytes: asked, left, limit of a quota whose rest others have
-    beyond_device,        ///< bytes: asked; limit: the device's size
-    largest_block,        ///< bytes: asked; left: the largest contiguous block; limit: all free bytes
-    no_power_of_two,      ///< asked: the alignment
-    alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
-    whole_sizes,          ///< bytes: asked; limit: the required unit
-    no_addresses,         ///< bytes: asked
-    beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
-    occupied,             ///< memory is there already, or the ranges overlap: no figures
-    other_pool,           ///< the arenas are of two pools: no figures
-    no_lender,            ///< bytes: asked to borrow, by a quota without one above it
-    other_tree,           ///< the quota isn't below the one that is exchanged: no figures
-    other_part,           ///< asked: the part that the block says it is of; limit: how many there are
-    pages_of_nothing,     ///< bytes: asked: the page
+    quota_above,           ///< bytes: asked, left, limit of a quota whose rest others have
+    guaranteed_to_others,  ///< bytes: asked; left: the most that others' guarantees leave; limit: of the quota
+    beyond_device,         ///< bytes: asked; limit: the device's size
+    largest_block,         ///< bytes: asked; left: the largest contiguous block; limit: all free bytes
+    no_power_of_two,       ///< asked: the alignment
+    alignment_too_large,   ///< asked: the alignment; limit: the largest that can be had
+    whole_sizes,           ///< bytes: asked; limit: the required unit
+    no_addresses,          ///< bytes: asked
+    beyond_arena,          ///< bytes: asked; left: from its offset to the end; limit: the arena
+    occupied,              ///< memory is there already, or the ranges overlap: no figures
+    other_pool,            ///< the arenas are of two pools: no figures
+    no_lender,             ///< bytes: asked to borrow, by a quota without one above it
+    other_tree,            ///< the quota isn't below the one that is exchanged: no figures
+    other_part,            ///< asked: the part that the block says it is of; limit: how many there are
+    pages_of_nothing,      ///< bytes: asked: the page
     // admission and partitions
     shares_exceeded,   ///< permille: asked, left, limit
     too_few_devices,   ///< a count: asked; left: how many there are
@@ -180,6 +181,7 @@ enum class reason : std::uint16_t {
     objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
     queue_limit,          ///< limit: how many submissions may wait
     no_caps,              ///< a cap, under a policy that has none: no figures
+    no_classes,           ///< a class, under a policy that has none: no figures
     empty_callable,       ///< the callable that enqueues the work is empty: no figures
     no_such_stream,       ///< asked: the stream; limit: how many the tenant has
     no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
@@ -228,6 +230,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::host_memory, errc::out_of_memory, figure_unit::none, "the host, not the device, is out of memory"},
     {reason::quota_above, errc::out_of_memory, figure_unit::bytes,
      "asked {asked}, {left} of {limit} left (the rest is with others who share the memory)"},
+    {reason::guaranteed_to_others, errc::none, figure_unit::bytes,
+     "asked {asked}, and what others are guaranteed leaves at most {left} of {limit} ({code})"},
     {reason::beyond_device, errc::out_of_memory, figure_unit::bytes, "asked {asked}, and the device has {limit}"},
     {reason::largest_block, errc::none, figure_unit::bytes,
      "asked {asked} in one block, and the largest free one has {left}, of {limit} free in all ({code})"},
@@ -299,6 +303,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
     {reason::no_caps, errc::invalid_specification, figure_unit::none,
      "the policy has no caps: weighted_fair has, and capped<> around any other"},
+    {reason::no_classes, errc::invalid_specification, figure_unit::none,
+     "the policy has no classes, so `group` is 0: policy_tree<> has"},
     {reason::empty_callable, errc::invalid_specification, figure_unit::none,
      "the callable is empty: there is nothing to enqueue"},
     {reason::no_such_stream, errc::invalid_specification, figure_unit::position,

@@ -15,6 +15,8 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -78,6 +80,49 @@ TEST_CASE("a deadline that has passed lets through what fits", "[memory][waiters
     CHECK(charge_until(q, bytes::max(), forever()).code == errc::size_overflow);
     CHECK(q.usage().waiting == 0);
     CHECK(q.release(1_KiB));
+}
+
+TEST_CASE("what others' guarantees leave no room for isn't waited for", "[memory][waiters]") {
+    quota device{100_MiB};
+    quota a{device, 20_MiB, 30_MiB}, b{device, 40_MiB, 60_MiB};
+    quota below{b, 10_MiB, 100_MiB};
+    CHECK(b.attainable() == 70_MiB);      // below has 10 of the 80
+    CHECK(below.attainable() == 80_MiB);  // and all of them
+    CHECK(device.attainable() == 40_MiB);
+    const auto refused = charge_until(below, 81_MiB, forever());
+    CHECK(refused.code == errc::out_of_memory);
+    CHECK(refused.because == gpushare::reason::guaranteed_to_others);
+    CHECK(refused.left == (80_MiB).count());
+    CHECK(charge_until(b, 71_MiB, forever()).because == gpushare::reason::guaranteed_to_others);
+    CHECK(charge_until(device, 41_MiB, forever()).code == errc::over_quota);
+    CHECK(charge_until(a, 51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
+    // What is lent, or charged, may come back: that is waited for.
+    REQUIRE(a.try_charge(30_MiB) == errc::none);
+    CHECK(charge_until(below, 80_MiB, within(1ms)).code == errc::deadline_exceeded);
+    fault_resource upstream;
+    quota_resource resource{below, upstream, "below"};
+    gpushare::pool_resource pool{resource};
+    failure why;
+    CHECK(pool.try_allocate_until(81 << 20, 256, forever(), &why) == nullptr);
+    CHECK(why.because == gpushare::reason::guaranteed_to_others);
+    CHECK(pool.try_allocate_until(80 << 20, 256, within(1ms), &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    // Who waits when the guarantees change goes with them.
+    std::jthread waits([&] { CHECK(charge_until(below, 75_MiB, forever()).code == errc::out_of_memory); });
+    wait_for_line(device, 1);
+    CHECK(a.resize(30_MiB, 20_MiB) == errc::none);
+    waits.join();
+    CHECK(below.attainable() == 70_MiB);
+    CHECK(a.release(30_MiB));
+    // A hook may change them, and is asked first.
+    const gpushare::quota_hook gives{device, 0, [&](const gpushare::reclaim_request&) {
+                                         CHECK(a.resize(0_B, 50_MiB) == errc::none);
+                                         return 30_MiB;
+                                     }};
+    CHECK(charge_until(below, 100_MiB, forever()).code == errc::none);
+    CHECK(below.release(100_MiB));
+    a.stop();
+    CHECK(a.attainable() == 0_B);
 }
 
 TEST_CASE("a stop request ends the wait, before it and during it", "[memory][waiters]") {

@@ -571,6 +571,45 @@ TEST_CASE("a tenant that shrank uses what its pool can't give back, as far as it
     CHECK(a.memory().deallocate(p, 4 * mib) == errc::none);
 }
 
+TEST_CASE("who waits in a tenant that shrank is served by its own frees", "[tenant][stack][waiters]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    std::vector<void*> blocks, kept;
+    while (void* p = a.memory().try_allocate(4096)) blocks.push_back(p);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (i % 4 == 0)
+            kept.push_back(blocks[i]);
+        else
+            CHECK(a.memory().deallocate(blocks[i], 4096) == errc::none);
+    }
+    a.resize({.memory = 4_MiB});  // 8 MiB are in blocks, and none of what pins them is back before the last are freed
+    const gpushare::patience long_enough{host::steady_clock{}, soon()};
+    void* had = nullptr;
+    std::jthread waits([&] { had = a.memory().allocate_until(4096, long_enough); });
+    while (kept.size() > 1024) {
+        CHECK(a.memory().deallocate(kept.back(), 4096) == errc::none);
+        kept.pop_back();
+    }
+    std::this_thread::sleep_for(3ms);
+    CHECK(a.memory().deallocate(kept.back(), 4096) == errc::none);  // 4 MiB less a block
+    kept.pop_back();
+    const auto freed = host::steady_clock::now();
+    waits.join();
+    CHECK(had != nullptr);
+    CHECK(host::steady_clock::now() - freed < 10s);  // of twenty
+    CHECK(a.usage().current > 4_MiB);                // over its limit still
+    failure why;
+    const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
+    CHECK(a.memory().try_allocate_until(4096, 256, briefly, &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    std::jthread late([&] { CHECK(a.memory().try_allocate_until(4096, 256, long_enough, &why) == nullptr); });
+    std::this_thread::sleep_for(2ms);
+    (void)a.close(soon());
+    late.join();
+    CHECK(why.code == errc::closed);
+}
+
 TEST_CASE("a refusal for want of one block says so, with the largest one", "[tenant][stack]") {
     host::node n(small_node());
     tenancy shared(n);

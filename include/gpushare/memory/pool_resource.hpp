@@ -45,10 +45,17 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a pool_resource.
 struct pool_options {
-    bytes segment = 32_MiB;  ///< bytes asked of the upstream at a time, for small blocks
+    static constexpr bytes usual_segment = 32_MiB;  ///< over an upstream that has plenty
+    /// Bytes asked of the upstream at a time, for small blocks. 0: usual_segment, but at most a
+    /// sixteenth of what the upstream has left, unless `part` says otherwise: so the first block
+    /// doesn't take all of a small quota.
+    bytes segment{};
     bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
-    bytes large{};           ///< a block of as much has a segment of its own; 0: a quarter of `segment`
+    /// A block of as much has a segment of its own. 0: a quarter of `segment`, or, if that is 0, of
+    /// the segment that an unused upstream gives, where the upstream tells its capacity; at least
+    /// 16 KiB then.
+    bytes large{};
     /// Such a segment is as large as its block has to be, and used again only for a block that
     /// needs nearly as much: so all that isn't in blocks is had by whoever needs it, but for a 64th
     /// of what there is. Else blocks are up to an eighth larger, and used again more often.
@@ -66,7 +73,7 @@ public:
 
     /// Takes nothing yet. Throws std::bad_alloc.
     explicit pool_resource(Upstream& upstream, const pool_options& options = {})
-        : upstream_(upstream), options_(options) {
+        : upstream_(upstream), options_(fitted(options, upstream)) {
         closes_.emplace(upstream_.closing(), [this](instant deadline) { return close(deadline); });
     }
     pool_resource(const pool_resource&) = delete;
@@ -92,8 +99,12 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
     }
-    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures.
-    /// `label` is for take_back(), and must outlive the block.
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
+    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures. `label` is for take_back(), and
+    /// must outlive the block.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
@@ -101,13 +112,23 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
+    }
     /// As allocate, but waits for memory, first come first served, until the deadline or stop request of `until`, a
     /// patience (include pool_wait.hpp). Then it throws deadline_exceeded or stopped, with the figures of the last
-    /// refusal. Throws at once if the request is beyond the upstream's limit, or is refused for another reason than
-    /// lack of memory.
+    /// refusal. Throws at once if the request is beyond the upstream's limit or what others' guarantees leave of it, or is
+    /// refused for another reason than lack of memory.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return obtain_until_or_throw(size, alignment, until);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// Null where allocate_until would throw.
     template <class Patience>
@@ -118,6 +139,12 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    }
     /// As try_allocate, but takes only from what the pool holds outside of caches, and calls neither the upstream nor a
     /// stream. For code that must not call them, as while a stream is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
@@ -127,6 +154,10 @@ public:
         auto* b = store_.take(request);
         if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of what small ones share
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate_held(bytes size, std::size_t alignment) noexcept {
+        return try_allocate_held(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// As try_allocate, but asks nobody for more: from what the pool holds, caches included, as
@@ -140,15 +171,44 @@ public:
         return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
 
+    /// The same, but waits, first come first served: for a block that is freed here, or comes of a stream. Asks `most` for the limit
+    /// before each try; once that returns none, so does this: null, and `why` is none. Include pool_wait.hpp.
+    template <class Most, class Patience>
+    [[nodiscard]] void* try_allocate_within_until(Most most, std::size_t size, std::size_t alignment,
+                                                  const Patience& until, failure& why,
+                                                  std::string_view label = {}) noexcept {
+        why = {};
+        if (detail::pool_tag::check(size, alignment) != errc::none) {
+            why = detail::impossible_block(size, alignment);
+            return nullptr;
+        }
+        const auto request = request_for(size, detail::whole_granules(size), alignment, false);
+        for (detail::pool_waiter<Point> waiter(store_);;) {
+            why.code = waiter.wait(until);
+            const std::optional<bytes> limit = why.code == errc::none ? most() : std::nullopt;
+            if (!limit) return nullptr;
+            if (auto* const b = store_.take_within(request, limit->count())) return out(*b, size, alignment, label);
+        }
+    }
+
     /// Frees the block for everybody at once: all work that uses it must be done. unknown_block or wrong_size, changing
     /// nothing, if the block isn't out or has another size or alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As deallocate, but work before `used` may still use the block: it is free once that point is reached.
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
+    }
+    /// The same, of a size with its unit.
+    errc deallocate_after(const Point& used, void* p, bytes size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The block that is out at `p`, as it was asked for, without its label. Takes the pool's lock.
@@ -235,11 +295,19 @@ public:
         const auto least = detail::whole_granules(size);
         return impossible({least, least, alignment, size});
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// Bytes of the pool that a request takes; bytes::max() if it can't be granted. A cache may take an eighth more.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
                                                                       : bytes::max();
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The tenant's view of the memory, where the upstream has one.
     [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_.resource().capacity(); }
@@ -322,10 +390,21 @@ private:
         return b.hand_out(size, alignment, label);
     }
 
-    [[nodiscard]] std::uint64_t large() const noexcept {
-        const bytes from = options_.large != bytes{} ? options_.large : options_.segment / 4;
-        return std::max<std::uint64_t>(from.count(), detail::pool_granule + 1);
+    // With what the defaults are over this upstream.
+    [[nodiscard]] static pool_options fitted(pool_options o, const Upstream& upstream) noexcept {
+        bytes least_large{detail::pool_granule + 1};
+        bytes whole = o.segment;
+        if (o.segment == bytes{}) {
+            whole = o.segment = pool_options::usual_segment;
+            if (o.part == 0) o.part = 16;
+            if constexpr (memory<Upstream>) whole = std::min(whole, upstream.capacity() / o.part);
+            least_large = 16_KiB;
+        }
+        if (o.large == bytes{}) o.large = std::max(whole / 4, least_large);
+        o.large = std::max(o.large, bytes{detail::pool_granule + 1});
+        return o;
     }
+    [[nodiscard]] std::uint64_t large() const noexcept { return options_.large.count(); }
     [[nodiscard]] bool is_large(std::uint64_t whole) const noexcept { return whole >= large(); }
     // The most bytes of a request that may get a block which isn't as small as it can be.
     [[nodiscard]] std::size_t largest_inexact() const noexcept {
@@ -383,8 +462,7 @@ private:
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
-            // Gives back nothing first, then as much as the request lacks, then all. Repeats a
-            // refused request only if something went back.
+            // Gives back nothing, then what it lacks, then all. Asks again only if some went back.
             bool asked = request.own && request.size == request.least;
             const auto held = store_.held();
             for (const auto target : {held, held - std::min(held, request.least), std::uint64_t{0}}) {
@@ -429,8 +507,10 @@ private:
         detail::pool_block* b = nullptr;
         r = {};
         void* const p = upstream_.ask(range, alignment, r);
-        // A request over a whole quota won't fit, whatever is freed.
-        if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
+        // A request over a whole quota, or over what others' guarantees leave of it, won't fit,
+        // whatever is freed.
+        if (r.why.code == errc::size_overflow || r.why.because == reason::guaranteed_to_others ||
+            (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
             r.final = true;
         if (p != nullptr) {
             try {
@@ -456,15 +536,14 @@ private:
     // Gives back segments in which nothing is while more than `target` bytes are held.
     returned return_empty(std::uint64_t target) noexcept {
         returned all;
-        for (;;) {
-            detail::pool_move move(upstream_);
-            const auto s = store_.remove_empty(move, target);
-            if (s.begin == nullptr) return all;
+        detail::pool_move move(upstream_);
+        for (auto s = store_.remove_empty(move, target); s.begin != nullptr; s = store_.remove_empty(move, target)) {
             upstream_.deallocate(s.begin, s.size, s.alignment);
             store_.end_move(move, true);
             ++all.count;
             all.size += bytes{s.size};
         }
+        return all;
     }
 
     upstream_ref<Upstream> upstream_;

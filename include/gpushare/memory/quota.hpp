@@ -214,8 +214,15 @@ public:
                parent_->free_now(this, detail::precedence::before_waiters);
     }
 
+    /// The most that could be charged here if all that is charged anywhere in the tree were released: others' guarantees stay. Who
+    /// waits for more is refused at once. Takes the mutex of the tree.
+    [[nodiscard]] bytes attainable() const noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        return stopped() ? bytes{} : quota_node::attainable();
+    }
     /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory (a quota above is too
-    /// small), size_overflow, closed, with the figures. errc::none if they could.
+    /// small), size_overflow, closed, with the figures. errc::none if they could. By the limits alone: others' guarantees
+    /// may be changed, by a hook too (see attainable()).
     [[nodiscard]] failure refuses(bytes n) const noexcept {
         const errc why = [&] {
             const std::lock_guard lock(root_->mutex_);
@@ -280,6 +287,9 @@ public:
 
     /// The figures of a refusal of `n` bytes, for error messages.
     [[nodiscard]] failure explain(errc code, bytes n) const noexcept {
+        if (is_memory_refusal(code))
+            if (const bytes most = attainable(), limit = usage().limit(); n > most && n <= limit && !closed())
+                return {code, n.count(), most.count(), limit.count(), reason::guaranteed_to_others};
         return detail::quota_refusal(code, n.count(), free().count(), usage().limit().count());
     }
 

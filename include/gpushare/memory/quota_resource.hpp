@@ -52,7 +52,9 @@ public:
     quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {})
         : quota_(&limit), upstream_(upstream), owner_(owner) {
         if (detail::charges_beside(upstream, limit))
-            raise({errc::invalid_specification}, owner, "a quota that the memory below charges already");
+            raise({errc::invalid_specification}, owner,
+                  "a limit over memory that charges the same quota: child_quota() of that memory makes one that is "
+                  "charged once");
     }
 
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota,
@@ -63,6 +65,10 @@ public:
         if (void* const p = obtain(size, alignment, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner_, "allocate");
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its
@@ -75,6 +81,11 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
+    }
 
     /// As allocate, but waits for bytes of the quota, first come first served, until the deadline or stop request of
     /// `until`, a patience (include quota_wait.hpp). Then it throws memory_error with deadline_exceeded or stopped,
@@ -86,6 +97,11 @@ public:
         if (r.thrown) std::rethrow_exception(r.thrown);
         raise_waited(*quota_, r.why, owner_);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    }
     /// Null where allocate_until would throw.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
@@ -95,6 +111,12 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    }
 
     /// As try_allocate, of bytes that are charged already: charged(size, alignment) of them, as by
     /// a quota_claim. They are the block's from now on; or null, and they are released.
@@ -103,6 +125,10 @@ public:
         void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate_charged(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return try_allocate_charged(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// Gives the block back to the upstream, then credits the quota, so that nobody is granted bytes that the upstream
@@ -119,11 +145,19 @@ public:
         if (const errc why = upstream_.deallocate(p, size, alignment); why != errc::none) return why;
         return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// The bytes that the upstream really takes for such a request; bytes::max() if it can't be
     /// granted.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Why the quota or the upstream can never grant such a request; errc::none if they could.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
@@ -132,6 +166,10 @@ public:
         if (takes == bytes::max()) return r.why;
         const failure why = quota_->refuses(takes);
         return why.code != errc::none ? why : upstream_.refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The upstream's where that can close, else the quota's.
     [[nodiscard]] close_token closing() const noexcept {

@@ -117,7 +117,8 @@ private:
 };
 
 /// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last
-/// refusal; over_quota or out_of_memory, at once, where no release could ever make it fit;
+/// refusal; over_quota or out_of_memory, at once, where no release could ever make it fit beside
+/// what others are guaranteed (hooks are asked before);
 /// size_overflow. Throws nothing.
 template <clock Clock>
 [[nodiscard]] failure charge_until(quota& q, bytes n, const patience<Clock>& until) noexcept {

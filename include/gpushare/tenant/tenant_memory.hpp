@@ -120,7 +120,8 @@ public:
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
     /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or
-    /// stopped, which names the largest borrower of burst.
+    /// stopped, which names the largest borrower of burst. Throws at once where the tenant's limit or
+    /// others' guarantees leave no room, whatever is freed.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                        std::string_view label = {}) {
@@ -128,10 +129,21 @@ public:
         if (void* const p = try_allocate_until(size, alignment, until, &why, label)) return p;
         raise_waited(quota_, why, tenant_);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    }
     /// With default_alignment.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until) {
         return allocate_until(size, default_alignment, until);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), until);
     }
     /// Null where allocate_until would throw; `why`, if given, gets the reason with its figures.
     template <class Patience>
@@ -144,6 +156,12 @@ public:
                 return p;
         if (why != nullptr) *why = closed() ? failure{.code = errc::closed, .asked = size} : refusal;
         return refused();
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
@@ -166,6 +184,10 @@ public:
         if (p == nullptr) return errc::none;
         const errc wrong = stack([&](auto& s) { return s.deallocate_after(point, p, size, alignment); });
         return wrong == errc::none ? wrong : wrong_free(wrong, size);
+    }
+    /// The same, of a size with its unit.
+    errc deallocate_after(const Point& point, void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
+        return deallocate_after(point, p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by
@@ -221,9 +243,17 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return stack([&](const auto& s) { return s.charged(size, alignment); });
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return stack([&](const auto& s) { return s.refuses(size, alignment); });
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// For resources that keep memory of the tenant: tells them when it closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }

@@ -113,6 +113,7 @@ struct alignas(64) quota_node {
         const std::lock_guard lock(root_->mutex_);
         if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
         child.next_ = std::exchange(children_, &child);
+        promised_ += child.guaranteed_;
         note_borrower(child);
         serve_waiters();  // who has less than before may be stopped further down, and let others by
         return true;
@@ -126,6 +127,7 @@ struct alignas(64) quota_node {
             break;
         }
         if (child.may_borrow_) --borrowers_;
+        promised_ = promised_ - child.guaranteed_;
         put(child.cell_.now().available());
         serve_waiters();
     }
@@ -216,6 +218,7 @@ struct alignas(64) quota_node {
     void set_limits(bytes guaranteed, bytes burst, std::uint64_t borrowed, std::uint64_t fresh) noexcept {
         const bool was_over = over_limit();
         freeze();
+        if (parent_ != nullptr) parent_->promised_ = parent_->promised_ + guaranteed - guaranteed_;
         guaranteed_ = guaranteed;
         burst_ = burst;
         borrowed_.store(borrowed, std::memory_order_relaxed);
@@ -325,6 +328,17 @@ struct alignas(64) quota_node {
         const bytes more = bytes{n} - guaranteed_;
         return more == bytes{} ? errc::none : from_above(parent_->unfit(more.count()));
     }
+    // The most that could be charged here if all that is charged anywhere were released, and everybody's guarantees stay.
+    [[nodiscard]] bytes attainable() const noexcept {
+        const bytes lent = parent_ != nullptr ? std::min(burst_, parent_->attainable()) : bytes{};
+        return guaranteed_ + lent - promised_;
+    }
+    // Why somebody who waits for so many bytes would wait for ever, or errc::none.
+    [[nodiscard]] errc hopeless(std::uint64_t n) const noexcept {
+        if (const errc why = unfit(n); why != errc::none) return why;
+        if (bytes{n} <= attainable()) return errc::none;
+        return bytes{n} + promised_ > guaranteed_ + burst_ ? errc::over_quota : errc::out_of_memory;
+    }
 
     // ---- Who waits. Bytes come from a quota's top, the last that it can borrow from, and from all that borrow there.
 
@@ -373,6 +387,7 @@ struct alignas(64) quota_node {
     std::atomic<bool> stopped_{false};
     mutable std::mutex mutex_;  // of the whole tree, in its root; what follows is under it
     bytes guaranteed_, burst_;
+    bytes promised_{};  // what its children are guaranteed
     quota_node *children_ = nullptr, *next_ = nullptr;
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;

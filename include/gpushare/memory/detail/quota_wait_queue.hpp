@@ -62,7 +62,7 @@ struct quota_wait_queue {
     static void join(quota_wait_entry& p) noexcept {
         auto& q = *p.at;
         auto& root = *q.root_;
-        p.why = q.unfit(p.size);
+        p.why = q.hopeless(p.size);
         if (p.why != errc::none) {
             p.state = claim_state::refused;
             return;
@@ -186,7 +186,7 @@ private:
             q->turn_ = {.of = q};
             for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
                 next = p->of_quota.next;
-                if (const errc why = q->unfit(p->size); why != errc::none) {
+                if (const errc why = q->hopeless(p->size); why != errc::none) {
                     p->why = why;
                     end(*p, claim_state::refused);
                 }

@@ -280,15 +280,32 @@ private:
     void* wait_for(standing& here, std::size_t size, std::size_t alignment, const Patience& until,
                    std::string_view label, failure& why) noexcept {
         if (quota_->over()) {
-            const bytes n = charged(size, alignment);
-            why = charge_until(*quota_, n, until);
-            if (why.code != errc::none) return nullptr;
-            (void)quota_->release(n);  // it is within its limit again
+            void* const p = wait_while_over(size, alignment, until, label, why);
+            if (p != nullptr || why.code != errc::none) return p;
         }
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
         return cache_.try_allocate_until(size, alignment, until, &why, label);
+    }
+
+    // Waits until the pool holds a block that fits the limit beside the others. Null and no reason:
+    // the quota is within its limit again. The quota's queue is no place to wait: a free of the
+    // tenant's own need not give the quota anything back.
+    template <class Patience>
+    void* wait_while_over(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
+                          failure& why) noexcept {
+        const bytes n = charged(size, alignment);
+        for (hook_cursor asked{.until = until.deadline}; quota_->over() && quota_->ask_next(asked, n);) {
+        }
+        const auto limit = [&]() -> std::optional<bytes> {
+            if (closed() || !still_over()) return std::nullopt;
+            return quota_->usage().limit();
+        };
+        void* const p = pool_.try_allocate_within_until(limit, size, alignment, until, why, label);
+        if (p == nullptr && closed()) why.code = errc::closed;
+        why.asked = n.count();
+        return p;
     }
 
     // Memory kept on a lost device is no memory any more, where the device can tell.
