@@ -66,6 +66,24 @@ TEST_CASE("an idle model goes deeper step by step, and wakes for a request", "[s
     go(s, weights_spilled, at(2100s));
 }
 
+TEST_CASE("a rule says when each level begins, and how soon what failed is tried again", "[serving]") {
+    sleep_levels caches({.drop_caches_after = 1s}, at(0s));
+    CHECK_FALSE(caches.next(at(999ms)));
+    go(caches, caches_dropped, at(1s));
+    CHECK(caches.next_at(at(1s)) == never);  // no deeper by itself
+    sleep_levels spills({.spill_after = 2s, .retry_after = 5s}, at(0s));
+    CHECK(spills.next_at(at(0s)) == at(2s));
+    CHECK(spills.next(at(2s)) == weights_spilled);
+    spills.began(weights_spilled, at(2s));
+    spills.ended(false, at(3s));
+    CHECK_FALSE(spills.next(at(7s)));
+    CHECK(spills.next_at(at(7s)) == at(8s));
+    go(spills, weights_spilled, at(8s));
+    sleep_levels releases({.release_after = 3s}, at(0s));
+    CHECK_FALSE(releases.next(at(2s)));
+    go(releases, weights_released, at(3s));
+}
+
 TEST_CASE("waking is predicted from what was measured, and bounds how deep it goes", "[serving]") {
     auto careful = rule;
     careful.wake_within = 2s;
@@ -248,6 +266,13 @@ TEST_CASE("a request of a model whose memory is lent is refused in its time, and
     auto other = rig.shared.admit({.name = "other", .compute = 10_pct, .burst = gpushare::all_burst});
     void* const lent = other.memory().allocate(60 << 20);
     CHECK(model.use(rig.chat.now() + gpushare::ns{2ms}).code() == errc::deadline_exceeded);
+    CHECK(model.state().level() == weights_released);
+    std::stop_source stop;
+    std::jthread stops([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        stop.request_stop();
+    });
+    CHECK(model.use(gpushare::never, stop.get_token()).code() == errc::stopped);  // while the memory is recalled
     CHECK(model.state().level() == weights_released);
     CHECK(other.memory().deallocate(lent, 60 << 20) == errc::none);
     CHECK(model.use());

@@ -83,8 +83,8 @@ public:
     sleeping_tenant(const sleeping_tenant&) = delete;
     sleeping_tenant& operator=(const sleeping_tenant&) = delete;
 
-    /// For a request: wakes the tenant, or waits until another thread has, which a stop request
-    /// ends. Times are of its node's clock.
+    /// For a request: wakes the tenant, or waits until another thread has, or until it has the
+    /// memory back that it lent; a stop request ends both. Times are of its node's clock.
     [[nodiscard]] lease use(instant deadline = never, const std::stop_token& stop = {}) {
         std::unique_lock lock(mutex_);
         const instant came = tenant_->now();
@@ -101,7 +101,7 @@ public:
                 if (state_.changing() == sleep_level::awake) break;  // it is awake as far as this thread has come
                 why = errc::in_flight;                               // it would wait for itself
             } else if (!state_.changing())
-                why = change(sleep_level::awake, deadline, lock);
+                why = change(sleep_level::awake, deadline, lock, stop);
             else  // a piece at a time, as the node's time may be another than that of condition variables
                 changed_.wait_for(lock, std::chrono::milliseconds(1));
         }
@@ -144,14 +144,15 @@ private:
     }
 
     // With the lock, but for what is done.
-    errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock) {
+    errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock,
+                const std::stop_token& stop = {}) {
         state_.began(to, tenant_->now());
         const sleep_level from = state_.level();
         changer_ = std::this_thread::get_id();
         lock.unlock();
         errc why = errc::none;
         try {
-            why = to == sleep_level::awake ? wake(deadline) : deepen(from, to, deadline);
+            why = to == sleep_level::awake ? wake(deadline, stop) : deepen(from, to, deadline);
         } catch (const error& e) {
             why = e.code();
         } catch (...) {
@@ -191,18 +192,18 @@ private:
         return errc::none;
     }
     // Its memory comes back first, if it was lent.
-    errc rouse(instant deadline) {
+    errc rouse(instant deadline, const std::stop_token& stop = {}) {
         if (!asleep_) return errc::none;
-        if constexpr (requires { tenant_->try_wake(deadline); }) {
-            if (const auto why = tenant_->try_wake(deadline); why.code != errc::none) return why.code;
+        if constexpr (requires { tenant_->try_wake(deadline, stop); }) {
+            if (const auto why = tenant_->try_wake(deadline, stop); why.code != errc::none) return why.code;
         } else {
             tenant_->wake();
         }
         asleep_ = false;
         return errc::none;
     }
-    errc wake(instant deadline) {
-        if (const errc why = rouse(deadline); why != errc::none) return why;
+    errc wake(instant deadline, const std::stop_token& stop) {
+        if (const errc why = rouse(deadline, stop); why != errc::none) return why;
         if (released_) call(actions_.restore);
         if (spilled_ && !released_) call(actions_.unspill);
         released_ = spilled_ = false;
