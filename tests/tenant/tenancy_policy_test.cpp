@@ -132,6 +132,28 @@ TEST_CASE("a cap that no policy would keep is refused by name", "[tenant]") {
     CHECK(plain.limiter_of({0}).set_policy({}) == errc::none);
 }
 
+TEST_CASE("a class under a policy that has none is refused by name", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    const tenant_spec of_class{.name = "a", .memory = 1_KiB, .compute = 30_pct, .group = 1};
+    const auto names_it = [](auto admit) {
+        CHECK_THROWS_WITH(
+            admit(), Catch::Contains("tenant 'a'") && Catch::Contains("no classes") && Catch::Contains("policy_tree"));
+    };
+    tenancy fair_ones{node};
+    names_it([&] { (void)fair_ones.admit(of_class); });
+    CHECK(fair_ones.unpromised({0}) == share::whole());
+    auto a = fair_ones.admit({.name = "a", .memory = 1_KiB, .compute = 30_pct});
+    names_it([&] { a.resize({.compute = 50_pct, .group = 2}); });
+    CHECK(a.spec().group == 0);
+    CHECK(fair_ones.unpromised({0}) == 70_pct);
+    tenancy<host::node, earliest_deadline> urgent{node};
+    names_it([&] { (void)urgent.admit(of_class); });
+    tenancy<host::node, capped<earliest_deadline>> within{node};
+    names_it([&] { (void)within.admit(of_class); });
+    tenancy<host::node, policy_tree<weighted_fair, fair>> tree{node};
+    CHECK(tree.admit(of_class).spec().group == 1);
+}
+
 TEST_CASE("what a tenant is entitled to reaches the policy, and so does what changes", "[tenant]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     witness::notes seen;
@@ -256,6 +278,9 @@ TEST_CASE("a tenancy's policies are replaced while tenants work, by any kind, tr
     run_some(a);
     run_some(b);
     CHECK(shared.limiter_of({0}).set_policy(earliest_deadline{}) == errc::none);
+    // It has no classes.
+    CHECK(shared.limiter_of({1}).set_policy(capped<weighted_fair>{}) == errc::invalid_specification);
+    b.resize({.group = 0});
     CHECK(shared.limiter_of({1}).set_policy(capped<weighted_fair>{}) == errc::none);
     run_some(a);
     run_some(b);

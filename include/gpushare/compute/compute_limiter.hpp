@@ -79,7 +79,7 @@ public:
     /// (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const std::lock_guard lock(engine_.mutex());
-        if (!engine_.core().honours(s)) raise(no_caps, s.name.view(), "limiter");
+        if (const auto why = engine_.core().ignores(s); why.code != errc::none) raise(why, s.name.view(), "limiter");
         return engine_.clients().add(as_can_be(s));
     }
 
@@ -88,7 +88,7 @@ public:
     /// the objective, what others leave of it, what is needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
-        if (!engine_.core().honours(s)) return no_caps;
+        if (const auto ignored = engine_.core().ignores(s); ignored.code != errc::none) return ignored;
         const auto why = engine_.clients().change(c, as_can_be(s));
         if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level
         return why;
@@ -97,7 +97,7 @@ public:
     /// Replaces the policy while work is in flight. `p`, which has no clients yet, takes over all
     /// decisions. Clients repay under it what they used beyond their caps and ahead of their
     /// shares, and work in flight is counted. share_exceeded: `p` refuses a client;
-    /// invalid_specification: `p` doesn't support caps, and a client has one.
+    /// invalid_specification: `p` doesn't support caps, or classes, and a client has one.
     errc set_policy(Policy p) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.core().set_policy(p, engine_.now());
@@ -350,8 +350,6 @@ private:
     using engine = detail::limiter_engine<Stream, Clock, Policy>;
     using look = detail::look;
     using lock_type = std::unique_lock<std::mutex>;
-
-    static constexpr failure no_caps{.code = errc::invalid_specification, .because = reason::no_caps};
 
     // A promise that no kernel of these streams can keep isn't counted on.
     [[nodiscard]] static client_settings as_can_be(client_settings s) noexcept {

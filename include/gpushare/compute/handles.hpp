@@ -194,7 +194,9 @@ public:
     /// too. False if it was admitted or is done. The limiter must still exist unless done().
     bool cancel() const { return !done() && engine_->cancel_waiting(*submission_); }
 
-    /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of.
+    /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of. The bound holds while each
+    /// call in flight below takes no longer than it declared, or than its kind was seen to take. No limiter can know how long the first
+    /// call of a kind takes that nobody declared: one that takes longer breaks the bound, and is an event, as is the wait.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
     /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, stuck; or,

@@ -83,8 +83,8 @@ public:
         return {};
     }
 
-    /// Whether the policy holds a client to the cap in these settings.
-    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(policy_, s); }
+    /// Which of these settings the policy would ignore, a cap or a class; errc::none if none.
+    [[nodiscard]] failure ignores(const client_settings& s) const noexcept { return detail::ignores(policy_, s); }
 
     /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
     /// clients. Clients keep what they owe and are owed, where both policies can tell
@@ -94,7 +94,8 @@ public:
         now_ = std::max(now_, now);
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
             if (!clients_[i].present) continue;
-            if (honours(clients_[i].settings) && !detail::honours(p, clients_[i].settings))
+            if (ignores(clients_[i].settings).code == errc::none &&
+                detail::ignores(p, clients_[i].settings).code != errc::none)
                 return errc::invalid_specification;
             const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
             if (why.code != errc::none) return why.code;

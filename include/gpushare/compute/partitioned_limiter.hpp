@@ -152,7 +152,7 @@ public:
             if (why == errc::none) continue;
             while (n-- > 0)
                 (void)limiter_of(order[n]).change(ids_[order[n]], inside(settings_[order[n]], order[n], plan_));
-            raise(why, {}, "other settings for a client");
+            raise(why, {}, "changing a client's settings");
         }
         settings_ = std::move(wanted);
         plan_ = then;

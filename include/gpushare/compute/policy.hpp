@@ -188,7 +188,8 @@ inline constexpr bool is_timeless = requires {
 /// which has nothing waiting, would go before `b`, which waits, if it had: then the limiter may
 /// keep the device for it for a moment (detail/limiter_clients.hpp). `honours(settings)` says
 /// whether it holds a client to the cap in these, or else the limiter refuses such a client:
-/// without that member it does. `hard_cap_of(c)` names a client's hard cap, or 0: the limiter then
+/// without that member it does. `has_classes()` says whether it looks at client_settings::group, or
+/// else the limiter refuses another than 0: without that member it does. `hard_cap_of(c)` names a client's hard cap, or 0: the limiter then
 /// keeps what is in flight within it. `tell_standing(c, s, now)` and `resume(c, s, now)` hand over
 /// what a client owes when another policy takes over. `needs_time()`, of a timeless policy, says
 /// whether it has to know the time at present all the same.
@@ -248,13 +249,28 @@ void resume(P& p, client_id c, client_standing& s, instant now) noexcept {
     if constexpr (requires { p.resume(c, s, now); }) p.resume(c, s, now);
 }
 
-/// Whether `p` does what these settings say of caps and classes.
+/// Whether `p` does what these settings say of caps.
 template <class P>
 [[nodiscard]] bool honours(const P& p, const client_settings& s) noexcept {
     if constexpr (requires { p.honours(s); })
         return p.honours(s);
     else
         return true;  // one of the embedder's own, which looks at what it likes
+}
+/// Whether `p` looks at the class in settings.
+template <class P>
+[[nodiscard]] bool has_classes(const P& p) noexcept {
+    if constexpr (requires { p.has_classes(); })
+        return p.has_classes();
+    else
+        return true;
+}
+/// Which of these settings `p` would ignore; errc::none if none.
+template <class P>
+[[nodiscard]] failure ignores(const P& p, const client_settings& s) noexcept {
+    if (!honours(p, s)) return {.code = errc::invalid_specification, .because = reason::no_caps};
+    if (s.group != 0 && !has_classes(p)) return {.code = errc::invalid_specification, .because = reason::no_classes};
+    return {};
 }
 /// Names the hard cap to which `p` holds `c`, alone or together with others of the same name; 0:
 /// none.

@@ -392,7 +392,7 @@ public:
         auto stay = waits_for(done, &s, deadline, stop);
         drive(lock, policy_time(), look::now, stay);
         const auto why = wait(lock, done, &s, deadline, stop);
-        if (why == errc::stuck) raise(failure{why}, {}, "a wait on a clock that stands still meanwhile");
+        if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
         return why == errc::none;
     }
 

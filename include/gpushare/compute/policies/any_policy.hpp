@@ -48,7 +48,8 @@ public:
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         held_->correct(c, delta, lent);
     }  ///< Charges the difference to the truth.
-    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }      ///< A cap.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }  ///< A cap.
+    [[nodiscard]] bool has_classes() const noexcept { return held_->has_classes(); }  ///< Whether it looks at them.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return held_->hard_cap_of(c); }  ///< A cap.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         held_->tell_standing(c, s, now);
@@ -74,6 +75,7 @@ private:
         virtual void correct(client_id, ns, std::uint64_t) noexcept = 0;
         [[nodiscard]] virtual unsigned lent_bits() const noexcept = 0;
         [[nodiscard]] virtual bool honours(const client_settings&) const noexcept = 0;
+        [[nodiscard]] virtual bool has_classes() const noexcept = 0;
         [[nodiscard]] virtual std::uint64_t hard_cap_of(client_id) const noexcept = 0;
         virtual void tell_standing(client_id, client_standing&, instant) const noexcept = 0;
         virtual void resume(client_id, client_standing&, instant) noexcept = 0;
@@ -102,6 +104,7 @@ private:
         [[nodiscard]] bool honours(const client_settings& s) const noexcept override {
             return detail::honours(policy, s);
         }
+        [[nodiscard]] bool has_classes() const noexcept override { return detail::has_classes(policy); }
         [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept override {
             return detail::hard_cap_of(policy, c);
         }

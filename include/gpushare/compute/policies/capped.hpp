@@ -107,6 +107,8 @@ public:
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
         return rule_(s).per_million <= s.cap.permille() * std::int64_t{1000} || detail::honours(inner_, s);
     }
+    /// Whether `Inner` looks at classes.
+    [[nodiscard]] bool has_classes() const noexcept { return detail::has_classes(inner_); }
     /// The client's own, where it has one, or what `Inner` says; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         const auto& terms = clients_[c.index].terms;

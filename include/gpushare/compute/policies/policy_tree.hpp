@@ -96,6 +96,8 @@ public:
     /// A client ends.
     void remove(client_id c) noexcept { leave(std::exchange(clients_[c.index], {})); }
 
+    /// See compute_policy.
+    [[nodiscard]] static bool has_classes() noexcept { return true; }
     /// Whether the policy of its class holds a client to the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
         return has(s.group) ? detail::honours(classes_[s.group].inside, s) : detail::honours(Inner{}, s);

@@ -64,6 +64,7 @@ public:
 
     /// Whether it holds a client to the cap in these settings: it has none.
     [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
+    [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 

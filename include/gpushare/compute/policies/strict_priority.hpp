@@ -42,6 +42,8 @@ public:
 
     /// Whether `Inner` holds a client to the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(low_, s); }
+    /// Whether `Inner` looks at classes.
+    [[nodiscard]] bool has_classes() const noexcept { return detail::has_classes(low_); }
     /// As `Inner` says; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         return detail::hard_cap_of(is_high(clients_[c.index].level) ? high_ : low_, c);

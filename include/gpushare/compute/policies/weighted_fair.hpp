@@ -93,6 +93,8 @@ public:
     void take_turns() noexcept {
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
+    /// See compute_policy.
+    [[nodiscard]] static bool has_classes() noexcept { return false; }
     /// Any cap.
     [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }
     /// A client's own, where it has one; see compute_policy.
@@ -378,6 +380,7 @@ public:
         inner_.correct(c, delta, lent);
     }  ///< Charges the difference to the truth.
     [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
+    [[nodiscard]] static bool has_classes() noexcept { return false; }                   ///< See compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         return inner_.hard_cap_of(c);
     }                                                                               ///< See compute_policy.
