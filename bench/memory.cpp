@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
         const gpushare::pool_options by_default;
         const auto mebibytes = [](gpushare::bytes b) { return std::to_string(b.count() >> 20) + " MiB"; };
         bench::report r("quotas with current, peak and counts; pools with segments of " +
-                        mebibytes(by_default.segment) + " and caches that may keep " + mebibytes(by_default.kept));
+                        mebibytes(by_default.usual_segment) + " and caches that may keep " +
+                        mebibytes(by_default.kept));
         bench::peer_settings(r);
         if (asked.wants("quotas")) bench::quotas(r);
         if (asked.wants("pools")) bench::pools(r);

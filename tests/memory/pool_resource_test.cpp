@@ -290,6 +290,77 @@ TEST_CASE("before a refusal the caches of others are emptied, also of those that
     CHECK(c.pool.usage().cached == 0_B);
 }
 
+TEST_CASE("a pool's options say what it asks of its upstream, and when", "[memory][pool]") {
+    const auto first_block_takes = [](bytes quota_of, const gpushare::pool_options& o) {
+        capped c(quota_of, o);
+        (void)c.pool.allocate(1_B, 256);
+        return c.pool.usage().reserved;
+    };
+    SECTION("segment, and part of what the upstream has left") {
+        CHECK(first_block_takes(1_GiB, {}) == gpushare::pool_options::usual_segment);
+        CHECK(first_block_takes(64_MiB, {}) == 4_MiB);  // what is asked for otherwise, of a small quota
+        CHECK(first_block_takes(64_MiB, {.part = 32}) == 2_MiB);
+        CHECK(first_block_takes(8_MiB, {.segment = 1_MiB}) == 1_MiB);
+        CHECK(first_block_takes(8_MiB, {.segment = 4_MiB, .part = 8}) == 1_MiB);
+        capped c(64_MiB);
+        (void)c.pool.allocate(1_B, 256);
+        CHECK(c.limit.try_charge(60_MiB) == errc::none);  // others of the quota aren't refused
+        CHECK(c.limit.release(60_MiB));
+    }
+    SECTION("large: a segment of its own") {
+        capped c(64_MiB, {.segment = 1_MiB, .large = 64_KiB});
+        (void)c.pool.allocate(64_KiB, 256);
+        CHECK(c.pool.usage().reserved == 64_KiB);
+        (void)c.pool.allocate(32_KiB, 256);
+        CHECK(c.pool.usage().reserved == 64_KiB + 1_MiB);
+        capped by_default(64_MiB);
+        (void)by_default.pool.allocate(1_MiB, 256);
+        CHECK(by_default.pool.usage().reserved == 1_MiB);
+    }
+    SECTION("exact: no larger than the block") {
+        for (const bool exact : {false, true}) {
+            capped c(64_MiB, {.segment = 1_MiB, .exact = exact});
+            auto cache = c.pool.make_cache();
+            void* const p = cache.allocate(1100_KiB, 256);
+            CHECK(c.pool.usage().reserved == (exact ? 1100_KiB : 1152_KiB));
+            CHECK(cache.deallocate(p, 1100_KiB, 256) == errc::none);
+        }
+    }
+    SECTION("kept: as much stays in a cache while the pool can grow") {
+        for (const bytes kept : {0_B, 1_MiB}) {
+            capped c(64_MiB, {.segment = 1_MiB, .kept = kept, .large = 8_MiB});
+            auto cache = c.pool.make_cache();
+            void* const p = cache.allocate(512_KiB, 256);
+            CHECK(cache.deallocate(p, 512_KiB, 256) == errc::none);
+            (void)c.pool.allocate(768_KiB, 256);
+            CHECK(c.pool.usage().reserved == (kept == 0_B ? 1_MiB : 2_MiB));
+        }
+    }
+}
+
+TEST_CASE("sizes with a unit and plain ones are the same", "[memory][pool]") {
+    capped c(64_MiB, {.segment = 1_MiB});
+    auto cache = c.pool.make_cache();
+    const auto both = [](auto& from) {
+        void* const p = from.allocate(4_KiB, 256);
+        void* const q = from.try_allocate(4_KiB, 256);
+        REQUIRE(p != nullptr);
+        REQUIRE(q != nullptr);
+        CHECK(from.deallocate(p, 4 * KiB, 256) == errc::none);
+        CHECK(from.deallocate(q, 4_KiB, 256) == errc::none);
+        CHECK(from.charged(4_KiB, 256) == from.charged(4 * KiB, 256));
+        CHECK(from.refuses(65_MiB, 256).code == from.refuses(65 * MiB, 256).code);
+        CHECK(from.charged(bytes::max(), 256) == bytes::max());
+        gpushare::failure why;
+        CHECK(from.try_allocate(bytes::max(), 256, &why) == nullptr);
+        CHECK(why.code == errc::size_overflow);
+    };
+    both(c.mine);
+    both(c.pool);
+    both(cache);
+    CHECK(c.pool.usage().used == 0_B);
+}
+
 TEST_CASE("before a refusal empty segments go back, and the upstream is asked for exactly what is needed",
           "[memory][pool]") {
     capped c(8_MiB, {.segment = 1_MiB});

@@ -46,16 +46,31 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
         return memory_->allocate(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where allocate would throw.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate(), but waits as the memory does, where that can wait.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return memory_->allocate_until(size, alignment, until);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// Null where allocate_until() would throw.
     template <class Patience>
@@ -64,13 +79,28 @@ public:
                                            failure* why = nullptr) noexcept {
         return memory_->try_allocate_until(size, alignment, until, why);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    }
     /// The memory's answers; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As the memory's.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] bytes largest_free() const noexcept {
         return as_upstream(*memory_).largest_free();
@@ -98,6 +128,10 @@ public:
         } catch (...) {
             return errc::out_of_memory;
         }
+    }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// As the memory's.

@@ -137,6 +137,10 @@ public:
     [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
         return entered({upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}});
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] block_handle allocate(bytes size, std::size_t alignment, std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
+    }
 
     /// As allocate(), with the reason instead of an exception.
     [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
@@ -144,6 +148,11 @@ public:
         failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.try_allocate(size, alignment, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] result<block_handle> try_allocate(bytes size, std::size_t alignment,
+                                                    std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
 
     /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the upstream can wait.
@@ -153,6 +162,12 @@ public:
         void* const p = upstream_.resource().allocate_until(size, alignment, until);
         return entered({upstream_, {p, bytes{size}, alignment, label}});
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] block_handle allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                              std::string_view label = {}) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    }
     /// As allocate_until(), with the reason instead of an exception.
     template <class Patience>
     [[nodiscard]] result<block_handle> try_allocate_until(std::size_t size, std::size_t alignment,
@@ -160,6 +175,12 @@ public:
         failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.resource().try_allocate_until(size, alignment, until, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] result<block_handle> try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                                          std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
 
     /// The block's address; null if the handle is another tenant's or its block was freed, and once

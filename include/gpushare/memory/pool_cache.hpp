@@ -56,17 +56,31 @@ public:
         void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get());
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// See pool_resource::try_allocate.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         void* const p = try_allocate_kept(size, alignment, label);
         return p != nullptr ? p : try_allocate_anew(size, alignment, why, label);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
+    }
     /// See pool_resource::allocate_until.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_until_or_throw(size, alignment, until, worker_.get());
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// See pool_resource::try_allocate_until.
     template <class Patience>
@@ -78,6 +92,12 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    }
     /// See pool_resource::deallocate. On a stream the block is free here at once, elsewhere in stream order.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
@@ -86,20 +106,37 @@ public:
             return pool_->store_.give_from(*worker_, freed.bin, *freed.homeless, size);
         return freed.why;
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// See pool_resource::deallocate_after: this cache's stream plays no part.
     errc deallocate_after(const point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return pool_->deallocate_after(used, p, size, alignment);
     }
+    /// The same, of a size with its unit.
+    errc deallocate_after(const point& used, void* p, bytes size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// The pool's answers; see pool_resource.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return Pool::charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// See pool_resource::refuses.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return pool_->refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }  ///< See pool_resource.
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }     ///< See pool_resource.

@@ -75,12 +75,21 @@ public:
         if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where `allocate` would throw. Asks neither the device nor a stream.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
         const std::lock_guard lock(mutex_);
         failure unused;
         return take(size, alignment, why != nullptr ? *why : unused, waiters_.size() == 0);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate, but waits, first come first served, until the deadline or stop request of `until`: for a block that comes back
     /// here and, every two milliseconds, for what the pool holds. Asks neither the device nor a stream. Then throws memory_error:
@@ -91,6 +100,11 @@ public:
         void* const p = try_allocate_until(size, alignment, until, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
+    }
+    /// The same, of a size with its unit.
+    template <clock Clock>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// Null where `allocate_until` would throw.
     template <clock Clock>
@@ -126,6 +140,12 @@ public:
         if (p == nullptr && why != nullptr) *why = refused;
         return p;
     }
+    /// The same, of a size with its unit.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    }
     /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
@@ -136,6 +156,10 @@ public:
         fit_.give(*freed.block);
         waiters_.tell();
         return errc::none;
+    }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// From now on everything is refused with errc::closed. All memory goes back to the pool, blocks that are out
@@ -152,9 +176,17 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return pool_->charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// See pool_resource::refuses.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return pool_->refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }  ///< See pool_resource.
     [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }   ///< The pool's.

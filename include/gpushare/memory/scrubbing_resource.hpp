@@ -83,6 +83,10 @@ public:
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
@@ -90,6 +94,11 @@ public:
         void* const p = obtain(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// As allocate, but waits for memory until the deadline or stop request of `until`: tries again
@@ -104,6 +113,11 @@ public:
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    }
     /// Null where allocate_until would throw.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
@@ -113,6 +127,12 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    }
 
     /// Frees a block that no work uses any more. It is back in the upstream once it is scrubbed. Null is ignored.
     /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost, so
@@ -120,10 +140,19 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// The same for a block that work before `used` may still use.
     errc deallocate_after(const point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(&used, p, size, alignment, {});
+    }
+    /// The same, of a size with its unit.
+    errc deallocate_after(const point& used, void* p, bytes size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// As deallocate; `note` is told once the block is back in the upstream.
     errc deallocate_then(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
@@ -154,9 +183,17 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As the upstream's; see concepts.hpp.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.

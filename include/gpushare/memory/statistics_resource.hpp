@@ -68,10 +68,20 @@ public:
                                  std::string_view label = {}) {
         return allocate_in(detail::scoped_statistics::whole, size, alignment, label);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                 std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
+    }
     /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why, label);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, over one that waits.
     template <class Patience>
@@ -80,12 +90,26 @@ public:
                                        std::string_view label = {}) {
         return allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, label);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    }
     /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
     template <class Patience>
     requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, why, label);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
     template <timeline_point Point>
@@ -96,12 +120,23 @@ public:
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         return upstream_.resource().deallocate_after(used, p, size, alignment);
     }
+    /// The same, of a size with its unit.
+    template <timeline_point Point>
+    requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
+    errc deallocate_after(const Point& used, void* p, bytes size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Gives a block of any scope back to the upstream and returns what that says. unknown_block or wrong_size, and
     /// nothing happened, for a wrong free. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         return upstream_.deallocate(p, size, alignment);
+    }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The figures. `largest_free` is the largest block that the upstream could give now; bytes::max() where it doesn't
@@ -125,9 +160,17 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As the upstream's.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
@@ -220,14 +263,28 @@ public:
                                  std::string_view label = {}) {
         return in_->allocate_in(id_, size, alignment, label);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                 std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
+    }
     /// Frees a block of any scope; see statistics_resource::deallocate.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return in_->deallocate(p, size, alignment);
+    }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in(id_, size, alignment, why, label);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, over one that waits.
     template <class Patience>
@@ -236,6 +293,13 @@ public:
                                        std::string_view label = {}) {
         return in_->allocate_in_until(id_, size, alignment, until, label);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    }
     /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
     template <class Patience>
     requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
@@ -243,13 +307,28 @@ public:
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in_until(id_, size, alignment, until, why, label);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    }
     /// The resource's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return in_->charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// As of the whole.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return in_->refuses(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }  ///< As of the whole.
     [[nodiscard]] std::string_view owner() const noexcept { return in_->owner(); }     ///< As of the whole.

@@ -31,7 +31,10 @@ inline constexpr std::uint32_t any_slice = ~0U;
 /// What backs a tenant's memory(), above its quota.
 enum class memory_stack : std::uint8_t {
     direct,  ///< each block is the device's own: freed memory is everybody's at once; each call is a driver call
-    pool,  ///< blocks out of segments that the tenant keeps: no driver call while they suffice. Only what is below 16 KiB shares one
+    /// Blocks out of segments that the tenant keeps: no driver call while they suffice. Only blocks
+    /// below 16 KiB share a segment, of 128 KiB or a sixteenth of what is left, if that is less. A
+    /// small block that stays keeps its segment charged, a larger block only itself.
+    pool,
     arena,  ///< a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes whole chunks, or shares one
             ///< with others that are smaller than a chunk; memory is promised in whole chunks. See tenancy::offer
     stream_ordered,  ///< each block is of the device's pool for all tenants: no call waits for the device. See tenancy::offer

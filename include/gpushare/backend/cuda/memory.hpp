@@ -68,12 +68,20 @@ public:
         if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// Whether the device is: nothing is allocated any more. Acquire, as health::lost().
     [[nodiscard]] bool lost() const noexcept { return device_->health().lost(); }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return obtain(size, alignment, why);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
@@ -86,6 +94,10 @@ public:
         blocks_.release(b);
         return errc::none;
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// The bytes of the capacity that such an allocation takes, by the allocation model;
     /// bytes::max() if no device can have it.
@@ -93,6 +105,10 @@ public:
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : model_.charged(asked);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// All of the device, as cudaMemGetInfo counts it.
@@ -117,6 +133,10 @@ public:
         if (takes == bytes::max()) return gpushare::detail::impossible_block(size, alignment);
         return {
             .code = errc::out_of_memory, .asked = size, .limit = capacity_.count(), .because = reason::beyond_device};
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

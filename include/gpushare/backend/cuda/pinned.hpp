@@ -56,10 +56,18 @@ public:
         if (p == nullptr) throw memory_error(why, {}, "allocating pinned host memory");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure unused;
         return obtain(size, alignment, why != nullptr ? *why : unused);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing. Null is ignored. Work that uses it must be done.
@@ -71,6 +79,10 @@ public:
         blocks_.release(b);
         return errc::none;
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// The bytes of the host's memory that it takes; bytes::max() if no host has that much.
     [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
@@ -78,10 +90,18 @@ public:
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : page() * ((asked + page().count() - 1) / page().count());
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static bytes charged(bytes size, std::size_t alignment) noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         if (charged(size, alignment) != bytes::max()) return {};
         return gpushare::detail::impossible_block(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

@@ -170,11 +170,20 @@ public:
         if (p == nullptr) raise(why, {}, "allocating from a memory pool");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
+        return allocate(s, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept {
         failure unused;
         return obtain(s, size, alignment, why != nullptr ? *why : unused);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate, but where the device, or max_size, lacks memory asks again every two
     /// milliseconds, until the deadline or stop request of `until`, a patience
@@ -189,6 +198,11 @@ public:
         if (why.code == errc::deadline_exceeded || why.code == errc::stopped)
             throw memory_error(why, {}, "allocating from a memory pool");
         raise(why, {}, "allocating from a memory pool");
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// Null where `allocate_until` would throw.
     template <class Patience>
@@ -208,6 +222,12 @@ public:
         }
         if (why != nullptr) *why = refused;
         return nullptr;
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
     /// Frees once `s` has got there. `s` must already wait for other streams that used the block.
@@ -232,6 +252,10 @@ public:
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : step * ((asked + step.count() - 1) / step.count());
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// Throws operation_error: errc::device_lost.
@@ -324,14 +348,27 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         return pool_->allocate(*stream_, size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// See memory_pool::allocate_until.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return pool_->allocate_until(*stream_, size, alignment, until);
+    }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
+        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// Null where `allocate_until` would throw.
     template <class Patience>
@@ -339,18 +376,36 @@ public:
                                            failure* why = nullptr) noexcept {
         return pool_->try_allocate_until(*stream_, size, alignment, until, why);
     }
+    /// The same, of a size with its unit.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    }
     /// See memory_pool::deallocate.
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return pool_->deallocate(*stream_, p);
+    }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// See memory_pool::charged.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return memory_pool::charged(size, alignment);
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         if (charged(size, alignment) != bytes::max()) return {};
         return gpushare::detail::impossible_block(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

@@ -69,11 +69,19 @@ public:
         if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure unused;
         return acquire(size, alignment, why != nullptr ? *why : unused);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its
@@ -100,6 +108,10 @@ public:
         give_back(p, b);
         return errc::none;
     }
+    /// The same, of a size with its unit.
+    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
+        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+    }
 
     /// The bytes of the capacity that such an allocation takes; bytes::max() if no device can have
     /// it.
@@ -110,6 +122,10 @@ public:
         // Beyond half of the address space nothing can be mapped, and rounding up might wrap.
         if (whole > largest || unit > largest) return bytes::max();
         return bytes{(whole + unit - 1) & ~(unit - 1)};
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The device's capacity.
@@ -126,6 +142,10 @@ public:
                 .asked = size,
                 .limit = options_.capacity.count(),
                 .because = reason::beyond_device};
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
+        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.

@@ -59,7 +59,16 @@ public:
         if (p == nullptr) raise(why, {}, "allocating from a memory pool");
         return p;
     }
+    /// The same, of a size with its unit.
+    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
+        return allocate(s, static_cast<std::size_t>(size.count()), alignment);
+    }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
+    }
+    /// The same, of a size in bytes.
     [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept try {
         const std::lock_guard lock(mutex_);
@@ -104,6 +113,10 @@ public:
     /// The bytes that a block takes; bytes::max() if no device can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return memory_->charged(size, alignment);
+    }
+    /// The same, of a size with its unit.
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
+        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// A reading.
     [[nodiscard]] memory_pool_usage usage() const noexcept {
