@@ -95,6 +95,35 @@ TEST_CASE("a request's submissions go at its own level, and no others of its cli
     }
 }
 
+TEST_CASE("what remains of a request is its cost, less what its submissions are said to take", "[compute]") {
+    setup t;
+    CHECK(t.compute.set_policy(gpushare::any_policy{gpushare::shortest_remaining{}}) == errc::none);
+    t.submit(t.a, "a0");
+    request longer(t.compute, t.b, {.cost = 10ms}), shorter(t.compute, t.a, {.cost = 2ms});
+    t.submit(longer, "long");
+    t.submit(shorter, "short");
+    CHECK(t.order() == names{"a0", "short", "long"});
+    // Of the longer one 9 ms are told to be done.
+    (void)longer.submit(t.stream, [](manual_stream& s) { s.enqueue(1ms); }, {.cost = 9ms});
+    t.finish_all();
+    t.submit(t.a, "a1");
+    request middle(t.compute, t.a, {.cost = 3ms});
+    t.submit(longer, "last");
+    t.submit(middle, "middle");
+    CHECK(t.order() == names{"a1", "last", "middle"});
+}
+
+TEST_CASE("who declares less than its narrowest width is charged by that", "[compute][width]") {
+    for (const double narrowest : {0.0, 1.0}) {
+        setup t;
+        const auto c = t.compute.add({.narrowest = gpushare::sm_width(narrowest)});
+        (void)t.compute.submit(c, t.stream, [](manual_stream& s) { s.enqueue(1ms); },
+                               {.width = gpushare::sm_width(0.25)});
+        t.finish_all();
+        CHECK(t.compute.usage(c).device_time == (narrowest == 0 ? gpushare::ns{250us} : gpushare::ns{1ms}));
+    }
+}
+
 TEST_CASE("a request goes no higher than its client's ceiling, which is its own level unless it is told", "[compute]") {
     setup t;
     t.compute.change(t.b, {.weight = 50_pct, .level = {1}, .ceiling = {2}, .longest = 1ms});

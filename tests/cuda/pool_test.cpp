@@ -96,6 +96,19 @@ TEST_CASE_METHOD(fixture, "chunks and blocks of pools are allocated here, and wh
     CHECK(memory.taken_by_others() == before);
 }
 
+TEST_CASE_METHOD(fixture, "what a pool keeps of what was freed is what it was asked to", "[cuda][pool]") {
+    for (const bytes keep : {0_B, 32_MiB, bytes::max()}) {
+        cuda::memory_pool pool{node, d, {.keep = keep}};
+        void* const p = pool.allocate(s, 40_MiB);
+        const bytes reserved = pool.usage().reserved;
+        CHECK(reserved > 32_MiB);
+        CHECK(pool.deallocate(s, p) == errc::none);
+        CHECK(s.record().wait(never));
+        CHECK(cudaStreamSynchronize(s.native_handle()) == cudaSuccess);
+        CHECK((pool.usage().reserved == std::min(keep, reserved)));
+    }
+}
+
 TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; used is counted apart (cudaMemPool)",
                  "[cuda][pool]") {
     cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};

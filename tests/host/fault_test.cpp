@@ -143,3 +143,18 @@ TEST_CASE("a node refuses what it can't be and devices it doesn't have", "[host]
     CHECK_THROWS_AS(node.faults(device_id{7}), operation_error);
     CHECK_THROWS_AS(node.ledger(device_id{7}), operation_error);
 }
+
+TEST_CASE("a full ledger says what it missed", "[host]") {
+    host::node n{{.sms = 1, .timing = timing::modelled, .ledger_capacity = 3}};
+    auto s = n.make_stream({0});
+    s.launch({.blocks = 5}, [](auto&) {});
+    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 20s));
+    auto page = n.ledger({0}).take();
+    CHECK(page.blocks.size() == 3);
+    CHECK(page.dropped == 2);
+    s.launch({.blocks = 2}, [](auto&) {});
+    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 20s));
+    page = n.ledger({0}).take();
+    CHECK(page.blocks.size() == 2);
+    CHECK(page.dropped == 0);
+}

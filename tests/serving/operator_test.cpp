@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -125,6 +126,29 @@ TEST_CASE("a tenant measures candidates once, and the quickest is kept", "[servi
     // What the table names isn't there any more: measured anew.
     const auto left = gpushare::select_operator(r.chat, t, "matmul", "4x4", std::span<const candidate>(all).first(1));
     CHECK(left.candidate == "slow");
+}
+
+TEST_CASE("the options of a selection say how often, how wide and how its trials run", "[serving]") {
+    gpushare::host::node node{{.devices = 2, .memory = 64_MiB, .sms = 1}};
+    gpushare::tenancy<gpushare::host::node> shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+    const auto second = chat.spec().on[1];
+    int runs = 0;
+    const std::array one{takes("one", 1ns, &runs)};
+    const auto select = [&](const gpushare::selection_options& o) {
+        operator_table t;
+        return gpushare::select_operator(chat, t, "add", "8", std::span<const candidate>(one), o);
+    };
+    const auto ran_there = [&] { return node.ledger(second).take().blocks.size(); };
+    (void)select({.warm_up = 2, .repeats = 3});
+    CHECK(std::exchange(runs, 0) == 5);
+    (void)select({.warm_up = 0, .repeats = 0});  // once at least
+    CHECK(std::exchange(runs, 0) == 1);
+    CHECK(ran_there() == 0);
+    (void)select({.warm_up = 0, .repeats = 1, .part = 1});
+    CHECK(ran_there() == 1);
+    CHECK(support::code_of([&] { (void)select({.part = 2}); }) == errc::no_device);
+    CHECK(support::code_of([&] { (void)select({.submit = {.stream = 7}}); }) == errc::invalid_specification);
 }
 
 TEST_CASE("candidates that fail or are wrong are left out, however quick", "[serving]") {
