@@ -91,9 +91,12 @@ public:
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
-        if (r >= size()) raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {}, "a communicator");
+        if (r >= size())
+            raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {},
+                  "asking a communicator for a rank");
         if (channel >= channels())
-            raise({errc::invalid_specification, channel, 0, channels(), reason::no_such_channel}, {}, "a communicator");
+            raise({errc::invalid_specification, channel, 0, channels(), reason::no_such_channel}, {},
+                  "asking a communicator for a channel");
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 

@@ -35,7 +35,7 @@ public:
         : residual_(elements), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {
         if (elements > std::size_t{0xffff'ffff})
             raise({errc::size_overflow, elements, 0, 0xffff'ffff, reason::count_limit}, {},
-                  "elements of a gradient by its largest");
+                  "choosing the largest elements of a gradient");
     }
 
     /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out

@@ -115,7 +115,7 @@ public:
 
 private:
     [[nodiscard]] std::size_t checked(device_id d) const {
-        if (d.index >= devices_.size()) raise({errc::no_device, d.index, 0, devices_.size()}, {}, "topology");
+        if (d.index >= devices_.size()) raise({errc::no_device, d.index, 0, devices_.size()}, {}, "asking a topology");
         return d.index;
     }
 

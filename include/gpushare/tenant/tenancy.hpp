@@ -108,6 +108,9 @@ public:
                       "gpushare: the policy is a template argument, tenancy<node, fifo> shared{on}; policies with "
                       "settings are made by a function of the device: {on, options, [](device_id) { return ...; }}");
     }
+    /// Chosen where nothing else fits, as for a misspelt option: so the error has few lines, and the first shows the option.
+    template <int not_an_option_or_not_of_its_type = 0>
+    tenancy(Node&, ...) = delete;
     tenancy(const tenancy&) = delete;
     tenancy& operator=(const tenancy&) = delete;
 
@@ -500,6 +503,9 @@ private:
 /// The policy is what `make_policy` returns.
 template <node Node, class F>
 tenancy(Node&, tenancy_options, F) -> tenancy<Node, std::invoke_result_t<F&, device_id>>;
+/// Of whatever else; for short errors.
+template <node Node>
+tenancy(Node&, ...) -> tenancy<Node>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -115,7 +115,7 @@ public:
     /// memory(), and invalid_specification if there aren't so many.
     [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0) {
         auto& all = at(part).streams;
-        if (number >= all.size()) raise(no_stream(number, all.size()), name(), "streams");
+        if (number >= all.size()) raise(no_stream(number, all.size()), name(), "choose a stream");
         return all[number];
     }
 

@@ -410,11 +410,11 @@ private:
         for (const auto d : spec.on)
             if (d.index >= calendar_.nodes()[{0}].whole.devices)
                 raise({errc::no_device, d.index, 0, calendar_.nodes()[{0}].whole.devices, reason::no_such_device},
-                      spec.name, "arrive");
+                      spec.name, "report an arrival");
             else if (std::ranges::count(spec.on, d) != 1)
                 raise({.code = errc::duplicate_device, .asked = d.index, .because = reason::device_twice}, spec.name,
-                      "arrive");
-        if (placed_.contains(spec.name)) raise({errc::duplicate_name}, spec.name, "arrive");
+                      "report an arrival");
+        if (placed_.contains(spec.name)) raise({errc::duplicate_name}, spec.name, "report an arrival");
     }
     void check(device_id d) const {
         const auto there = calendar_.nodes()[{0}].whole.devices;

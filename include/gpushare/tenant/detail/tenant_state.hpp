@@ -120,9 +120,11 @@ public:
                 };
         {
             const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
-            if (predecessor.closed()) raise({errc::closed}, name(), "succeed");
-            if (!predecessor.lent_.empty()) raise({errc::asleep}, name(), "succeed whoever lends its memory");
-            if (predecessor.changes_ != changes) raise({errc::in_flight}, name(), "succeed, beside a resize");
+            if (predecessor.closed()) raise({errc::closed}, name(), "take a tenant's place");
+            if (!predecessor.lent_.empty())
+                raise({errc::asleep}, name(), "take the place of a tenant that lends its memory");
+            if (predecessor.changes_ != changes)
+                raise({errc::in_flight}, name(), "take the place of a tenant that is being resized");
             predecessor.succeeded_ = true;
             for (std::size_t i = 0; i < by_number_.size(); ++i) {
                 if (!make[i]) continue;
