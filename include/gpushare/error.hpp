@@ -229,7 +229,7 @@ inline constexpr std::size_t longest_name = tenant_name::longest;
 /// class with two std::exception bases would slip through `catch (const std::exception&)`.
 class error {
 public:
-    /// What went wrong.
+    /// The error code.
     [[nodiscard]] errc code() const noexcept { return failure_.code; }
     /// The same with the reason and its figures.
     [[nodiscard]] const failure& figures() const noexcept { return failure_; }

@@ -26,8 +26,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements from a row to the next, 0: as many as
-/// the result has columns.
+/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements from a row
+/// to the next, 0: as many as the result has columns.
 template <class T, bool Shard>
 struct matrix {
     using value_type = std::remove_const_t<T>;  ///< of an element
@@ -59,7 +59,7 @@ inline constexpr bool is_matrix = false;
 template <class T, bool Shard>
 inline constexpr bool is_matrix<matrix<T, Shard>> = true;
 
-/// What a user passes, as a matrix: what it is, or the whole of a range.
+/// A user's argument as a matrix: the matrix itself, or the whole of a range.
 template <class R>
 [[nodiscard]] constexpr auto as_matrix(R&& array) noexcept {
     if constexpr (is_matrix<std::remove_cvref_t<R>>)
@@ -174,8 +174,8 @@ struct gaussian_gating {
 };
 }  // namespace detail
 
-/// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the usual approximation of the Gaussian error linear unit
-/// (Hendrycks and Gimpel, arXiv 1606.08415).
+/// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the usual approximation of the
+/// Gaussian error linear unit (Hendrycks and Gimpel, arXiv 1606.08415).
 [[nodiscard]] constexpr detail::gaussian_gating gelu_tanh() noexcept { return {}; }
 
 namespace detail {

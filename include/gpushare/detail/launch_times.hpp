@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches are predicted to take, by what they are: a function with its grid and block, a graph, a copy of a size. It learns
-// from batches: a pair of events tells what several launches took together.
+// Predicts the time of launches by their kind: a function with its grid and block, a graph, a copy
+// of a size. It learns from batches: a pair of events tells what several launches took together.
 //
 //   launch_times times;
 //   const auto e = times.find(key, 20us);                       // 20 us until something is known
 //   times.learn({&e, 1}, 1, measured, true);
 //
-// A table of a fixed size, made once: nothing is allocated later, and a launch that nobody has seen for long loses its place. Not
-// thread-safe: its user locks.
+// A table of a fixed size, made once: nothing is allocated later, and a launch that nobody has seen
+// for long loses its place. Not thread-safe: its user locks.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ public:
     /// `size` is a power of 2. Throws std::bad_alloc.
     explicit launch_times(std::size_t size = 4096) : table_(size) {}
 
-    /// What is known of `key`; `guess` if that is nothing.
+    /// The entry of `key`; a new entry predicts `guess`.
     [[nodiscard]] entry find(std::uint64_t key, ns guess) noexcept {
         const std::size_t mask = table_.size() - 1;
         std::size_t oldest = mix(key) & mask;
@@ -51,8 +51,8 @@ public:
     /// Whether it was measured, alone or among others.
     [[nodiscard]] bool known(entry e) const noexcept { return table_[e].measured; }
 
-    /// These, of a batch of `launches`, took `measured` together with the others: `exact`, or at most that, since the device may have
-    /// waited for the host meanwhile.
+    /// These, of a batch of `launches`, took `measured` together with the others: `exact`, or at
+    /// most that, since the device may have waited for the host meanwhile.
     void learn(std::span<const entry> batch, std::size_t launches, ns measured, bool exact) noexcept {
         if (batch.empty() || measured <= ns{0}) return;
         double expected = 0;  // by now, which others may have changed since they were launched
@@ -80,7 +80,8 @@ private:
         bool measured = false;
     };
 
-    // By half where it took less, which holds whatever else happened; slowly where it took more, which neighbours may have caused.
+    // By half where it took less, which holds whatever else happened; slowly where it took more,
+    // which neighbours may have caused.
     static void correct(slot& s, double factor) noexcept {
         const double by = !s.measured  ? factor
                           : factor < 1 ? 1 + (factor - 1) / 2

@@ -7,16 +7,19 @@
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
+//
 // Several transports in several threads, such as those of gradient_buckets on several channels,
-// need MPI_THREAD_MULTIPLE: say so in mpi_options::threads, which is checked. Large arrays go in
-// chunks, a message for each process, several under way at once; each process combines its part of
-// a chunk and sends it to all: the least that a link has to carry. Nothing happens between calls,
-// for there is no thread: advance() does what can be done. A process that dies or hangs: whoever
-// waits for it gives up at the deadline and tells the others, and all that answer name one that
-// doesn't. Without a deadline there is no end, unless the MPI itself reports the death.
-// MPI_Finalize may hang then: leave by MPI_Abort or std::_Exit. shrink() makes a transport of those
-// who are left. (OpenMPI's launcher ends all when one dies, unless told not to.) Empty where no MPI
-// is.
+// need MPI_THREAD_MULTIPLE: say so in mpi_options::threads, which is checked.
+//
+// Large arrays go in chunks, a message for each process, several under way at once; each process
+// combines its part of a chunk and sends it to all: the least that a link has to carry. Nothing
+// happens between calls, for there is no thread: advance() does what can be done.
+//
+// If a process dies or hangs, each process that waits for it gives up at the deadline and tells the
+// others, and all processes that answer name one that doesn't. Without a deadline there is no end,
+// unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
+// std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends all
+// when one dies, unless told not to.) Empty where no MPI is.
 #pragma once
 
 #if __has_include(<mpi.h>)

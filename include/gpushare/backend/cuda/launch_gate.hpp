@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs unchanged asks before the driver
-// launches it, and its thread waits where others go first. Needs CUPTI, by the target gpushare::cuda_launch_gate.
+// Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs
+// unchanged asks before the driver launches it, and its thread waits where others go first. Needs
+// CUPTI, by the target gpushare::cuda_launch_gate.
 //
 //   gpushare::cuda::launch_gate<gpushare::launch_gate> gate{node, gpushare::device_id{0}};
 //   auto chat = gate.add({.level = 1}), batch = gate.add({});
@@ -10,13 +11,16 @@
 //   }
 //   const auto theirs = gate.bind(batch, stream);        // launches into the stream are, from whatever thread
 //
-// It runs nobody else's code on a thread, and starts none: a thread that waits looks for itself how far the device is. Inside a stream
-// capture nothing waits or counts; the graph does when it is launched. Under CUPTI's rules a process has one subscriber. Where a
-// profiler is there already, the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the whole call.
+// It runs nobody else's code on a thread, and starts none: a thread that waits looks for itself how
+// far the device is. Inside a stream capture nothing waits or counts; the graph does when it is
+// launched. Under CUPTI's rules a process has one subscriber. Where a profiler is there already,
+// the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the whole
+// call.
 //
-// Launches that pass are those of the driver's functions that CUDA's runtime and libraries use: kernels, cooperative kernels, graphs,
-// asynchronous copies and fills. What waits is a thread inside such a call: if it holds a lock of the engine's that an urgent thread
-// needs, both wait, until the core lets the launch go (`longest_hold`; take_forced() names both).
+// Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
+// kernels, cooperative kernels, graphs, asynchronous copies and fills. What waits is a thread
+// inside such a call: if it holds a lock of the engine's that an urgent thread needs, both wait,
+// until the core lets the launch go (`longest_hold`; take_forced() names both).
 #pragma once
 
 #include <cuda.h>
@@ -40,8 +44,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// The gate of one device. Safe from any thread. Destroying it lets everybody through who is held; clients, scopes and bindings may
-/// outlive it, and do nothing then.
+/// The gate of one device. Safe from any thread. Destroying it lets everybody through who is held;
+/// clients, scopes and bindings may outlive it, and do nothing then.
 template <launch_core Core, gpushare::clock Clock = host::steady_clock>
 class launch_gate {
     using state = detail::gated_launches<Core, Clock>;
@@ -139,8 +143,8 @@ public:
         bool calls_;
     };
 
-    /// Throws subscriber_taken where somebody else has CUPTI's subscriber, unless `calls_instead`; operation_error: no_device, or
-    /// backend_failed where CUPTI fails otherwise.
+    /// Throws subscriber_taken where somebody else has CUPTI's subscriber, unless `calls_instead`;
+    /// operation_error: no_device, or backend_failed where CUPTI fails otherwise.
     launch_gate(const node& on, device_id d, Core core = Core{}, const launch_shell_options& o = {}, Clock time = {})
         : state_(std::make_shared<state>(on.state(d), std::move(core), o, std::move(time))) {
         try {
@@ -159,12 +163,12 @@ public:
 
     /// A client that isn't present. Throws std::bad_alloc.
     [[nodiscard]] client add(const typename Core::client_options& o) { return client(state_, state_->add(o)); }
-    /// A request of the client's begins in this thread, whose launches are the client's until the scope is over. Where launches
-    /// aren't gated it waits here, for the whole call.
+    /// A request of the client's begins in this thread, whose launches are the client's until the
+    /// scope is over. Where launches aren't gated it waits here, for the whole call.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }
-    /// Launches into the stream are the client's, whoever makes them: an engine with threads of its own. The stream isn't null. As
-    /// long as something is in flight there, the client is present. Where launches aren't gated the binding goes before the stream.
-    /// Throws std::bad_alloc.
+    /// Launches into the stream are the client's, whoever makes them: an engine with threads of its
+    /// own. The stream isn't null. As long as something is in flight there, the client is present.
+    /// Where launches aren't gated the binding goes before the stream. Throws std::bad_alloc.
     [[nodiscard]] binding bind(const client& c, cudaStream_t stream) {
         if (calls_)
             state_->adopt(c.who_, stream);
@@ -172,7 +176,8 @@ public:
             detail::launch_hub::of_process().bind(stream, state_, c.who_);
         return binding(state_, c.who_, stream, calls_);
     }
-    /// A request of the client's is there, or will be in a moment: those below hold back already. For a queue in front of the engine.
+    /// A request of the client's is there, or will be in a moment: those below hold back already.
+    /// For a queue in front of the engine.
     [[nodiscard]] request announce(const client& c) { return request(state_, c.who_); }
 
     /// Lets everybody through, now and from now on: whoever is held goes.
@@ -182,14 +187,15 @@ public:
     [[nodiscard]] bool gates_launches() const noexcept { return !calls_; }
     /// How many threads are held.
     [[nodiscard]] std::size_t held() const noexcept { return state_->held(); }
-    /// How long a request of the client's that arrives now waits for what is in flight of lower clients, at most, if launches take what
-    /// they are predicted to take.
+    /// How long a request of the client's that arrives now waits for what is in flight of lower
+    /// clients, at most, if launches take what they are predicted to take.
     [[nodiscard]] ns bound(const client& c) const noexcept { return state_->bound(c.who_); }
-    /// What the client has in flight, as predicted. Asks the device.
+    /// The predicted time of the client's launches in flight. Asks the device.
     [[nodiscard]] ns in_flight(const client& c) const noexcept { return state_->in_flight(c.who_); }
-    /// What the client did so far. Asks the device. Where several of its streams run side by side, both count in full.
+    /// The client's account so far. Asks the device. Where several of its streams run side by side, both count in full.
     [[nodiscard]] launch_usage usage(const client& c) const noexcept { return state_->usage(c.who_); }
-    /// The next of those that went after the longest hold, oldest first; of more than 64 that nobody took, the last ones.
+    /// The next of those that went after the longest hold, oldest first; of more than 64 that
+    /// nobody took, the last ones.
     [[nodiscard]] std::optional<forced_launch> take_forced() noexcept { return state_->take_forced(); }
 
 private:

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a launch gate: drives a core, which decides, with what the driver's callbacks and events tell. Threads that are inside
-// a launch, scopes and the gate share it.
+// The state of a launch gate: drives a core, which decides, with what the driver's callbacks and
+// events tell. Threads that are inside a launch, scopes and the gate share it.
 //
-// One mutex guards it. A launch that goes takes it twice, for some ten nanoseconds each; a thread that is held gives it up while it
-// waits. The driver is asked under it, but calls nobody back, and no code of anybody else's runs.
+// One mutex guards it. A launch that goes takes it twice, for some ten nanoseconds each; a thread
+// that is held gives it up while it waits. The driver is asked under it, but calls nobody back, and
+// no code of anybody else's runs.
 #pragma once
 
 #include <cuda.h>
@@ -35,7 +36,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// What decides about launches: see gpushare::launch_gate, the one that there is.
+/// A policy that decides about launches; gpushare::launch_gate is the only one.
 // clang-format off
 template <class C>
 concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C::client who,
@@ -61,8 +62,8 @@ struct launch_shell_options {
         false;  ///< where CUPTI has another subscriber: hold whole calls at enter(), instead of an exception
 };
 
-/// A launch that went because it had been held for too long. The holder may have waited for a lock of the engine that the held
-/// thread had.
+/// A launch that went because it had been held for too long. The holder may have waited for a lock
+/// of the engine that the held thread had.
 struct forced_launch {
     std::uint32_t client = 0;   ///< whose launch it was
     std::uint32_t held_by = 0;  ///< for whom it was held
@@ -70,7 +71,7 @@ struct forced_launch {
     instant at{};               ///< when it went
 };
 
-/// What a client did so far.
+/// A client's account so far.
 struct launch_usage {
     ns device_time{};            ///< of its launches: duration times width, as measured; what it is charged
     ns time{};                   ///< the same without width
@@ -110,7 +111,7 @@ public:
         const std::lock_guard lock(mutex_);
         if (find(who) != nullptr) core_.arrived(who.client, time_.now());
     }
-    /// What it has launched is ended as a batch, so that others learn when it is over.
+    /// Ends its launches so far as a batch, so that others learn when the batch is over.
     void left(launch_owner who) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
@@ -297,8 +298,8 @@ private:
         return device_->api().stream_is_capturing(s, &status) != CUDA_SUCCESS ||
                status != CU_STREAM_CAPTURE_STATUS_NONE;
     }
-    // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks as SMs fills them. What is in a
-    // graph isn't known, and counts as all.
+    // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks
+    // as SMs fills them. What is in a graph isn't known, and counts as all.
     [[nodiscard]] ns charged(const launch_call& call, ns predicted) const noexcept {
         const std::uint32_t sms = std::max(1U, device_->properties().sms);
         const std::uint32_t filled = call.copies ? 0 : call.blocks == 0 ? sms : std::min(call.blocks, sms);
@@ -328,7 +329,7 @@ private:
         wake();
     }
 
-    // What of the client's is over by now.
+    // Takes note of the client's batches that are over by now.
     void settle(std::uint32_t number, instant now) noexcept {
         for (const auto& in : clients_[number].streams)
             in->settle([&](const launch_batch& b, std::optional<ns> took) { over(number, b, took, now); });
@@ -389,8 +390,9 @@ private:
             settle(n, now);
         }
     }
-    // While the device works for the holder: half of what is left asleep, the rest awake, so that the launch follows within a
-    // microsecond or two; longer only where predictions are wrong. While the holder's thread works: until it says so.
+    // While the device works for the holder: half of what is left asleep, the rest awake, so that
+    // the launch follows within a microsecond or two; longer only where predictions are wrong.
+    // While the holder's thread works: until it says so.
     void wait(std::unique_lock<std::mutex>& lock, const typename Core::answer& a, unsigned looks,
               std::uint32_t own) noexcept {
         constexpr ns nap{50'000}, longest_nap{1'000'000};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one client has in flight on one stream: batches of launches, each between two events. The end of a batch is the beginning of
-// the next one where the device is still busy with the first, so a batch costs one event and each launch of it nothing.
+// One client's launches in flight on one stream: batches of launches, each between two events. The
+// end of a batch is the beginning of the next one where the device is still busy with the first, so
+// a batch costs one event and each launch of it nothing.
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch
@@ -8,8 +9,9 @@
 //   in.end();                                       // behind the last one
 //   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });       // those that are over, in their order
 //
-// Timing-enabled events and not words that the stream writes: an event tells both that the batch is over and how long it took, where
-// words need a second mechanism for time; an event for each 100 us or more costs the stream below one percent. Not thread-safe.
+// Timing-enabled events and not words that the stream writes: an event tells both that the batch is
+// over and how long it took, where words need a second mechanism for time; an event for each 100 us
+// or more costs the stream below one percent. Not thread-safe.
 #pragma once
 
 #include <cuda.h>
@@ -48,8 +50,8 @@ struct launch_batch {
     point_state *from = nullptr, *to = nullptr;
     std::array<gpushare::detail::launch_times::entry, 48> entries{};
 
-    /// Whether its events are as far apart as its launches took: the device was busy before it, or had one launch from the beginning to
-    /// the end. Else it may have waited for the host.
+    /// Whether its events are as far apart as its launches took: the device was busy before it, or
+    /// had one launch from the beginning to the end. Else it may have waited for the host.
     [[nodiscard]] bool exact() const noexcept { return busy || (launches == 1 && prompt); }
     /// Those that are known: of a longer batch the first.
     [[nodiscard]] std::span<const gpushare::detail::launch_times::entry> known() const noexcept {
@@ -87,7 +89,8 @@ public:
     [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
     [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
 
-    /// The end of the batch that is over first, to be looked at without the lock and let go under it; null where there is none.
+    /// The end of the batch that is over first, to be looked at without the lock and let go under
+    /// it; null where there is none.
     [[nodiscard]] point_state* keep_next_end() const noexcept {
         point_state* const p = count_ != 0 ? ring_[head_].to : nullptr;
         if (p != nullptr) p->references.fetch_add(1, std::memory_order_relaxed);
@@ -139,8 +142,8 @@ public:
         open_.charge -= charge;
         return true;
     }
-    /// Behind the last launch of a batch; `prompt`: at once. False where that can't be told: the stream is captured, or there is no room for more
-    /// batches, so it goes on.
+    /// Behind the last launch of a batch; `prompt`: at once. False where that can't be told: the
+    /// stream is captured, or there is no room for more batches, so it goes on.
     bool end(bool prompt = false) noexcept {
         if (open_.launches == 0) return true;
         if (count_ == ring_.size() || captured()) return false;
@@ -156,7 +159,8 @@ public:
         open_ = {};
         return true;
     }
-    /// over(batch, took) for each whose end is reached; without a time where there is none. What is lost with the device is over.
+    /// over(batch, took) for each whose end is reached; without a time where there is none. Batches
+    /// lost with the device are over.
     template <class F>
     void settle(F over) noexcept {
         if (count_ == 0) return;

@@ -21,7 +21,7 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Of one launch.
+/// The facts of one launch.
 struct launch_call {
     CUstream stream = nullptr;    // never null: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
     CUcontext context = nullptr;  // that is current
