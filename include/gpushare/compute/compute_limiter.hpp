@@ -52,24 +52,26 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Shares one device's time among clients. Thread-safe; neither copied nor moved. Destroy it only after every call, a
-/// permit's too, has returned; its tickets end with errc::closed then. Streams, and everything submitted, must outlive
-/// their use. Callables run on the thread that drives, under no lock. Those of one level, and those of one client, run
-/// one at a time in the order of admission. Those of different levels may run at once, so a stream that they share is
-/// used from several threads. A callable must not wait for this limiter: it would never return.
+/// Shares one device's time among clients. Thread-safe; neither copied nor moved. Destroy it only
+/// after every call, a permit's too, has returned; its tickets end with errc::closed then. Streams,
+/// and everything submitted, must outlive their use. Callables run on the thread that drives, under
+/// no lock. Callables of one level, and of one client, run one at a time in the order of admission.
+/// Callables of different levels may run at once, so a stream that they share is used from several
+/// threads. A callable must not wait for this limiter: it would never return.
 ///
-/// Faults: a callable that throws and work that fails end their own ticket with that error (of short submissions that
-/// are timed together, each of these). A client that fails `quarantine_after` times in a row is refused until it is
-/// pardoned: errc::quarantined. Once the device is lost, all work that is in flight, waits or comes later ends with
-/// errc::device_lost; take_event() names the clients that had work in flight. To recover, make a limiter on another
+/// Faults: a callable that throws and work that fails end their own ticket with that error (of
+/// short submissions that are timed together, each of these). A client whose work fails
+/// `quarantine_after` times in a row is refused until it is pardoned: errc::quarantined. Once the
+/// device is lost, all work that is in flight, waits or comes later ends with errc::device_lost;
+/// take_event() names the clients that had work in flight. To recover, make a limiter on another
 /// node or in another process. close() and the destructor still return, and accounts can be read.
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
 class compute_limiter {
 public:
     using stream = Stream;                             ///< what work is enqueued on
-    using point = typename Stream::point;              ///< what is recorded around it
-    using ticket = gpushare::ticket<compute_limiter>;  ///< what submit() gives
-    using permit = gpushare::permit<compute_limiter>;  ///< what acquire() gives
+    using point = typename Stream::point;              ///< the stream that work is enqueued on
+    using ticket = gpushare::ticket<compute_limiter>;  ///< the point recorded around work
+    using permit = gpushare::permit<compute_limiter>;  ///< the result of submit()
 
     /// `time` is the clock of all times that it takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
@@ -278,9 +280,9 @@ public:
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().wait_bound();
     }
-    /// The bound on the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit has it, too.
-    /// `key` and `width` say more of it, as in submit_options. Zero for a client that isn't there,
-    /// and where no length is known.
+    /// The bound on the wait of a submission of `c` that arrives now; see limiter_core. Its ticket
+    /// or permit has the bound, too. `key` and `width` describe the submission, as in
+    /// submit_options. Zero for a client that isn't there, and where no length is known.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().contains(c) ? engine_.core().bound_of(c, key, width) : ns{0};

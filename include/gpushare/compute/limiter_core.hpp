@@ -130,7 +130,7 @@ public:
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
 
-    /// One more submission of `c` waits. `facts`, if given, say what is known of it.
+    /// One more submission of `c` waits. `facts`, if given, describe it.
     void arrive(client_id c, instant now, const submission_facts* facts = nullptr) noexcept {
         auto& client = clients_[c.index];
         ++num_waiting_;
@@ -145,8 +145,8 @@ public:
     /// The same.
     void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
 
-    /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` says what is first
-    /// now, if anything is.
+    /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` describes the
+    /// first waiting one, if there is one.
     template <std::invocable<client_id> F>
     void withdraw(client_id c, instant now, F facts_of) noexcept {
         auto& client = clients_[c.index];
@@ -160,10 +160,11 @@ public:
             set_first(c, now, &first);
         }
     }
-    /// The same, where nothing is known of what waits behind.
+    /// The same, where nothing is known of the submissions behind it.
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
-    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was admitted.
+    /// arrive() and next() in one, for a submission that may be the only waiting one. Returns
+    /// whether it was admitted.
     [[nodiscard]] bool pass(admission& g, client_id c, instant now, const submission_facts* facts) noexcept {
         arrive(c, now, facts);
         if (num_waiting_ != 1 || !is_ready(g, now)) return false;
@@ -171,12 +172,12 @@ public:
         return true;
     }
 
-    /// Whether the next submission can be admitted now, and what is known of it: one waits, there
-    /// is room beside what is in flight of its level and above (detail/in_flight_budget.hpp), and
-    /// no request of a higher level is under way. Asked twice, it answers the same.
-    /// `other_stream(c)` is asked where what waits first of `c` is for a stream that has enough:
-    /// whoever keeps the queues may move one forward for an idle stream, call set_first() and
-    /// return true.
+    /// Whether the next submission can be admitted now, and the facts about it. It can if one
+    /// waits, there is room beside work in flight of its level and above
+    /// (detail/in_flight_budget.hpp), and no request of a higher level is under way. Asked twice,
+    /// it answers the same. Calls `other_stream(c)` if the first submission of `c` is for a stream
+    /// that has enough work: the owner of the queues may move one forward for an idle stream, call
+    /// set_first() and return true.
     template <std::predicate<client_id> F = detail::strict_order>
     [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
