@@ -110,8 +110,12 @@ def program(header, text, block):
     if re.search(r'\d_(B|KiB|MiB|GiB|TiB|pct)\b', '\n'.join([*inside, *block['inside']])):
         names.append('using namespace gpushare::literals;')
     condition = ' && '.join(f'__has_include(<{name}>)' for name in block['needs'])
-    return '\n'.join([*block['before'], *twice, *([f'#if {condition}'] if condition else []), *includes, PRELUDE, QUIET, *names, SOME, *block['outside'], *outside,
-                      f'[[maybe_unused]] static {returns} example() {{', *block['inside'], '{', *inside, '}', '}',
+    ahead = [line for line in block['outside'] if line.startswith('#')]
+    outside = [line for line in block['outside'] if not line.startswith('#')] + outside
+    # In a namespace, or a name would shadow another one where a template of the header is instantiated.
+    return '\n'.join([*block['before'], *twice, *([f'#if {condition}'] if condition else []), *includes, *ahead, PRELUDE, QUIET,
+                      'namespace example_of_header {', *names, SOME, *outside,
+                      f'[[maybe_unused]] static {returns} example() {{', *block['inside'], '{', *inside, '}', '}', '}',
                       *(['#endif'] if condition else []), ''])
 
 
