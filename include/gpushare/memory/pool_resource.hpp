@@ -423,7 +423,7 @@ private:
         const bool own = is_large(least), exact = own && options_.exact;
         const auto rounded = in_bins && !exact ? cache::rounded(least) : least;
         const auto most = own ? std::max(rounded, range_for(least, alignment)) : 2 * rounded;
-        return {rounded, least, alignment, size, own, most};
+        return {rounded, least, alignment, size, own, most, own && !options_.exact};
     }
     // While there is plenty left, a block that is a little too large is used again rather than a
     // call of the driver made: as long as all that such blocks waste is a small part of what there

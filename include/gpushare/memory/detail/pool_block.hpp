@@ -70,7 +70,7 @@ struct alignas(64) pool_block {
 
     // Under the lock of the pool.
     bool free = false;
-    bool own = false;                // it is a segment by itself, and is never cut
+    bool own = false;                // of a segment of large blocks: all of it, or a part
     std::uint8_t log_alignment = 0;  // of the range, in its first block: as the upstream was asked for it
     std::uint64_t size = 0;          // bytes, whole granules; fixed while the block isn't free
     pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
@@ -131,8 +131,9 @@ inline constexpr std::uint64_t pool_waste = 64;
 struct pool_request {
     std::uint64_t size = 0, least = 0;
     std::size_t alignment = 1, asked = 0;
-    bool own = false;        // large: it gets a segment of its own
+    bool own = false;        // large: not from a segment of small ones
     std::uint64_t most = 0;  // of a block that is used as it is, uncut
+    bool cut = false;        // large, and may be a part of the segment of another one
 };
 
 }  // namespace detail

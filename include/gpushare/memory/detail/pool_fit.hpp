@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool without its locks,
-// caches and upstream. It never touches the memory. A range is shared by blocks that are cut out of it, or it is one
-// block's own and is never cut. pool_segments, below, gives ranges in which nothing is back to the upstream.
+// caches and upstream. It never touches the memory. A range is of small blocks, which are cut out of it, or of large ones:
+// one as a whole, or several where the pool lets them share it. pool_segments, below, gives ranges in which nothing is back to the upstream.
 //
 //   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
@@ -29,7 +29,7 @@ namespace detail {
 
 /// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, and a bitmap of the
 /// non-empty ones. There is one set of lists for parts of ranges in use, one for empty ranges, and
-/// one for blocks with a range of their own. Not thread-safe, except for the index's readers.
+/// two for ranges of large blocks. Not thread-safe, except for the index's readers.
 /// Begins, sizes and alignments are in bytes.
 class pool_fit {
 public:
@@ -80,9 +80,18 @@ public:
         return nullptr;
     }
 
+    /// Out of a range of large blocks: what is in use fills up first. Null if nothing surely fits. Throws as take.
+    [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment) {
+        const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
+        const auto from = classes::covering((size + slack) / pool_granule);
+        pool_block* b = lists_[own_parts].first_from(from);
+        if (b == nullptr) b = lists_[owns].first_from(from);
+        return b == nullptr ? nullptr : &carve(*b, size, alignment);
+    }
+
     /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment) {
-        for (const auto part : {parts, wholes})
+        for (const auto part : {parts, wholes, own_parts})
             for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) < lists; ++c)
                 for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
                     if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
@@ -121,6 +130,8 @@ public:
             }
         }
         unlink(b);
+        taken->own = b.own;
+        if (behind != nullptr) behind->own = b.own;
         if (front != 0) {
             b.size = front;
             link_behind(b, *taken);
@@ -154,7 +165,7 @@ public:
     [[nodiscard]] pool_index& index() noexcept { return index_; }
     [[nodiscard]] const pool_index& index() const noexcept { return index_; }
     [[nodiscard]] std::uint64_t free_bytes() const noexcept {
-        return lists_[parts].bytes + lists_[wholes].bytes + lists_[owns].bytes;
+        return lists_[parts].bytes + lists_[wholes].bytes + lists_[own_parts].bytes + lists_[owns].bytes;
     }
     /// In ranges in which nothing is.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept { return lists_[wholes].bytes + lists_[owns].bytes; }
@@ -212,10 +223,10 @@ private:
         b.free = false;
     }
 
-    enum set : std::uint8_t { parts, wholes, owns, sets };
+    enum set : std::uint8_t { parts, wholes, own_parts, owns, sets };
     // As long as a block is free, its neighbours stay what they are.
     [[nodiscard]] static set set_of(const pool_block& b) noexcept {
-        return b.own ? owns : b.whole_range() ? wholes : parts;
+        return b.own ? (b.whole_range() ? owns : own_parts) : b.whole_range() ? wholes : parts;
     }
 
     // Free blocks by class.

@@ -678,12 +678,15 @@ private:
 
     // In a bounded number of steps, nearly.
     [[nodiscard]] pool_block* take_soon(const pool_request& r) noexcept {
-        return r.own ? fit_.take_own(r.size, r.most, r.alignment)
-                     : detail::quietly([&] { return fit_.take(r.size, r.alignment); });
+        return r.own ? take_large(r, r.size) : detail::quietly([&] { return fit_.take(r.size, r.alignment); });
+    }
+    [[nodiscard]] pool_block* take_large(const pool_request& r, std::uint64_t size) noexcept {
+        pool_block* const b = fit_.take_own(size, r.most, r.alignment);
+        return b != nullptr || !r.cut ? b : detail::quietly([&] { return fit_.cut_own(size, r.alignment); });
     }
     // Before it is refused, what is large has what is left of shared segments as well.
     [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own, bool last = false) noexcept {
-        pool_block* b = r.own ? fit_.take_own(r.least, r.most, r.alignment) : nullptr;
+        pool_block* b = r.own ? take_large(r, r.least) : nullptr;
         if (b == nullptr && (last || !r.own)) b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
         return b != nullptr ? b : take_own(own, r);
     }
