@@ -114,6 +114,30 @@ TEST_CASE("what is held and what is used are counted apart, and the quota below 
     CHECK(c.pool.usage().peak_reserved == 4_MiB);
 }
 
+TEST_CASE("large blocks share the segments of large ones, and small blocks stay out of them", "[memory][pool]") {
+    fault_resource memory;
+    pool_resource<fault_resource> pool(memory, {.segment = 32_MiB});
+    pool.deallocate(pool.allocate(48 * MiB, 256), 48 * MiB, 256);
+    const auto one = pool.usage().segments;
+    REQUIRE(one == 1);
+    std::vector<void*> parts;
+    for (int i = 0; i < 3; ++i) parts.push_back(pool.allocate(15 * MiB, 256));
+    CHECK(pool.usage().segments == one);
+    void* const small = pool.allocate(300 * KiB, 256);
+    CHECK(pool.usage().segments == one + 1);  // though 3 MiB are left of the large one
+    for (void* const p : parts) pool.deallocate(p, 15 * MiB, 256);
+    (void)pool.trim(0_B);
+    CHECK(pool.usage().segments == 1);  // the parts were one again, and went back
+    pool.deallocate(small, 300 * KiB, 256);
+
+    // An exact pool never cuts one: its next block of another size is another segment.
+    pool_resource<fault_resource> exact(memory, {.segment = 32_MiB, .exact = true});
+    exact.deallocate(exact.allocate(48 * MiB, 256), 48 * MiB, 256);
+    void* const p = exact.allocate(15 * MiB, 256);
+    CHECK(exact.usage().segments == 2);
+    exact.deallocate(p, 15 * MiB, 256);
+}
+
 TEST_CASE("trim stops at its target and spares segments in use (rmm 571, 1664)", "[memory][pool]") {
     capped c(64_MiB, {.segment = 1_MiB});
     std::vector<void*> blocks;

@@ -8,8 +8,7 @@
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
 //
-// A large block has a segment of its own, and small ones share segments: so no small block that
-// stays keeps a large segment.
+// Large blocks have segments that small blocks stay out of. So no small block that stays keeps a large segment.
 //
 // Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
 // gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
@@ -52,13 +51,13 @@ struct pool_options {
     bytes segment{};
     bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
-    /// A block of as much has a segment of its own. 0: a quarter of `segment`, or, if that is 0, of
+    /// A block of this size is never in a segment of small ones. 0: a quarter of `segment`, or, if that is 0, of
     /// the segment that an unused upstream gives, where the upstream tells its capacity; at least
     /// 16 KiB then.
     bytes large{};
-    /// Such a segment is as large as its block has to be, and used again only for a block that
-    /// needs nearly as much: so all that isn't in blocks is had by whoever needs it, but for a 64th
-    /// of what there is. Else blocks are up to an eighth larger, and used again more often.
+    /// A large block has a segment of its own, as large as the block has to be. An idle segment is used again only for a
+    /// block that needs nearly as much, and else given back: so all memory outside of blocks can be had, but for a 64th of
+    /// what there is. Otherwise large blocks share an idle segment, and are up to an eighth larger than they have to be.
     bool exact = false;
 };
 

@@ -90,11 +90,14 @@ public:
     }
 
     /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
-    [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment) {
-        for (const auto part : {parts, wholes, own_parts})
+    /// `everywhere`: in ranges of large blocks as well.
+    [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false) {
+        for (const auto part : {parts, wholes, own_parts}) {
+            if (part == own_parts && !everywhere) break;
             for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) < lists; ++c)
                 for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
                     if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
+        }
         return nullptr;
     }
     /// A range that is free as a whole, as one block.

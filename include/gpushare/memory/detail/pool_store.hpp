@@ -687,7 +687,8 @@ private:
     // Before it is refused, what is large has what is left of shared segments as well.
     [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own, bool last = false) noexcept {
         pool_block* b = r.own ? take_large(r, r.least) : nullptr;
-        if (b == nullptr && (last || !r.own)) b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
+        if (b == nullptr && (last || !r.own))
+            b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment, last); });
         return b != nullptr ? b : take_own(own, r);
     }
     // A block that a worker freed on its stream is in order before its next work there, reached or
