@@ -68,8 +68,8 @@ inline namespace GPUSHARE_ABI {
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
 class compute_limiter {
 public:
-    using stream = Stream;                             ///< what work is enqueued on
-    using point = typename Stream::point;              ///< the stream that work is enqueued on
+    using stream = Stream;                             ///< the result of submit()
+    using point = typename Stream::point;              ///< the result of acquire()
     using ticket = gpushare::ticket<compute_limiter>;  ///< the point recorded around work
     using permit = gpushare::permit<compute_limiter>;  ///< the result of submit()
 
