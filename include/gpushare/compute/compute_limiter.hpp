@@ -68,10 +68,10 @@ inline namespace GPUSHARE_ABI {
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
 class compute_limiter {
 public:
-    using stream = Stream;                             ///< the result of submit()
-    using point = typename Stream::point;              ///< the result of acquire()
-    using ticket = gpushare::ticket<compute_limiter>;  ///< the point recorded around work
-    using permit = gpushare::permit<compute_limiter>;  ///< the result of submit()
+    using stream = Stream;                             ///< the stream that work is enqueued on
+    using point = typename Stream::point;              ///< the point recorded around work
+    using ticket = gpushare::ticket<compute_limiter>;  ///< the result of submit()
+    using permit = gpushare::permit<compute_limiter>;  ///< the result of acquire()
 
     /// `time` is the clock of all times that it takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
