@@ -41,8 +41,8 @@ struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
     std::uint32_t blocks = 1;    ///< the most that a rank's kernel may have
     bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
-    /// Which algorithm for which size. None: the group's own choice, tuning_table::measured() for threads, for_devices() for
-    /// devices.
+    /// Which algorithm for which size. None: the group's own choice, tuning_table::measured() for
+    /// threads, for_devices() for devices.
     std::optional<tuning_table> tuning{};
     std::uint32_t first_epoch = 0;  ///< for tests of what happens when the count wraps around
 };
@@ -98,8 +98,9 @@ public:
         const std::uint64_t verdict = atomic_ref{own.verdict}.load_acquire();
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
-    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank on a device tells when it leaves a
-    /// collective, and that it is in one once it has waited for some tens of microseconds, or, in an all-reduce, done a MiB of a block.
+    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank
+    /// on a device tells when it leaves a collective, and that it is in one once it has waited for
+    /// some tens of microseconds, or, in an all-reduce, done a MiB of a block.
     [[nodiscard]] rank_progress progress() const noexcept {
         std::uint32_t epoch = 0, word = 0;
         if (view_->reports != nullptr) {
@@ -126,8 +127,9 @@ private:
     std::uint32_t rank_;
 };
 
-/// While it lives, a stop request ends the collectives of a rank and of its whole group: each call returns errc::stopped, now and later,
-/// and names this rank. `End` is a member, or a transport (gradient/transport.hpp), which must outlive it.
+/// While it lives, a stop request ends the collectives of a rank and of its whole group: each call
+/// returns errc::stopped, now and later, and names this rank. `End` is a member, or a transport
+/// (gradient/transport.hpp), which must outlive it.
 ///
 ///   const abort_on_stop guard{net, token};
 ///   auto fault = net.all_reduce(in, out, sum{}, deadline);
@@ -269,7 +271,7 @@ private:
             static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::interference_bytes})));
         shared_->workspaces.resize(areas);
         for (std::size_t i = 0; i < areas; ++i) shared_->workspaces[i] = shared_->memory.get() + i * area;
-        // Who waits for a rank that has no core only keeps it from getting one.
+        // A thread that spins for a rank without a core only keeps that rank from getting one.
         const std::uint32_t turns = size() > std::thread::hardware_concurrency() ? 0 : 2000;
         for (std::uint32_t c = 0; c < options_.channels; ++c) {
             const detail::workspace_view view{shared_->workspaces.data() + std::size_t{c} * size(), size(),

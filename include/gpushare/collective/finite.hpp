@@ -21,8 +21,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// A number's bits as a word, and where its exponent is. What isn't finite has an exponent of ones: with one more at its lowest place it runs
-/// over into the sign's bit.
+/// A number's bits as a word, and the place of its exponent. A number that isn't finite has an
+/// exponent of ones: adding one at its lowest place carries into the sign's bit.
 template <class Word, Word Exponent>
 struct exponent_in {
     using word = Word;
@@ -55,8 +55,8 @@ template <has_exponent T>
 
 inline constexpr std::size_t finite_line = 64;  // bytes
 
-/// Of lines, by registers of so many bytes. Two sums, so that no addition waits for the one before. Inlined into a function
-/// that is compiled for such registers.
+/// Checks whole lines, by registers of so many bytes. Two sums, so that no addition waits for the
+/// one before. Inlined into a function that is compiled for such registers.
 template <std::size_t Bytes, has_exponent T>
 [[nodiscard, gnu::always_inline]] inline bool all_finite_lines(const T* x, std::size_t lines) noexcept {
     using in = exponent_of<T>;
@@ -96,8 +96,9 @@ template <has_exponent T>
 
 }  // namespace detail
 
-/// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element isn't, so a look at what an all-reduce
-/// gave is a look at all ranks', with the same answer on each.
+/// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element
+/// isn't, so a look at what an all-reduce gave is a look at all ranks', with the same answer on
+/// each.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept { return detail::all_finite_words(x); }
 /// The same of other types; whole numbers are finite.
 template <class T>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores a few floats at once, and converts them from and to the type in memory: float, bfloat16, float16, the 8-bit
-// formats or int8_t. Results have the same bits as conversions of single numbers (stored_number).
+// Loads and stores a few floats at once, and converts them from and to the type in memory: float,
+// bfloat16, float16, the 8-bit formats or int8_t. Results have the same bits as conversions of
+// single numbers (stored_number).
 //
 //   using V = gpushare::floats<4>;
 //   const V y = gpushare::load_floats<V>(bf16_pointer);
@@ -51,7 +52,7 @@ struct alignas(4 * sizeof(T)) four_elements {
 
 #ifdef __CUDA_ARCH__
 
-/// What one access has loaded, as floats.
+/// The values that one access has loaded, as floats.
 template <class V, class T>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V widened_four(const four_elements<T>& t) noexcept {
     return {static_cast<float>(t.lane[0]), static_cast<float>(t.lane[1]), static_cast<float>(t.lane[2]),
@@ -113,7 +114,7 @@ template <class T, std::uint32_t N, std::uint32_t W>
 
 }  // namespace detail
 
-/// What an epilogue reads and writes.
+/// The numbers that an epilogue reads and writes.
 template <class T>
 concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_stored_number<T>;
 
@@ -267,8 +268,8 @@ GPUSHARE_FLAT void stream_aligned(T* to, const floats<N, W>& x) noexcept {
 }  // namespace detail
 #endif
 
-/// The same past the caches, where `to` is a multiple of 16 and the machine can: for what nobody reads soon. A later release
-/// doesn't order it: finish_streaming() first.
+/// The same past the caches, where `to` is a multiple of 16 and the machine can: for what nobody
+/// reads soon. A later release doesn't order it: finish_streaming() first.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)

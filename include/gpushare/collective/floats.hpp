@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few floats that an epilogue's stage takes and returns at once. On a CPU they lie in vector registers, the widest that the
-// processor has, whatever flags the file is compiled with; on a device in a thread's registers.
+// The few floats that an epilogue's stage takes and returns at once. On a CPU they lie in vector
+// registers, the widest that the processor has, whatever flags the file is compiled with; on a
+// device in a thread's registers.
 //
 //   struct leaky {
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
 //   };
 //   auto y = leaky{}(gpushare::floats<4>{}, gpushare::place{});
 //
-// Each operation rounds once, on every machine alike. Compilers otherwise may contract a product and a sum into one operation with
-// one rounding, depending on the code around.
+// Each operation rounds once, on every machine alike. Compilers otherwise may contract a product
+// and a sum into one operation with one rounding, depending on the code around.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// N floats in registers of Width floats each. N is a power of two, at least Width; Width is 4, or 8 on a host with such registers.
-/// Don't store one, nor pass it between host and device: their layouts differ. Operations go lane by lane, and their results
-/// don't depend on Width.
+/// N floats in registers of Width floats each. N is a power of two, at least Width; Width is 4, or
+/// 8 on a host with such registers. Don't store one, nor pass it between host and device: their
+/// layouts differ. Operations go lane by lane, and their results don't depend on Width.
 template <std::uint32_t N, std::uint32_t Width = 4>
 class floats {
     static_assert(N > Width && (N & (N - 1)) == 0 && (Width == 4 || Width == 8));
@@ -39,14 +40,15 @@ public:
     noexcept : low_(x.low()), high_(x.high()) {}
     /// All of them the same.
     GPUSHARE_HD floats(float all) noexcept : low_(all), high_(all) {}
-    /// Of two halves.
+    /// Joins two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
 
     [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }    ///< the first half
     [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }  ///< the second half
 
-    /// `f` of the lanes of several, as many at once as the machine takes: called with floats, or with vectors of them that have
-    /// their operators and go into gpushare::select() where one float would go into `?:`.
+    /// `f` of the lanes of several, as many at once as the machine takes: called with floats, or
+    /// with vectors of them that have their operators and go into gpushare::select() where one
+    /// float would go into `?:`.
     template <class F, class... More>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static floats map(const F& f, const floats& x,
                                                               const More&... more) noexcept {
@@ -68,7 +70,7 @@ public:
                                                                    const floats& y) noexcept {
         return {half::combined(op, x.low_, y.low_), half::combined(op, x.high_, y.high_)};
     }
-    /// What `op` makes of each lane in the end, where there are so many ranks.
+    /// Applies the last step of `op` to each lane, for so many ranks.
     template <class Op>
     [[nodiscard]] GPUSHARE_HD floats finished(const Op& op, float ranks) const noexcept {
         return {low_.finished(op, ranks), high_.finished(op, ranks)};
@@ -147,7 +149,7 @@ public:
     floats() = default;
     /// All of them the same.
     floats(float all) noexcept : vector_(all) {}
-    /// What is in a register.
+    /// Takes the contents of a register.
     floats(const vector& v) noexcept : vector_(v) {}
     /// From narrower registers.
     template <std::uint32_t Narrow>

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of many arrays at once, in place and without packing them: ranks tell each other where their lists are, and each works
-// on its part of them. What a thousand small gradients are combined by in one call.
+// Collectives of many arrays at once, in place and without packing them: ranks tell each other
+// where their lists are, and each works on its part of them. One call combines a thousand small
+// gradients.
 //
 //   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
 //
-// Each element is combined as all_reduce does it, in the order of ranks: how arrays are put into lists never changes a bit.
+// Each element is combined as all_reduce does it, in the order of ranks: how arrays are put into
+// lists never changes a bit.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +26,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap each other. Else as try_all_reduce;
-/// errc::mismatch where the lists' sizes differ. `finite`, if given, becomes whether no combined element is infinite or NaN: the same on
-/// all ranks, and given by all or none.
+/// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap
+/// each other. Else as try_all_reduce; errc::mismatch where the lists' sizes differ. `finite`, if
+/// given, becomes whether no combined element is infinite or NaN: the same on all ranks, and given
+/// by all or none.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                    instant deadline = never, bool* finite = nullptr) {
@@ -34,7 +37,8 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same where rank r gets its shard of each array (shard_of) alone, in its own arrays; other elements stay as they are.
+/// The same where rank r gets its shard of each array (shard_of) alone, in its own arrays; other
+/// elements stay as they are.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never, bool* finite = nullptr) {

@@ -19,7 +19,7 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// What the last stage that says so makes of the elements; else T.
+/// The element type that the last stage to declare one makes; else T.
 template <class T, class... Stages>
 struct result_of_stages {
     using type = T;
@@ -36,7 +36,7 @@ struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::re
 /// `out_type` is the type of the result: that of the last cast() or quantise(), else T.
 template <class T, class Op, class... Stages>
 struct pipeline {
-    /// Of an element of the result.
+    /// The type of the result's elements.
     using out_type = typename detail::result_of_stages<T, Stages...>::type;
 
     const T* in = nullptr;       ///< what this rank brings

@@ -18,15 +18,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What can be reduced: float and double, the library's 8- and 16-bit numbers, integers of 8 to 64 bits.
+/// Types that can be reduced: float and double, the library's 8- and 16-bit numbers, integers of 8
+/// to 64 bits.
 template <class T>
 concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail::is_stored_number<T> ||
     (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8);
 
 namespace detail {
 
-/// Divides one integer or several, rounding towards zero. Ranks are mostly a power of two, and what divides 64 bits takes as long as
-/// a cache line from memory.
+/// Divides one integer or several, rounding towards zero. Ranks are mostly a power of two, and what
+/// divides 64 bits takes as long as a cache line from memory.
 template <class A, std::integral N>
 [[gnu::always_inline]] GPUSHARE_HD constexpr void divide(A& a, N n) noexcept {
     if ((n & (n - 1)) != 0) {
@@ -43,9 +44,10 @@ template <class A, std::integral N>
 
 }  // namespace detail
 
-// `elementwise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
-// are too wide to be passed. `wraps`: signed integers are computed as unsigned ones, which gives the same bits without undefined
-// overflow. `widest`: integers are computed in twice their size or more, so that no sum overflows. `selects`: one of the two is the
+// `elementwise` operators work on vectors as they do on single numbers; `into` does so where the
+// first one lies, for vectors that are too wide to be passed. `wraps`: signed integers are computed
+// as unsigned ones, which gives the same bits without undefined overflow. `widest`: integers are
+// computed in twice their size or more, so that no sum overflows. `selects`: one of the two is the
 // result, so that small integers needn't be widened.
 
 /// Their sum.
@@ -169,7 +171,8 @@ concept widest_op = Op::widest;
 template <class Op>
 concept selecting_op = Op::selects;
 
-/// Of a type's name: the same in all processes that one compiler made. Two lambdas of one function may share it.
+/// A hash of a type's name: the same in all processes that one compiler made. Two lambdas of one
+/// function may share it.
 template <class Op>
 [[nodiscard]] consteval std::uint32_t hash_of_name() noexcept {
     std::uint32_t mix = 2166136261U;  // FNV-1a
@@ -179,7 +182,8 @@ template <class Op>
 template <class Op>
 inline constexpr std::uint32_t user_op_id = 0x8000U | (hash_of_name<Op>() >> 17);
 
-/// Tells calls with different operators apart: 16 bits. A user's have the library's numbers by `id`, or one by their name.
+/// Tells calls with different operators apart: 16 bits. A user's have the library's numbers by
+/// `id`, or one by their name.
 template <class Op>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t op_id() noexcept {
     if constexpr (requires { Op::id; })
@@ -218,7 +222,8 @@ struct accumulator<T, Op> {
 
 }  // namespace detail
 
-/// What `Op` is computed in over elements of type T: float for floats of up to 32 bits, double, integers of 32 or 64 bits.
+/// The type in which `Op` computes elements of type T: float for floats of up to 32 bits, double,
+/// integers of 32 or 64 bits.
 template <class T, class Op>
 using accumulator_t = typename detail::accumulator<T, Op>::type;
 

@@ -20,9 +20,9 @@ struct element_range {
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t size() const noexcept { return end - begin; }
 };
 
-/// Shard `index` of `shards` consecutive parts of `count` elements or rows, cut at multiples of `grain`. Sizes differ
-/// by a grain at most, and the last shard may be smaller still or empty. Of a sharded result, rank r keeps shard r of
-/// the rows.
+/// Shard `index` of `shards` consecutive parts of `count` elements or rows, cut at multiples of
+/// `grain`. Sizes differ by a grain at most, and the last shard may be smaller still or empty. Rank
+/// r keeps shard r of the rows of a sharded result.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of(std::size_t count, std::uint32_t index, std::uint32_t shards,
                                                            std::size_t grain = 1) noexcept {
     const std::size_t grains = count / grain + (count % grain != 0 ? 1 : 0);

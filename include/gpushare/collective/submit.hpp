@@ -6,13 +6,14 @@
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
-// The bits are those that rank threads get, but for the payloads of NaNs and, on a device, for stages that add up rows, in the order
-// of a block's threads (see row_sum).
+// The results have the bits that rank threads get, with two exceptions: the payloads of NaNs and,
+// on a device, stages that add up rows, in the order of a block's threads (see row_sum).
 //
-// The launches wait for each other on the devices, so all blocks must be resident at once: what a device can't hold is
-// refused. A group that would fit alone, but not beside the groups submitted to its devices before, waits for them on
-// the devices. The next collective of the same channel (a sequence of the group's collectives) on other streams waits
-// likewise. (The node's gang order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
+// The launches wait for each other on the devices, so all blocks must be resident at once: a launch
+// that a device can't hold is refused. A group that would fit alone, but not beside the groups
+// submitted to its devices before, waits for them on the devices. The next collective of the same
+// channel (a sequence of the group's collectives) on other streams waits likewise. (The node's gang
+// order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
 // graphs that others launch.)
 //
 //  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
@@ -73,8 +74,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
     });
 }
 
-/// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank. Errors as submit(), and
-/// invalid_specification for more than max_shared_ranks.
+/// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank.
+/// Errors as submit(), and invalid_specification for more than max_shared_ranks.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit_shared(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                  std::span<const Body> bodies, const launch_options& options = {}) {

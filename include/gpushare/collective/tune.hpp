@@ -8,9 +8,9 @@
 //
 // For collectives on streams, time them yourself and pass the function to tune_submitted().
 //
-// Each size is measured in three ways: again and again in the same buffers (warm), in buffers that no cache holds
-// (cold), and in place. Of each plan the loss against the fastest one is taken in each of the three, and the table
-// gets the plan whose largest loss is smallest.
+// Each size is measured in three ways: again and again in the same buffers (warm), in buffers that
+// no cache holds (cold), and in place. Each plan's loss against the fastest one is taken in each of
+// the three, and the table gets the plan whose largest loss is smallest.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ concept plan_memory = requires(K& k, bytes size, const measured_plan& best) {
     k.keep(size, best);
 };
 
-/// The same as tune(me), where a size that is `known` isn't measured again, and what was measured is kept there. Every rank has a memory
-/// of its own, with the same in it.
+/// The same as tune(me), where a size that is `known` isn't measured again, and what was measured
+/// is kept there. Every rank has a memory of its own, with the same in it.
 template <plan_memory Known>
 [[nodiscard]] tuning_table tune(const member& me, Known& known, const tune_options& options = {}) {
     detail::check_sizes(options);

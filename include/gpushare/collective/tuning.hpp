@@ -7,7 +7,8 @@
 //                                             "4 any two_shot streaming places=2\n");       // up to 4 ranks, above that
 //   gpushare::communicator group(4, {.tuning = table});
 //
-// A row is the most ranks, the most bytes, the algorithm, and how results are stored; options may follow (all_reduce_plan).
+// A row is the most ranks, the most bytes, the algorithm, and how results are stored; options may
+// follow (all_reduce_plan).
 //
 // The table never changes the result's bits: every algorithm combines the ranks of an element in rank order.
 #pragma once
@@ -57,7 +58,8 @@ struct all_reduce_plan {
     /// Where results are stored through the caches, in place with `streaming` too: how many cache lines ahead of its
     /// work a thread prefetches; 0 leaves that to the processor.
     std::uint8_t ahead = 0;
-    /// Of each rank's kernel, where it is submitted and the caller leaves that open; 0 is one. As many as there are and fit.
+    /// The blocks of each rank's kernel, where it is submitted and the caller leaves the number
+    /// open; 0 is one. As many as exist and fit.
     std::uint16_t blocks = 0;
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
@@ -67,8 +69,9 @@ struct all_reduce_plan {
 struct fused_plan {
     bool streaming = false;    ///< results go past the caches
     std::uint16_t blocks = 0;  ///< as of an all_reduce_plan
-    /// Each rank runs the stages on all rows: one wait. By two shots nevertheless where a block's rows and the one it works on don't
-    /// fit into its slot, where ranks keep shards of the result, and where a stage isn't an any_row_stage.
+    /// Each rank runs the stages on all rows: one wait. By two shots nevertheless where a block's
+    /// rows and the one it works on don't fit into its slot, where ranks keep shards of the result,
+    /// and where a stage isn't an any_row_stage.
     bool one_shot = false;
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
@@ -106,8 +109,8 @@ public:
 #endif
         return measured_on_xeon();
     }
-    /// Measured with 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each), where each rank reads
-    /// its results.
+    /// Measured with 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache
+    /// each), where each rank reads its results.
     [[nodiscard]] static tuning_table measured_on_xeon() {
         using enum algorithm;
         return tuning_table({{2, 1024, {one_shot}},
@@ -129,9 +132,10 @@ public:
                              {any_ranks, std::uint64_t{2} << 20, {two_shot}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
-    /// For groups on devices, until theirs is measured (tune_submitted): not measured by us. vLLM's kernels, which go the same ways
-    /// over NVLink, take one shot for up to 4 ranks until 512 KiB and for up to 8 until 256 KiB, and 36 blocks of 512
-    /// threads, more of which gained nothing. Less than 16 KiB isn't worth another block, which has to meet the others too.
+    /// For groups on devices, until theirs is measured (tune_submitted): not measured by us. vLLM's
+    /// kernels, which go the same ways over NVLink, take one shot for up to 4 ranks until 512 KiB
+    /// and for up to 8 until 256 KiB, and 36 blocks of 512 threads, more of which gained nothing.
+    /// Less than 16 KiB isn't worth another block, which has to meet the others too.
     [[nodiscard]] static tuning_table for_devices() {
         using enum algorithm;
         constexpr std::uint64_t kib = 1024;
@@ -156,18 +160,20 @@ public:
     [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }  ///< the smallest first
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
-    /// What a plain all-reduce gets: the first row for at least so many ranks and bytes; the two-shot if there is none.
+    /// The plan of a plain all-reduce: the first row for at least so many ranks and bytes; the
+    /// two-shot if there is none.
     [[nodiscard]] all_reduce_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
         return first(rows_, ranks, bytes);
     }
-    /// What a fused all-reduce gets.
+    /// The plan of a fused all-reduce.
     [[nodiscard]] fused_plan fused(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
         return first(fused_, ranks, bytes);
     }
 
-    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2", "ahead=16", "blocks=36" if not the
-    /// default. A row without a limit has "any". Rows of fused calls have "fused" or "fused_one_shot" for the algorithm; they are left
-    /// out if they follow from the others.
+    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2",
+    /// "ahead=16", "blocks=36" if not the default. A row without a limit has "any". Rows of fused
+    /// calls have "fused" or "fused_one_shot" for the algorithm; they are left out if they follow
+    /// from the others.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {
@@ -183,7 +189,8 @@ public:
         return text;
     }
 
-    /// What `save` wrote. Throws operation_error: errc::invalid_specification, with the line in `asked`.
+    /// Reads text that `save` wrote. Throws operation_error: errc::invalid_specification, with the
+    /// line in `asked`.
     [[nodiscard]] static tuning_table load(std::string_view text) {
         std::vector<row> rows;
         std::vector<fused_row> fused;

@@ -8,13 +8,15 @@
 //   cluster.release(p);
 //   for (auto& done : queue.advance(now, policy, cluster)) ...
 //
-// The higher level goes first, and within a level the earlier arrival. A request that fits may go past one that doesn't, so
-// that capacity isn't left idle beside a large request. If it takes what the one that waits then lacks (detail/competition.hpp),
-// that one is overtaken, at most `most_overtakes` times. From then on nobody of its level or below takes such capacity before it
-// does; what it can't use is placed as ever. So small requests don't starve large ones, and nothing stands still for a request
-// that couldn't use it.
+// The higher level goes first, and within a level the earlier arrival. A request that fits may go
+// past one that doesn't, so that capacity isn't left idle beside a large request. If it takes
+// capacity that the waiting one then lacks (detail/competition.hpp), it overtakes that one; this
+// may happen at most `most_overtakes` times. From then on no request of its level or below takes
+// such capacity before it does; capacity that it can't use is placed as ever. So small requests
+// don't starve large ones, and nothing idles for a request that couldn't use it.
 //
-// Whoever carries placements out may refuse one: then the queue chooses again, and nobody was overtaken.
+// The caller that carries placements out may refuse one: then the queue chooses again, and nobody
+// was overtaken.
 //
 //   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
 //       if (try_to_start(where)) return gpushare::carried::out;
@@ -71,14 +73,15 @@ struct admission_result {
     refusal why{};                        ///< what that member lacks
 };
 
-/// What became of a plan that was to be carried out.
+/// The outcome of carrying out a plan.
 enum class carried : std::uint8_t {
     out,        ///< it is done
     elsewhere,  ///< not there: the cluster that the function was given says by now why not, and the queue chooses again
     dropped,    ///< not at all: the request is refused, with no code of the queue's
 };
 
-/// What is free as each level sees it, where shares of different levels don't compete (placement_request::level):
+/// The free capacity as each level sees it, where shares of different levels don't compete
+/// (placement_request::level):
 ///   of(level)           the cluster as requests of that level see it; a reference that holds until took()
 ///   seen(p, level)      what a placement takes of what that level sees
 ///   took(level, after)  a plan was carried out, and of(level) is `after` from now on
@@ -92,7 +95,7 @@ concept level_views = requires(V& v, const placement& p, priority level, cluster
 
 namespace detail {
 
-/// Of a cluster that looks the same to all levels.
+/// A view of a cluster that looks the same to all levels.
 class one_view {
 public:
     explicit one_view(cluster& all) noexcept : all_(&all) {}
@@ -127,8 +130,9 @@ public:
         detail::one_view all(c);
         return submit(now, policy, all, std::move(r), at_once{});
     }
-    /// The same where `carry(placements, c)` carries the plan out and returns what became of it, see `carried`; `c` hasn't got
-    /// the placements yet. Passes on what it throws, and then nothing has happened.
+    /// The same where `carry(placements, c)` carries the plan out and returns what became of it,
+    /// see `carried`; `c` hasn't got the placements yet. Passes on what it throws, and then nothing
+    /// has happened.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
@@ -157,15 +161,17 @@ public:
         return a;
     }
 
-    /// Places the waiting requests that fit now, in order, and returns these, those whose deadline has passed, and, refused,
-    /// those that fit no more on any of the nodes since some have gone or shrunk. Call it after a release, when nodes or devices
-    /// have come or gone, and when a deadline may have passed.
+    /// Places the waiting requests that fit now, in order. Returns these, requests whose deadline
+    /// has passed, and, as refused, requests that no longer fit on any node since some have gone or
+    /// shrunk. Call it after a release, when nodes or devices have come or gone, and when a
+    /// deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
         detail::one_view all(c);
         return advance(now, policy, all, [](const admission_result&) { return at_once{}; });
     }
-    /// The same where `carry_for(result)`, of which only the id is there, returns the `carry` of a request; see submit().
+    /// The same where `carry_for(result)`, of which only the id is there, returns the `carry` of a
+    /// request; see submit().
     template <class P, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c,
                                                                        CarryFor&& carry_for) {
@@ -201,8 +207,9 @@ public:
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
     }
 
-    /// For whoever takes capacity past the queue, as for a reservation: where the policy would put such a request, if it is
-    /// to take nothing from those who have been overtaken too often. Say by note_overtaken() that it has been taken.
+    /// For code that takes capacity past the queue, for example for a reservation: where the policy
+    /// would put such a request, if it is to take nothing from requests that have been overtaken
+    /// too often. Call note_overtaken() once it has been taken.
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] gang_plan plan(P&& policy, const cluster& c, const admission_request& r) const {
@@ -246,7 +253,7 @@ private:
         bool has_plan = true;  // on the empty cluster: waiting for that would be no use else
     };
     struct at_once {};
-    // What there is altogether: when less, who waits may wait for nothing.
+    // The total capacity: when it shrinks, a waiting request may wait for nothing.
     struct extent {
         std::size_t nodes = 0, devices = 0;
         bytes memory{};
@@ -254,7 +261,7 @@ private:
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
-    // How many of those that wait go before it.
+    // How many waiting requests go before it.
     [[nodiscard]] std::size_t before(const admission_request& r) const noexcept {
         return static_cast<std::size_t>(
             std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
@@ -275,7 +282,8 @@ private:
         return a;
     }
 
-    // The first `ahead` entries from which the placements take something; with `held_only`, of those that hold up others.
+    // Those of the first `ahead` entries from which the placements take something; with
+    // `held_only`, only entries that hold up others.
     template <level_views Views>
     [[nodiscard]] std::vector<std::size_t> harmed(Views& views, std::span<const placement> taken, std::size_t ahead,
                                                   bool held_only) const {
@@ -317,8 +325,8 @@ private:
         return named;
     }
 
-    // A place that harms none of the first `ahead` entries who hold up others: the policy's own choice, else its choice of
-    // what is left beside what they need, else any.
+    // A place that harms none of the first `ahead` entries who hold up others: the policy's own
+    // choice, else its choice of what is left beside what they need, else any.
     template <class P, level_views Views>
     gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
         cluster& c = views.of(r.level);
@@ -340,7 +348,7 @@ private:
         if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
         return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
     }
-    // What others may have who go past those that hold them up.
+    // The capacity open to requests that go past the ones that hold them up.
     template <level_views Views>
     [[nodiscard]] cluster beside_held(Views& views, const admission_request& r, std::size_t ahead) const {
         cluster left = views.of(r.level);
@@ -401,8 +409,8 @@ private:
         return false;
     }
 
-    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be near may still come. Not
-    // proven: none was found for all of them together.
+    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be
+    // near may still come. Not proven: none was found for all of them together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
         cluster empty = c.emptied().resumed();

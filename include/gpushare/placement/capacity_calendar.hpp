@@ -49,17 +49,18 @@ public:
 
     /// The nodes without any booking.
     [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
-    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does it on the cluster. Bookings stay; one
-    /// on what is drained, gone or smaller counts as ever, so that nothing else is booked there. See unkept(). If `change`
-    /// throws, nothing happens.
+    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does it on the
+    /// cluster. Bookings stay; one on what is drained, gone or smaller counts as ever, so that
+    /// nothing else is booked there. See unkept(). If `change` throws, nothing happens.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = empty_;
         change(changed);
         empty_ = changed.emptied();
     }
-    /// Bookings from `from` on that can't be kept, since their nodes or devices are drained, gone or too small for all that is
-    /// booked there: in the order in which they were made, those that those before them leave no room. To be moved, or told.
+    /// Bookings from `from` on that can't be kept, since their nodes or devices are drained, gone
+    /// or too small for all that is booked there. In the order of booking: a booking is listed if
+    /// earlier ones leave it no room. Move them, or tell their owners.
     [[nodiscard]] std::vector<booking> unkept(instant from) const {
         std::vector<booking> none;
         capacity_calendar kept(empty_, sum_);
@@ -73,10 +74,11 @@ public:
         return none;
     }
 
-    /// What is free during all of [begin, end): for each device, and each node's cores and memory, the minimum over
-    /// that time. So a request fits there exactly if it fits into the result. Labels of a booking that overlaps count
-    /// for the whole time, so a request to be near it may stay longer than it does. `level`: whose shares are counted, where
-    /// they add up level by level.
+    /// The capacity that is free during all of [begin, end): for each device, and each node's cores
+    /// and memory, the minimum over that time. So a request fits there exactly if it fits into the
+    /// result. Labels of a booking that overlaps count for the whole time, so a request to be near
+    /// it may stay longer than it does. `level`: the level whose shares are counted, where they add
+    /// up level by level.
     [[nodiscard]] cluster free_during(instant begin, instant end, priority level = {}) const {
         return free_without(nullptr, begin, end, level);
     }
@@ -110,12 +112,13 @@ public:
     }
 
     /// The first instant from `from` on at which the request could be booked for `length`; `never` if there is none.
-    /// Free capacity grows only where bookings end, so those are the instants tried; for a request that wants to be near
-    /// somebody also those at which bookings begin.
+    /// Free capacity grows only where bookings end, so those are the instants tried; for a request
+    /// that wants to be near somebody also those at which bookings begin.
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
         return earliest(r, from, length, [](cluster&) {});
     }
-    /// The same where something is taken that isn't booked: `take(room)` takes it of what is free at one of these times.
+    /// The same where something is taken that isn't booked: `take(room)` takes it of what is free
+    /// at one of these times.
     template <std::invocable<cluster&> Take>
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length, Take take) const {
         std::vector<instant> starts{from};
@@ -145,12 +148,14 @@ public:
         b->end = end;
         return true;
     }
-    /// What is free during all of [begin, end) if one of the bookings, if it is there, is given up; `level` as in free_during().
+    /// The capacity that is free during all of [begin, end) if one of the bookings, if it is there,
+    /// is given up; `level` as in free_during().
     [[nodiscard]] cluster free_without(std::uint64_t id, instant begin, instant end, priority level = {}) const {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         return free_without(b == bookings_.end() ? nullptr : &*b, begin, end, level);
     }
-    /// Another place for a booking, which must fit into what free_without() says of it. Nothing if there is no such booking.
+    /// Another place for a booking, which must fit into what free_without() says of it. Nothing if
+    /// there is no such booking.
     void move(std::uint64_t id, const placement& to) noexcept {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b != bookings_.end()) b->where = to;

@@ -7,8 +7,9 @@
 //   c.apply(p);                // whole or not at all
 //   c.release(p);              // exactly undoes it
 //
-// Nodes and devices come and go. `drain` lets nothing new in, what is there stays; `resume` takes that back; `remove` is
-// for good, also of a device that is lost while somebody is on it: its placement is released as any other. Ids stay.
+// Nodes and devices come and go. `drain` lets nothing new in, what is there stays; `resume` takes
+// that back; `remove` is for good, also of a device that is lost while somebody is on it: its
+// placement is released as any other. Ids stay.
 //
 //   c.drain({3});     ...     if (nobody_is_there) c.remove({3});
 #pragma once
@@ -75,16 +76,17 @@ public:
         find_largest(n);
         return added;
     }
-    /// Sets the memory of one device: what others than the placements took or gave back, or what an uneven node has. If more
-    /// is placed there, nothing is free until releases have made up for it. Throws as drain().
+    /// Sets the memory of one device: what others than the placements took or gave back, or what an
+    /// uneven node has. If more is placed there, nothing is free until releases have made up for
+    /// it. Throws as drain().
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
         extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
         find_largest(nodes_[id.index]);
     }
 
-    /// Nothing new is placed on the node. What is there stays, and counts until it is released. Throws operation_error
-    /// (no_device) for a node that isn't there.
+    /// Places nothing new on the node. Present placements stay, and count until they are released.
+    /// Throws operation_error (no_device) for a node that isn't there.
     void drain(node_id id) { set(id, presence::drained); }
     /// The same of one of its devices. Throws operation_error (no_device) for one that isn't there.
     void drain(node_id id, device_id d) { set(id, d, presence::drained); }
@@ -92,15 +94,15 @@ public:
     void resume(node_id id) { set(id, presence::open); }
     /// Ends a drain. Throws as drain().
     void resume(node_id id, device_id d) { set(id, d, presence::open); }
-    /// The node is gone for good: its capacity counts no more, its id is never used again. What is still placed there can be
-    /// released, and nothing else. Throws as drain().
+    /// The node is gone for good: its capacity counts no more, its id is never used again. Its
+    /// placements can be released, and nothing else. Throws as drain().
     void remove(node_id id) { set(id, presence::gone); }
     /// The same of one of its devices.
     void remove(node_id id, device_id d) { set(id, d, presence::gone); }
 
-    /// How many nodes there are, those that are gone included: ids are below it.
+    /// How many nodes there are, including gone ones: ids are below it.
     [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-    /// How many devices all nodes have, without those that are gone.
+    /// How many devices all nodes have, without gone ones.
     [[nodiscard]] std::size_t devices() const noexcept { return there_; }
     /// Device time of all nodes, in thousandths of a device.
     [[nodiscard]] std::uint64_t capacity_permille() const noexcept {
@@ -116,12 +118,12 @@ public:
         return nodes_[id.index].labels[group].carried != 0;
     }
 
-    /// What is free on a node, which must be one of the cluster's.
+    /// The free capacity of a node, which must be one of the cluster's.
     [[nodiscard]] node_view operator[](node_id id) const noexcept {
         const state& n = nodes_[id.index];
         return {id, n.whole, n.cpu_milli, n.memory, {devices_.data() + n.first_device, n.whole.devices}};
     }
-    /// What is there of a node, placed on or not: its description, without devices that are gone.
+    /// The present capacity of a node, placed on or not: its description, without gone devices.
     [[nodiscard]] node_description there(node_id id) const noexcept {
         node_description d = nodes_[id.index].whole;
         d.devices = static_cast<std::uint32_t>(present(nodes_[id.index]));
@@ -167,7 +169,8 @@ public:
         const extent& whole = extents_[n.first_device + d.index];
         return whole.here != presence::gone && r.models.allows(n.whole.model) && whole.memory >= r.device_memory;
     }
-    /// Whether such a request could ever fit on that node, if it may have devices of `on` only; of any, if that is empty.
+    /// Whether such a request could ever fit on that node, if it may have devices of `on` only; of
+    /// any, if that is empty.
     [[nodiscard]] bool could_fit(const placement_request& r, node_id id, device_set on = {}) const noexcept {
         const state& n = nodes_[id.index];
         if (n.here == presence::gone || !may_be_in(r, n.whole.zone) || r.cpu_milli > n.whole.cpu_milli ||
@@ -184,7 +187,7 @@ public:
         return has_room(r, nodes_[id.index]) && accepts(r, nodes_[id.index]);
     }
 
-    /// What is missing for the request as a whole; nothing if it fits somewhere. Looks at every node.
+    /// The shortage of the request as a whole; nothing if it fits somewhere. Looks at every node.
     [[nodiscard]] refusal why_not(const placement_request& r) const noexcept {
         refusal closest{shortage::nodes};
         double least = 1e9;
@@ -217,18 +220,20 @@ public:
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
     }
-    /// As apply, whether it fits or not: for what is there already, as on a device that has shrunk, is drained or gone. What is
-    /// missing is owed: nothing is free there until releases have made up for it. Throws operation_error
-    /// (invalid_specification) for a node or devices that there never were, and not as many as the request wants.
+    /// As apply, whether it fits or not: for placements that exist already, for example on a device
+    /// that has shrunk, is drained or gone. Missing capacity is owed: nothing is free there until
+    /// releases have made up for it. Throws operation_error (invalid_specification) for a node or
+    /// devices that never existed, or for another number of devices than the request wants.
     void hold(const placement& p) {
         if (!names_devices(p))
             throw operation_error(errc::invalid_specification, {}, "hold devices that were never there");
         take(p);
     }
 
-    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing happens, if so much isn't
-    /// placed there, since then the placement wasn't applied here. The cluster doesn't remember single placements, so it
-    /// notices a second release only if less than that is placed.
+    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing
+    /// happens, if so much isn't placed there, since then the placement wasn't applied here. The
+    /// cluster doesn't remember single placements, so it notices a second release only if less than
+    /// that is placed.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         if (!names_devices(p)) return false;
         state& n = nodes_[p.node.index];
@@ -283,7 +288,7 @@ private:
 
         friend bool operator==(const state&, const state&) = default;
     };
-    // What a device has and what of it is placed, which may be more.
+    // A device's capacity, and the part of it that is placed, which may be more.
     struct extent {
         bytes memory{};
         presence here = presence::open;
@@ -293,7 +298,7 @@ private:
         friend bool operator==(const extent&, const extent&) = default;
     };
 
-    // What is free of a device of that node.
+    // The free capacity of a device of that node.
     [[nodiscard]] static free_device left_of(const extent& d, const state& n) noexcept {
         if (d.here != presence::open || n.here != presence::open) return {.open = false};
         return {whole_permille - std::min(whole_permille, d.used_permille), d.memory - d.used_memory};

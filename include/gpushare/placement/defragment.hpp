@@ -134,7 +134,7 @@ private:
             const double away = elsewhere(p.request);
             if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
             moved_.push_back(here[i]);
-            // What the node loses with the request in place of this one, and what another node loses.
+            // The node's loss with the request in place of this one, plus another node's loss.
             const double swap = cost + away - rated(policy_, cluster_[id], p.request).cost;
             if (cluster_.fits(request_, id)) {
                 const double all = swap + rated(policy_, cluster_[id], request_).cost;
@@ -252,10 +252,11 @@ private:
 
 }  // namespace detail
 
-/// Makes a plan of at most `most_moves` moves, each of a different placement, and each the one that lowers the policy's
-/// cost most at that step by more than `least_gain`. Empty if there is none. For policies whose cost is what a node
-/// loses (`value_descent`, in permille of device time). `placed` are the placements on the cluster, or those that may
-/// be moved. Throws operation_error (invalid_specification) for a gain that is no finite number.
+/// Makes a plan of at most `most_moves` moves, each of a different placement, and each the one that
+/// lowers the policy's cost most at that step by more than `least_gain`. Empty if there is none.
+/// For policies whose cost is a node's loss (`value_descent`, in permille of device time). `placed`
+/// are the placements on the cluster, or only the movable ones. Throws operation_error
+/// (invalid_specification) for a gain that is no finite number.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
@@ -265,10 +266,11 @@ requires stable_placement_policy<Policy>
     return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
 }
 
-/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits; none if none was found, or if it
-/// fits without moves. `placed` are the placements on the cluster, or those that may be moved. Prefers the fewest
-/// moves, then the lowest cost by the policy. The plan was replayed on a copy: each move has room in its turn. Looks at every placement, and for two moves at pairs of one node:
-/// milliseconds for thousands of placements.
+/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits; none if none
+/// was found, or if it fits without moves. `placed` are the placements on the cluster, or only the
+/// movable ones. Prefers the fewest moves, then the lowest cost by the policy. The plan was
+/// replayed on a copy: each move has room in its turn. Looks at every placement, and for two moves
+/// at pairs of one node: milliseconds for thousands of placements.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,

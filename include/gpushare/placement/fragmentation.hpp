@@ -33,8 +33,8 @@ inline namespace GPUSHARE_ABI {
 /// instead of one per kind.
 class fragmentation {
 public:
-    /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight below 0, or that is no finite
-    /// number.
+    /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight
+    /// below 0, or that is no finite number.
     explicit fragmentation(std::span<const request_kind> kinds) {
         for (const auto& k : kinds) {
             detail::check_number(k.weight, 0, std::numeric_limits<float>::max(), "the weight of a kind of request");
@@ -56,9 +56,9 @@ public:
         for (std::size_t m = 0; m < device_model::count; ++m) fill(kinds, static_cast<std::uint8_t>(m));
     }
 
-    /// Of a node as it is, in permille of device time.
+    /// The fragmentation of a node as it is, in permille of device time.
     [[nodiscard]] double operator()(const node_view& n) const noexcept { return (*this)(detail::reduced_node(n)); }
-    /// Of a node as it would be with a request on it.
+    /// The fragmentation of a node as it would be with a request on it.
     [[nodiscard]] double operator()(const detail::reduced_node& n) const noexcept {
         const auto row = static_cast<std::size_t>(std::ranges::upper_bound(cpus_, n.cpu_milli) - cpus_.begin());
         const auto& whole_node = n.node.whole;

@@ -45,8 +45,8 @@ struct gang_plan {
 
 namespace detail {
 
-/// The largest first: most devices, then most device time, then most of the host; equal ones in the order given; after them those
-/// that want to be near another member.
+/// The largest first: most devices, then most device time, then most of the host; equal ones in the
+/// order given; after them those that want to be near another member.
 [[nodiscard]] inline std::vector<std::size_t> order_of_placing(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -77,9 +77,10 @@ namespace detail {
 /// The steps that plan_gang() takes at most after the greedy plan: some hundred microseconds.
 inline constexpr std::size_t gang_steps = 2'000;
 
-/// Plans the largest members first, then those that want to be near another one: the policy places each beside those
-/// before it. If one finds no place so, all ways to place them are tried, as far as `most_steps` of a node or a choice of
-/// devices suffice. So a gang of a few members on some tens of nodes is placed if it fits.
+/// Plans the largest members first, then members that want to be near another one: the policy
+/// places each beside those before it. If this leaves a member without a place, all ways to place
+/// them are tried, within `most_steps` nodes or choices of devices. So a gang of a few members on
+/// some tens of nodes is placed if it fits.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members,
@@ -108,8 +109,8 @@ requires placement_policy<P>
 
 /// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // In the order in which they were planned: who wants to be near another member comes after it. Labels can throw, so what is
-    // there is undone in the reverse order.
+    // In the order in which they were planned: who wants to be near another member comes after it.
+    // Labels can throw, so what is there is undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);

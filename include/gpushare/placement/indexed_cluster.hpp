@@ -79,13 +79,14 @@ public:
           changed_(std::max<std::size_t>(cluster_.size(), 1)),
           last_change_(cluster_.size(), 0) {}
 
-    /// What is free where.
+    /// The nodes and their free capacity.
     [[nodiscard]] const cluster& nodes() const noexcept { return cluster_; }
     /// The policy.
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
-    /// Adds, resizes, drains, resumes and removes nodes and devices, or places on them: `change(nodes)` does it on the cluster.
-    /// What was known of ratings is forgotten. If `change` throws, nothing happens.
+    /// Adds, resizes, drains, resumes and removes nodes and devices, or places on them:
+    /// `change(nodes)` does it on the cluster. Known ratings are forgotten. If `change` throws,
+    /// nothing happens.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = cluster_;

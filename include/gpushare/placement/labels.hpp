@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts labels, for affinity and anti-affinity: a request carries a label (`group`), wants a node that has one (`near`) or
-// one that hasn't (`apart`). One label_counts is of a node, another of the whole cluster.
+// Counts labels, for affinity and anti-affinity: a request carries a label (`group`), wants a node
+// that has one (`near`) or one that hasn't (`apart`). One label_counts is of a node, another of the
+// whole cluster.
 //
 //   gpushare::label_counts on_node;
 //   on_node.add(request);
@@ -21,7 +22,7 @@ inline namespace GPUSHARE_ABI {
 /// Counts the labels of placed requests. A value; equal contents compare equal.
 class label_counts {
 public:
-    /// Placed requests that carry the label, and those that want to be apart from it.
+    /// Placed requests that carry the label, and placed requests that want to be apart from it.
     struct count {
         label of{};                 ///< the label
         std::uint32_t carried = 0;  ///< placed requests that carry it
@@ -30,7 +31,7 @@ public:
         friend bool operator==(const count&, const count&) = default;
     };
 
-    /// Of one label.
+    /// The counts of one label.
     [[nodiscard]] count operator[](label of) const noexcept {
         const std::size_t at = place_of(of);
         return at < counts_.size() && counts_[at].of == of ? counts_[at] : count{of};
@@ -63,7 +64,8 @@ public:
     friend bool operator==(const label_counts&, const label_counts&) = default;
 
 private:
-    // Of the first that isn't smaller. Not std::ranges::lower_bound: that alone costs who includes this as much as a header of ours.
+    // The place of the first label that isn't smaller. Not std::ranges::lower_bound: including that
+    // alone costs as much as a header of ours.
     [[nodiscard]] std::size_t place_of(label of) const noexcept {
         std::size_t first = 0, end = counts_.size();
         while (first < end) {

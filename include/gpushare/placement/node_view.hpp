@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node has and what is free on it, as those see it who choose devices: policies, and a tenancy's device_choice.
+// A node's total and free capacity, as seen by code that chooses devices: policies, and a tenancy's
+// device_choice.
 //
 //   auto left_on_first = [](const gpushare::node_view& node) { return node.devices[0].permille; };
 #pragma once
@@ -26,7 +27,7 @@ struct node_description {
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
 
-/// What is free on one device.
+/// The free capacity of one device.
 struct free_device {
     std::uint32_t permille = 0;  ///< of device time
     bytes memory{};              ///< of the device
@@ -36,7 +37,7 @@ struct free_device {
     friend constexpr bool operator==(const free_device&, const free_device&) = default;
 };
 
-/// What is free on one node. A view: valid until the cluster changes.
+/// The free capacity of one node. A view: valid until the cluster changes.
 struct node_view {
     node_id id{};                            ///< in its cluster
     const node_description& whole;           ///< as it is when it is empty

@@ -89,7 +89,7 @@ public:
         using difference_type = std::ptrdiff_t;
 
         constexpr iterator() noexcept = default;
-        /// Of the devices whose bits are set.
+        /// Iterates over the devices whose bits are set.
         constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
         /// The lowest that is left.
         constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
@@ -168,8 +168,8 @@ struct placement_request {
     label near{};                 ///< only on a node with this label; its first member goes anywhere
     label apart{};                ///< only on a node without this label, and the other way round
     node_zone_id zone{};          ///< only on a node of this zone; 0: of any
-    /// Of which level's time `each` is a share, where shares are promised level by level, as a tenancy does. A cluster adds all
-    /// of them up; see capacity_calendar and admission_queue.
+    /// The level of whose time `each` is a share, where shares are promised level by level, as a
+    /// tenancy does. A cluster adds up all levels; see capacity_calendar and admission_queue.
     priority level{};
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
@@ -194,13 +194,13 @@ struct placement {
     friend constexpr bool operator==(const placement&, const placement&) = default;
 };
 
-/// What it takes of what that level has: no device time if its share is of another level's.
+/// The placement as that level sees it: it takes no device time if its share is of another level's.
 [[nodiscard]] constexpr placement seen_at(placement p, priority level) noexcept {
     if (p.request.level != level) p.request.each = {};
     return p;
 }
 
-/// What a request lacks.
+/// The resource that a request lacks.
 enum class shortage : std::uint8_t {
     none,           ///< nothing
     nodes,          ///< the cluster has no such node, or none at all

@@ -44,8 +44,9 @@ concept placement_policy = requires(P& policy, const node_view& n, const placeme
 template <class P>
 concept stable_placement_policy = placement_policy<const P>;
 
-/// And not on which node it is: a policy with `static constexpr bool by_state = true` rates nodes alike that are of the same
-/// description and have the same free, so that one of them has to be rated.
+/// And not on which node it is: a policy with `static constexpr bool by_state = true` rates nodes
+/// alike that are of the same description and have the same free, so that one of them has to be
+/// rated.
 template <class P>
 concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
@@ -76,8 +77,8 @@ inline void check_number(double value, double least, double most, std::string_vi
     throw operation_error(failure{errc::invalid_specification}, {}, m);
 }
 
-/// What the policy says, with a cost that is a number and devices on which the request fits: whatever fits is placed, whatever a
-/// policy says.
+/// The policy's rating, made safe: its cost is a number, and the request fits on its devices. Any
+/// request that fits is placed, whatever a policy says.
 template <class P>
 [[nodiscard]] rating rated(P& policy, const node_view& n, const placement_request& r) {
     constexpr double most = std::numeric_limits<double>::max();

@@ -124,10 +124,10 @@ private:
 
 }  // namespace detail
 
-/// Chooses the victims whose going lets a request of that level fit: tenants of one node, all of lower levels. Of all
-/// nodes it takes the one where the victims' highest level is lowest, then where they are fewest, then where the least
-/// device time is lost. None if the request fits without victims, or if no victims suffice. Looks at every node with
-/// tenants on it.
+/// Chooses the victims whose removal lets a request of that level fit: tenants of one node, all of
+/// lower levels. It takes the node where the victims' highest level is lowest, then where they are
+/// fewest, then where the least device time is lost. None if the request fits without victims, or
+/// if no victims suffice. Looks at every node with tenants on it.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -153,9 +153,10 @@ requires placement_policy<P>
     return preemption_plan{std::move(best->who), {r, where, detail::rated(policy, after[where], r).devices}};
 }
 
-/// The same for a gang, whose members are placed together: victims of any nodes, all of lower levels. Takes the lowest level up to which
-/// all of them going would do, and of these victims lets stay whom the gang leaves room for: the higher levels first, then those with
-/// the most device time. So no single victim could stay, but others might have been fewer. None if the gang fits
+/// The same for a gang, whose members are placed together: victims of any nodes, all of lower
+/// levels. Takes the lowest level up to which all of them going would do, and of these victims lets
+/// stay whom the gang leaves room for: the higher levels first, then those with the most device
+/// time. So no single victim could stay, but others might have been fewer. None if the gang fits
 /// without victims, or no plan was found (plan_gang).
 template <class P>
 requires placement_policy<P>

@@ -50,8 +50,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// What `value_descent` was tuned to. Half or twice of each changes little on lists that it wasn't tuned on
-/// (docs/placement.md), so there is seldom a reason to set one.
+/// The tuned parameters of `value_descent`. Half or twice of each changes little on lists that it
+/// wasn't tuned on (docs/placement.md), so there is seldom a reason to set one.
 struct value_descent_options {
     /// How much a permille of expected fragmentation counts against one of value. With 0, ties between equally valued
     /// nodes may break up the nodes that large requests need. From 0 to 1'000.

@@ -6,7 +6,7 @@
 //
 // If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring is in ring.hpp.
 //
-// What faster kernels do on devices and these don't:
+// Techniques of faster device kernels that these don't use:
 //   data with a flag in each word (NCCL's LL)    saves one shot its wait, some 1.3 us on one device, and halves the bandwidth
 //   sums in the switch (NVLink SHARP, multimem)  the order of the ranks isn't ours then, and results change from run to run
 //   R known when compiling in fused kernels, too  each pipeline would be compiled four times. They have the addresses of up to eight
@@ -30,7 +30,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a rank does in an all-reduce, block by block: the same body for a thread, a block of the host, a block of a device.
+/// A rank's part in an all-reduce, block by block: the same body for a thread, a block of the host,
+/// a block of a device.
 template <class T, class Op>
 struct all_reduce_body {
     const T* in;
@@ -79,14 +80,14 @@ private:
         return t.leave();
     }
 
-    /// A part of the elements straight from all inputs to all outputs: the least traffic there is, 2RS bytes. Within the
-    /// block's own elements, because other blocks may go another way.
+    /// A part of the elements straight from all inputs to all outputs: the least traffic there is,
+    /// 2RS bytes. Within the block's own elements, because other blocks may go another way.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault two_shot(session<Context>& t, std::uint32_t blocks, element_range of_block) const {
         if (!t.meet(signature(blocks), in, out)) return t.fault();
-        // All ranks cut at the cache lines of rank 0's output, which are mostly those of the others' too: nobody writes to a
-        // line that another rank writes to.
+        // All ranks cut at the cache lines of rank 0's output, which are mostly those of the
+        // others' too: nobody writes to a line that another rank writes to.
         constexpr std::size_t grain = cache_line_bytes / sizeof(T);
         const std::size_t first = reinterpret_cast<std::uintptr_t>(t.signal_from(0).out) / sizeof(T) + of_block.begin;
         const element_range part = shard_of_shifted(of_block.size(), first % grain, t.rank(), t.ranks(), grain);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run. By two shots each rank
-// combines its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them. By one shot,
-// for few bytes, each rank leaves its rows in its slots and does all of that with all rows, for itself: one wait instead of two.
+// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device
+// run. By two shots each rank combines its shard of the rows, runs the stages on them, and stores
+// the finished rows to all ranks, or keeps them. By one shot, for few bytes, each rank leaves its
+// rows in its slots and does all of that with all rows, for itself: one wait instead of two.
 //
 //   fused_body<float, sum, false, Stages...>{pipeline, out, plan}(session, blocks)
 #pragma once
@@ -49,8 +50,9 @@ struct combined_rows {
     }
 };
 
-/// The same by a thread of a device, which has the addresses of up to eight ranks in registers, and loads from all of them before it
-/// combines anything: each load takes a microsecond where it comes from another device.
+/// The same by a thread of a device, which has the addresses of up to eight ranks in registers, and
+/// loads from all of them before it combines anything: each load takes a microsecond where it comes
+/// from another device.
 template <class T, class Op>
 class held_rows {
 public:
@@ -180,7 +182,7 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, to);
-            // Who is done needn't look. All threads go on or none: rows have barriers.
+            // A rank that is done needn't look. All threads go on or none: rows have barriers.
             whole = mine.end - row <= step || t.all_agree(t.still_open());
         }
         return alone && whole ? t.leave() : t.finish_if(whole);
@@ -190,7 +192,8 @@ private:
     [[nodiscard]] GPUSHARE_HD std::size_t scratch_bytes() const noexcept {
         return (what.width * sizeof(float) + interference_bytes - 1) / interference_bytes * interference_bytes;
     }
-    /// Whether this goes by one shot. The same for all blocks: a row that one of them leaves to another rank would be nobody's.
+    /// Whether this goes by one shot. The same for all blocks: a row that one of them leaves to
+    /// another rank would be nobody's.
     [[nodiscard]] GPUSHARE_HD bool works_alone(std::size_t slot, std::size_t rows,
                                                std::uint32_t blocks) const noexcept {
         if constexpr (Sharded || !epilogue<Stages...>::any_row) {

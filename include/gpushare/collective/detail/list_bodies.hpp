@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of lists.hpp: what a rank does with the lists of all ranks, once it knows where they are. Of threads alone: a device
-// would need the lists in memory that all devices reach.
+// The bodies of lists.hpp: a rank's part in collectives on lists, once it knows where all ranks'
+// lists are. For threads only: a device would need the lists in memory that all devices reach.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ void each_piece(const std::span<T>* arrays, std::size_t count, element_range ran
     }
 }
 
-/// What all list collectives know of this rank's list.
+/// Facts about this rank's list that all list collectives use.
 template <class T>
 struct list_facts {
     const std::span<T>* arrays;
@@ -94,8 +94,9 @@ struct all_lists {
     }
 };
 
-/// Calls `f(array, range)` for the pieces of this rank's part of all elements: whole lines, as far as arrays begin with lines, so that
-/// ranks seldom write to one. What lies behind each other on every rank is one piece, `range` going on behind the array.
+/// Calls `f(array, range)` for the pieces of this rank's part of all elements: whole lines, as far
+/// as arrays begin with lines, so that ranks seldom write to one. Arrays that are contiguous on
+/// every rank form one piece; `range` then goes on behind the array.
 template <class T, class F>
 void each_run(const session<thread_context>& t, const list_facts<T>& list, const F& f) {
     constexpr std::size_t line = sizeof(T) < cache_line_bytes ? cache_line_bytes / sizeof(T) : 1;
@@ -120,7 +121,8 @@ void each_run(const session<thread_context>& t, const list_facts<T>& list, const
     if (run.size() != 0) f(first, run);
 }
 
-/// Combines `range` from the begin of array `a` on, by lines as far as there are any. Whether all of it is finite, if it `looks`.
+/// Combines `range` from the begin of array `a` on, by lines as far as there are any. Whether all
+/// of it is finite, if it `looks`.
 template <class T, class Op>
 [[nodiscard]] bool combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range,
                                  bool to_all, bool looks) noexcept {
@@ -168,8 +170,8 @@ template <class T, class Op>
     return one_by_one(range);
 }
 
-/// Combines this rank's part, looking up now and then. `finite`, if not null, becomes whether all elements are, of all ranks' parts: each
-/// looks at its own while it has it at hand.
+/// Combines this rank's part, looking up now and then. `finite`, if not null, becomes whether all
+/// elements are, of all ranks' parts: each looks at its own while it has it at hand.
 template <class T, class Op>
 [[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
                                             bool to_all, bool* finite) {

@@ -7,14 +7,16 @@
 //   ... read theirs, write theirs ...
 //   return s.finish();                                                     // all are done with mine
 //
-// Memory orders. What a rank wrote before `meet` is visible to the others after it: the rank's release of `ready` pairs
-// with their acquire. The same holds for `done`. On a device one thread does the release, after ctx.sync(), which
-// orders it after the writes of the whole block; one thread's acquire holds for all threads after the next sync.
+// Memory orders. A rank's writes before `meet` are visible to the others after it: the rank's
+// release of `ready` pairs with their acquire. The same holds for `done`. On a device one thread
+// does the release, after ctx.sync(), which orders it after the writes of the whole block; one
+// thread's acquire holds for all threads after the next sync.
 //
-// Accesses to host memory over the bus (see host_report) are few and off the path from entering to leaving: reads of one word
-// are served one by one, half a microsecond each, and a release waits for earlier writes over the bus. So a rank reports where
-// it is once it has waited or worked for long, and with one write behind the release by which it leaves. One thread looks for the
-// host's request while all wait for each other; who waits for long, or works for long, looks now and then.
+// Accesses to host memory over the bus (see host_report) are few and off the path from entering to
+// leaving: reads of one word are served one by one, half a microsecond each, and a release waits
+// for earlier writes over the bus. So a rank reports where it is once it has waited or worked for
+// long, and with one write behind the release by which it leaves. One thread looks for the host's
+// request while all wait for each other; a thread that waits or works for long looks now and then.
 #pragma once
 
 #include <chrono>
@@ -36,8 +38,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The context of a kernel body that a rank's own thread calls: one block of one thread, and a way of waiting that suits as many
-/// threads as there are ranks. What could run anywhere is marked so: nvcc looks at it in its device pass, too.
+/// The context of a kernel body that a rank's own thread calls: one block of one thread, and a way
+/// of waiting that suits as many threads as there are ranks. Functions that could run anywhere are
+/// marked so, since nvcc compiles them in its device pass, too.
 class thread_context {
 public:
     /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber cores.
@@ -60,7 +63,8 @@ public:
         if (turn >= busy_turns_) {
             std::this_thread::yield();
         } else {
-            // A flag that is looked at all the time comes later: who writes it has to take its cache line away from the readers.
+            // A flag that is looked at all the time comes later: who writes it has to take its
+            // cache line away from the readers.
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
@@ -87,7 +91,8 @@ struct smaller_word {
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
 
-/// How long whoever gives up waits, beyond its deadline, for the others to leave its buffers: microseconds where they run.
+/// How long whoever gives up waits, beyond its deadline, for the others to leave its buffers:
+/// microseconds where they run.
 inline constexpr std::int64_t leaving_grace = 200'000'000;  // ns
 inline constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
 
@@ -120,7 +125,8 @@ public:
     [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank) const noexcept {
         return view_.slot_of(rank, block_, epoch_);
     }
-    /// What `from` told this rank: valid after `meet`. Those of all ranks lie one after the other.
+    /// The signal of `from` to this rank: valid after `meet`. The signals of all ranks are
+    /// contiguous.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const peer_signal& signal_from(std::uint32_t from) const noexcept {
         return signal_of(from);
@@ -134,9 +140,10 @@ public:
 
     /// False if the group is closed, or this rank's previous collective isn't done: nothing happened then.
     ///
-    /// This block says that it is inside, and then looks whether it is closed; who gives up closes it, and then looks whether it
-    /// is inside. At least one sees the other (see atomic_ref::store_crossing): either this block turns back, or who gives up waits
-    /// for it to leave. Nobody touches a buffer of a rank that has returned.
+    /// This block says that it is inside, and then looks whether it is closed; who gives up closes
+    /// it, and then looks whether it is inside. At least one sees the other (see
+    /// atomic_ref::store_crossing): either this block turns back, or who gives up waits for it to
+    /// leave. Nobody touches a buffer of a rank that has returned.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
@@ -146,8 +153,9 @@ public:
             if (ctx_.thread_rank() == 0) last = own().epoch;  // beside `inside`: each load takes most of a microsecond
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
-                // It did nothing in there. On the host still a release: by C++20 this store hides that of the collective before it
-                // from whoever finds it outside. On devices the others have waited for what that one did.
+                // It did nothing in there. On the host still a release: by C++20 this store hides
+                // that of the collective before it from whoever finds it outside. On devices the
+                // others have waited for what that one did.
                 if constexpr (is_one_thread<Context>)
                     atomic_ref{own().inside}.store_release(0);
                 else
@@ -173,8 +181,8 @@ public:
     /// As many as `others` points to, if to any.
     static constexpr std::uint32_t shared_pointers = sizeof(peer_signal::other) / sizeof(void*);
 
-    /// Tells all ranks where this one's buffers are, and waits until all have done so. False: fault() says why, and this
-    /// rank has left.
+    /// Tells all ranks where this one's buffers are, and waits until all have done so. False:
+    /// fault() says why, and this rank has left.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
                                         void* const* others = nullptr) noexcept {
@@ -234,8 +242,8 @@ public:
         return leave();
     }
 
-    /// The end of work that was looked up from: finishes if all threads of the block did the whole of it, else gives up, for the
-    /// group has been closed.
+    /// The end of work that was looked up from: finishes if all threads of the block did the whole
+    /// of it, else gives up, for the group has been closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish_if(bool whole) noexcept {
         if (all_agree(whole)) return finish();
@@ -243,8 +251,9 @@ public:
         return fault_;
     }
 
-    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot. No barrier: behind
-    /// `finish` all threads are done with others' buffers, and slots stay as they are once somebody has given up.
+    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only
+    /// its slot. No barrier: behind `finish` all threads are done with others' buffers, and slots
+    /// stay as they are once somebody has given up.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {
@@ -256,8 +265,8 @@ public:
         return fault_;
     }
 
-    /// To be asked now and then in long work: false if the group has been closed. Each thread finds out by itself: all_agree() where
-    /// barriers follow.
+    /// Call now and then in long work: false if the group has been closed. Each thread finds out by
+    /// itself: use all_agree() where barriers follow.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
         if (block_ == 0 && ctx_.thread_rank() == 0) {
@@ -267,8 +276,9 @@ public:
         return !closed();
     }
 
-    /// Gives up: proposes this fault unless the group is closed already, closes it, leaves, and waits until no rank touches another
-    /// one's buffers, at most until the deadline or for leaving_grace, whichever is later.
+    /// Gives up: proposes this fault unless the group is closed already, closes it, leaves, and
+    /// waits until no rank touches another one's buffers, at most until the deadline or for
+    /// leaving_grace, whichever is later.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void fail(errc code, std::uint32_t who) noexcept {
         if (ctx_.thread_rank() == 0) {
@@ -288,8 +298,8 @@ public:
         return ctx_.reduce(yes ? 1U : 0U, smaller_word{}) != 0;
     }
 
-    /// A word by which ranks tell each other something. Of ranks that share a device these are accesses of that device's scope: a
-    /// release for the system takes half a microsecond longer.
+    /// Releases a word that one rank reads from another. Ranks that share a device use accesses of
+    /// that device's scope: a release for the system takes half a microsecond longer.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     GPUSHARE_HD void release(Word& word, std::type_identity_t<Word> value) const noexcept {
@@ -331,8 +341,9 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
 
-    /// A word that only this block writes, which orders nothing. The host's threads may look at those of their ranks at any time:
-    /// relaxed. On a device nobody else does (see host_report), one thread of the block writes it, and barriers are between.
+    /// A word that only this block writes, which orders nothing. The host's threads may look at
+    /// those of their ranks at any time: relaxed. On a device nobody else does (see host_report),
+    /// one thread of the block writes it, and barriers are between.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     [[nodiscard]] GPUSHARE_HD static Word kept(Word& word) noexcept {
@@ -350,8 +361,9 @@ private:
             word = value;
     }
 
-    /// False if a collective is inside. Two of the host's threads may try at once, and the host's memory tells them apart; on a
-    /// device launches of one channel follow each other (see submit.hpp), and the word has one writer.
+    /// False if a collective is inside. Two of the host's threads may try at once, and the host's
+    /// memory tells them apart; on a device launches of one channel follow each other (see
+    /// submit.hpp), and the word has one writer.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool say_inside() const noexcept {
         if constexpr (is_one_thread<Context>) {
@@ -371,29 +383,30 @@ private:
         stage_ = s;
         if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(s));
     }
-    /// Tells the host where the rank is, by its first block. relaxed: a snapshot for people. Several threads may, between two barriers
-    /// of the block: they tell the same.
+    /// Tells the host where the rank is, by its first block. relaxed: a snapshot for people.
+    /// Several threads may, between two barriers of the block: they tell the same.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void report() const noexcept {
         if (view_.reports == nullptr || block_ != 0) return;
         atomic_ref{view_.reports[rank_].place}.store_relaxed(std::uint64_t{epoch_} << 32 | progress_word(stage_));
     }
-    /// From inside: proposes, unless somebody has closed this block: then all that is missing is closed. relaxed: leaving is a release,
-    /// and whoever chooses has seen this block leave.
+    /// From inside: proposes, unless somebody has closed this block: then all that is missing is
+    /// closed. relaxed: leaving is a release, and whoever chooses has seen this block leave.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
         if (!closed()) atomic_ref{own().proposal}.store_relaxed(fault);
         close_group(view_);
     }
-    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the host's memory. relaxed: the word
-    /// is all there is to read.
+    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the
+    /// host's memory. relaxed: the word is all there is to read.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take_request() const noexcept {
         if (view_.reports == nullptr) return;
         const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_relaxed();
         if (asked != 0 && !closed()) close_for_host();
     }
-    /// Proposes nothing, for what the host asks for is where all ranks read it: so it may come from a block that is outside.
+    /// Proposes nothing, for what the host asks for is where all ranks read it: so it may come from
+    /// a block that is outside.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void close_for_host() const noexcept {
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_relaxed(1);
@@ -404,15 +417,17 @@ private:
         return view_.signal(rank_, from, block_, epoch_);
     }
 
-    /// Behind the group's end, by one thread, outside: waits for the others, and notes the fault that all ranks take, for this
-    /// block and for the host. Not out of line: on devices a call of it took up to 16 registers more.
+    /// Behind the group's end, by one thread, outside: waits for the others, and notes the fault
+    /// that all ranks take, for this block and for the host. Not out of line: on devices a call of
+    /// it took up to 16 registers more.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
         if (kept(own().verdict) != 0) return;
         close_group(view_);  // all of it, whatever became of who began
         const std::int64_t least = ctx_.now() + leaving_grace;
         const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
-        // Somebody closed the group and had said why. What ranks propose is here by now; what the host wants comes in its own time.
+        // The rank that closed the group had given its reason before. The ranks' proposals are here
+        // by now; the host's request comes in its own time.
         std::uint64_t chosen = chosen_proposal(view_);
         for (std::uint32_t turn = 0; chosen == 0 && ctx_.now() < least; ++turn) {
             ctx_.backoff(turn);
@@ -430,8 +445,8 @@ private:
         return collective_fault::unpacked(kept(own().verdict));
     }
 
-    /// Behind close_group. Blocks inside see that they are closed at their next step, which is microseconds away. False if one is
-    /// still inside when this one has waited long enough.
+    /// Behind close_group. Blocks inside see that they are closed at their next step, which is
+    /// microseconds away. False if one is still inside when this one has waited long enough.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool await_empty(std::int64_t until) const noexcept {
         for (std::uint32_t r = 0; r < ranks(); ++r)

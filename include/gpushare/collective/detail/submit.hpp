@@ -35,14 +35,16 @@ inline namespace GPUSHARE_ABI {
 
 /// How a rank's kernel is launched, and how long it waits.
 struct launch_options {
-    /// Of each rank, at most as many as the communicator has. 0: an all-reduce has as many as the tuning table says, and as
-    /// are there and fit beside each other; all else one.
+    /// The number of blocks of each rank, at most as many as the communicator has. 0: an all-reduce
+    /// has as many as the tuning table says, as far as they exist and fit beside each other; all
+    /// other collectives have one.
     std::uint32_t blocks = 0;
     std::uint32_t threads = 512;             ///< of a block, where a device has more than one
     ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
 };
 
-/// Ranks that one device can have: all bodies travel in the launch's arguments, so that a captured launch needs no memory.
+/// Ranks that one device can have: all bodies travel in the launch's arguments, so that a captured
+/// launch needs no memory.
 inline constexpr std::uint32_t max_shared_ranks = 16;
 
 namespace detail {
@@ -80,7 +82,7 @@ inline constexpr bool works_through_slots = requires {
 /// Ranks up to which a submission needs no memory.
 inline constexpr std::size_t ranks_in_place = 32;
 
-/// Of backends whose separate cooperative launches run side by side on a device wherever they fit.
+/// For backends whose separate cooperative launches run side by side on a device wherever they fit.
 template <class Stream>
 inline constexpr bool launches_run_together = !requires {
     requires !Stream::launches_run_together;
@@ -118,8 +120,9 @@ public:
     gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
         : entered_(gangs.enter(devices)), channel_(channel) {}
 
-    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later. errc::capturing where some of
-    /// the streams are captured, by whomever, and others aren't: some ranks would wait for the graph to be launched.
+    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later.
+    /// errc::capturing where some of the streams are captured, by whomever, and others aren't: some
+    /// ranks would wait for the graph to be launched.
     [[nodiscard]] errc prepare(std::span<Stream> streams) {
         std::size_t captured = 0;
         for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
@@ -128,7 +131,8 @@ public:
         if constexpr (room_making_order<Gangs, Stream>) points_.reserve(streams);
         return errc::none;
     }
-    /// What is captured runs when its graph is launched: nobody can wait for it here.
+    /// Whether it was captured: captured work runs when its graph is launched, so it can't be
+    /// awaited here.
     [[nodiscard]] bool captured() const noexcept { return captured_; }
 
     /// For blocks that are `part` of a device in all, of this gang.
@@ -158,7 +162,8 @@ private:
 
 using device_parts = gang_residents<immediate_point>;  // for its arithmetic
 
-/// What both forms of submitting refuse: members that aren't a whole group, more blocks than it has, and what its devices can't reach.
+/// Checks common to both forms of submitting. They refuse members that aren't a whole group, more
+/// blocks than it has, and memory that its devices can't reach.
 template <class Body>
 [[nodiscard]] errc check_members(std::span<const member> members, const launch_options& options) noexcept {
     if (members.empty() || members.size() != members[0].size() || options.blocks > members[0].view().blocks)
@@ -166,8 +171,8 @@ template <class Body>
     return members[0].view().direct || works_through_slots<Body> ? errc::none : errc::not_supported;
 }
 
-/// How many blocks each rank gets: as the caller says or, if that is open, `planned`, as far as there are so many and, of each rank,
-/// `room` for them.
+/// How many blocks each rank gets: as the caller says or, if that is open, `planned`, as far as
+/// there are so many and, of each rank, `room` for them.
 [[nodiscard]] inline std::uint32_t blocks_of(const member& of, const launch_options& options, std::uint32_t planned,
                                              std::uint64_t room) noexcept {
     if (options.blocks != 0) return options.blocks;
@@ -175,7 +180,7 @@ template <class Body>
     return static_cast<std::uint32_t>(std::max<std::uint64_t>(there, 1));
 }
 
-/// What each rank takes of its device, in device_parts. On the stack for few ranks.
+/// Each rank's part of its device, in device_parts. On the stack for few ranks.
 class rank_parts {
 public:
     explicit rank_parts(std::size_t ranks) : ranks_(ranks), many_(ranks > few_.size() ? ranks : 0) {}
@@ -197,8 +202,9 @@ private:
     std::vector<std::uint64_t> many_;
 };
 
-/// How many blocks each rank gets. Fills in which part of its device they are. errc::too_many_blocks where a device can't hold all that
-/// its ranks bring; errc::duplicate_device where the launches of one device don't run together. `kernel(r)` is the kernel of rank r.
+/// How many blocks each rank gets. Fills in which part of its device they are.
+/// errc::too_many_blocks where a device can't hold all that its ranks bring; errc::duplicate_device
+/// where the launches of one device don't run together. `kernel(r)` is the kernel of rank r.
 template <launcher Stream, class KernelOf>
 [[nodiscard]] result<std::uint32_t> divide_devices(std::span<const device_id> devices, std::span<Stream> streams,
                                                    const member& first, const launch_options& options,

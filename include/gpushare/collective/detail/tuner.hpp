@@ -28,7 +28,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What to measure.
+/// The range to measure.
 struct tune_options {
     bytes smallest{64};      ///< of a rank
     bytes largest = 64_MiB;  ///< of a rank
@@ -40,11 +40,12 @@ struct tune_options {
     /// caches are slower to read.
     bool results_are_read = true;
     instant deadline = never;  ///< of all of it
-    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and comes into the table; 0 leaves it out.
+    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and comes into
+    /// the table; 0 leaves it out.
     std::uint32_t most_blocks = 0;
 };
 
-/// What was found for one size.
+/// The result for one size.
 struct measured_plan {
     all_reduce_plan plan{};
     ns took{};                     ///< the median of a call in the same buffers
@@ -53,14 +54,15 @@ struct measured_plan {
 
 namespace detail {
 
-/// Whether so many bytes of a block go by `how` where a slot has `slot`: what doesn't fit goes another way, and would be timed
-/// under a false name.
+/// Whether so many bytes of a block go by `how` where a slot has `slot`: what doesn't fit goes
+/// another way, and would be timed under a false name.
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_block <= slot;
     return how != algorithm::ring || slot >= smallest_ring_slot;
 }
 
-/// The plan of the least cost. That of the size below where the best gains less than 10 %: what differs by noise isn't a row.
+/// The plan of the least cost. That of the size below where the best gains less than 10 %: what
+/// differs by noise isn't a row.
 [[nodiscard]] inline std::size_t cheapest(std::span<const all_reduce_plan> plans, std::span<const double> cost,
                                           const all_reduce_plan* below) {
     const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
@@ -122,7 +124,7 @@ public:
         return medians;
     }
 
-    /// Of a size; `below` is the plan of the next smaller one, if any.
+    /// The best plan for a size; `below` is the plan of the next smaller one, if any.
     [[nodiscard]] measured_plan best(std::uint64_t size, const all_reduce_plan* below) {
         const times took = measure(size);
         const std::size_t at = cheapest(plans, regrets(took), below);
@@ -146,8 +148,8 @@ public:
     static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
 
 private:
-    /// The plan that does the same as plan p where buffers are used so: nothing is streamed in place, and nothing asked for
-    /// ahead where it is.
+    /// The plan that does the same as plan p where buffers are used so: nothing is streamed in
+    /// place, and nothing asked for ahead where it is.
     [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
         all_reduce_plan plan = plans[p];
         if (!plan.streaming) return p;
@@ -227,7 +229,7 @@ template <class Choose>
     return tuning_table(std::move(rows));
 }
 
-/// Of tune() without a memory.
+/// The memory of tune() without one.
 struct no_plans_known {
     [[nodiscard]] static std::optional<all_reduce_plan> find(bytes) noexcept { return std::nullopt; }
     static void keep(bytes, const measured_plan&) noexcept {}

@@ -70,7 +70,7 @@ struct number_values {
             }
         }
     }
-    /// What a single access has moved, and will: a device's.
+    /// The values that a single access moves: a device's form.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     requires(packed<T>::width == N) [[nodiscard]] GPUSHARE_HD static number_values of(const packed<T>& p) noexcept {
@@ -119,7 +119,8 @@ struct float_values {
     GPUSHARE_HD void store(T* to) const noexcept {
         store_floats(to, all);
     }
-    /// Past the caches where `to` is a multiple of 16, for what nobody reads soon. Before a later release: finish_streaming().
+    /// Past the caches where `to` is a multiple of 16, for what nobody reads soon. Before a later
+    /// release: finish_streaming().
     template <class T>
     GPUSHARE_HD void stream(T* to) const noexcept {
         stream_floats(to, all);
@@ -136,7 +137,8 @@ struct float_values {
     }
 };
 
-/// What a thread of such a context takes at once of elements of type T, to combine them by Op.
+/// The values that a thread of such a context takes at once, of elements of type T, to combine them
+/// by Op.
 template <class Context, class T, class Op, class A = accumulator_t<T, Op>>
 using values_of = std::conditional_t<is_one_thread<Context> && std::same_as<A, float>, float_values<16>,
                                      number_values<A, is_one_thread<Context> ? 16 : 16 / sizeof(T)>>;

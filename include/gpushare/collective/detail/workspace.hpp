@@ -29,9 +29,9 @@ namespace detail {
 /// How far apart words of different writers are: two cache lines, because processors fetch them in pairs.
 inline constexpr std::size_t interference_bytes = 128;
 
-/// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so that no flag has to be cleared while a fast peer is already
-/// one collective ahead. Ranks are at most two epochs apart, so the sign of the difference decides even where the count has
-/// wrapped around.
+/// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so that no flag has to be
+/// cleared while a fast peer is already one collective ahead. Ranks are at most two epochs apart,
+/// so the sign of the difference decides even where the count has wrapped around.
 [[nodiscard]] GPUSHARE_HD constexpr bool epoch_reached(std::uint32_t flag, std::uint32_t epoch) noexcept {
     return static_cast<std::int32_t>(flag - epoch) >= 0;
 }
@@ -47,12 +47,12 @@ struct alignas(interference_bytes) block_state {
     std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
     // Written with 1 by whoever closes the group, and never taken back.
     std::uint32_t closed;
-    // Of block 0 of rank 0, among the host's threads, where these reach workspaces.
+    // In block 0 of rank 0, for the host's threads, where these reach workspaces.
     std::uint32_t host_claims;    // the first to add here proposes
     std::uint64_t host_proposal;  // a packed fault
 };
 
-/// What one rank tells another one in a collective. Written by the one.
+/// One rank's message to another in a collective. Written by the sender.
 struct alignas(interference_bytes) peer_signal {
     std::uint64_t
         ready;  // epoch at which what stands below is valid; above it the call's signature, to notice that ranks disagree
@@ -61,12 +61,13 @@ struct alignas(interference_bytes) peer_signal {
     const void* in;
     void* out;
     void* other[4];  // what an epilogue shares besides
-    // Counts of the ring, in the first of the two signals: chunks of partial results and of results that the writer has left
-    // in its slot.
+    // Counts of the ring, in the first of the two signals: chunks of partial results and of results
+    // that the writer has left in its slot.
     std::uint32_t partial_ready, result_ready;
 };
 
-/// What the host sees of a rank where it can't read the rank's workspace, and what it asks for: in memory that both reach.
+/// The host's view of a rank whose workspace it can't read, and the host's request: in memory that
+/// both reach.
 struct alignas(interference_bytes) host_report {
     std::uint64_t verdict;  // by the rank, before it returns it: a packed fault
     std::uint64_t place;    // by the rank's first block: its epoch, and below it kind and stage
@@ -93,8 +94,9 @@ struct workspace_view {
     [[nodiscard]] GPUSHARE_HD block_state& state(std::uint32_t rank, std::uint32_t block) const noexcept {
         return reinterpret_cast<block_state*>(workspaces[rank])[block];
     }
-    /// What `from` tells `rank` at `epoch`. Two signals by turns, and two slots below: whoever is one epoch ahead doesn't write
-    /// to what others still read, and nobody gets two ahead, because every collective waits for all ranks to come.
+    /// The signal of `from` to `rank` at `epoch`. Two signals by turns, and two slots below: a rank
+    /// that is one epoch ahead doesn't overwrite data that others still read, and no rank gets two
+    /// ahead, because every collective waits for all ranks to come.
     [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t rank, std::uint32_t from, std::uint32_t block,
                                                   std::uint32_t epoch) const noexcept {
         std::byte* const at = workspaces[rank] + blocks * sizeof(block_state);
@@ -126,20 +128,23 @@ struct workspace_view {
 
 // ---- how a group ends
 //
-// A block that gives up while it is inside writes a proposal where it alone writes, then closes all blocks and leaves. Blocks that
-// find themselves closed leave, and propose nothing. So once nobody is inside, all proposals that there will ever be are there,
-// and everyone chooses the same one. The host's request comes last: it may be made at any time.
+// A block that gives up while it is inside writes a proposal where it alone writes, then closes all
+// blocks and leaves. Blocks that find themselves closed leave, and propose nothing. So once nobody
+// is inside, all proposals that there will ever be are there, and everyone chooses the same one.
+// The host's request comes last: it may be made at any time.
 
-/// Out of line, also on a device (by value: what is referred to would lie in local memory): there are many places from which a
-/// kernel gives up, and this loop in each was a third of it. See session::enter for the order.
+/// Out of line, also on a device (by value: what is referred to would lie in local memory): there
+/// are many places from which a kernel gives up, and this loop in each was a third of it. See
+/// session::enter for the order.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)
         for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_crossing(1);
 }
 
-/// The proposal that stands: of the first rank that has made one, and its first block; the host's where no rank has. 0 if there is
-/// none. relaxed: each word is all there is to read. A rank's is there once the rank has left.
+/// The proposal that stands: of the first rank that has made one, and its first block; the host's
+/// where no rank has. 0 if there is none. relaxed: each word is all there is to read. A rank's is
+/// there once the rank has left.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)

@@ -22,7 +22,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a milli of cpu and a MiB of host memory cost on a node, in permille of device time.
+/// The prices of a milli of cpu and of a MiB of host memory on a node, in permille of device time.
 struct host_prices {
     double cpu = 0, memory = 0;
 
@@ -40,8 +40,9 @@ struct host_prices {
 
 /// Finds the prices at which the stream of requests, spread over the cluster's nodes by profit, is served evenly: the
 /// dual of a linear program that serves as many average streams as the empty cluster holds. (Talluri and van Ryzin, "An
-/// analysis of bid-price controls for network revenue management", 1998.) Multiplicative updates: each round every kind of
-/// node takes what is most profitable, and kinds taken more often than others get cheaper.
+/// analysis of bid-price controls for network revenue management", 1998.) Multiplicative updates:
+/// each round every kind of node takes what is most profitable, and kinds taken more often than
+/// others get cheaper.
 class price_search {
 public:
     price_search(const cluster& c, const workload& expected)
@@ -125,7 +126,7 @@ private:
         return (price_[i] - n.host.of(r)) / r.devices;
     }
 
-    /// What the node takes at its host prices; `part` of it is added to `taken_`.
+    /// The requests that the node takes at its host prices; adds `part` of this to `taken_`.
     usage fill(const node_kind& n, double part) {
         device_.clear();
         for (const auto i : n.kinds) device_.offer(i, net(n, i));
@@ -212,9 +213,9 @@ private:
 };
 
 /// The price of each of `expected.kinds()`, in permille of device time, scaled so that an average request costs what it
-/// takes. Kinds that fit on no node cost nothing. Looks at the nodes as if they were empty. Takes a tenth of a second for
-/// 150 kinds of requests with shares in steps of 1 %, on 15 kinds of nodes; seconds for thousands of kinds, or for steps of
-/// 0.1 %.
+/// takes. Kinds that fit on no node cost nothing. Looks at the nodes as if they were empty. Takes a
+/// tenth of a second for 150 kinds of requests with shares in steps of 1 %, on 15 kinds of nodes;
+/// seconds for thousands of kinds, or for steps of 0.1 %.
 [[nodiscard]] inline std::vector<double> bid_prices(const cluster& c, const workload& expected,
                                                     std::size_t rounds = 150, double first_step = 0.5) {
     return price_search(c, expected).after(rounds, first_step);

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a request that waits could have of each node, and whether a placement takes some of that away from it.
+// The capacity that a waiting request could use on each node, and whether a placement takes some of
+// it away.
 //
 //   const detail::competition waits(cluster, request.members, request.on);
 //   if (waits.harmed_by(p)) ...                  // p delays it: on a node where it could go, p takes what it then lacks
 //   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
 //
-// A placement harms who waits only where it takes what is short for them. A resource of which enough is left beside the
-// placement is in nobody's way, and neither is a device if enough others are free for them. Of a gang those members count that
-// could be on the placement's node at once, if nobody else were there. Members that share no node with the others wait for
-// nothing if they all fit now, beside the placement: then they leave that capacity to others.
+// A placement harms a waiting request only where it takes a resource that is short for the request.
+// If enough of a resource is left beside the placement, it harms nobody; nor does it by taking a
+// device if enough others are free. Of a gang, the members count that could be on the placement's
+// node at once if it were empty. Members that share no node with the others wait for nothing if
+// they all fit now, beside the placement: then they leave that capacity to others.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +44,8 @@ public:
         return takes_wanted(p, w) && !fit_beside(p);
     }
 
-    /// Takes of `left`, which is the cluster, what is kept for it, so that no placement there harms it; `by`: who is to be placed
-    /// there. `shares`: whether these want of the same device time.
+    /// Takes of `left`, which is the cluster, what is kept for it, so that no placement there harms
+    /// it; `by`: who is to be placed there. `shares`: whether these want of the same device time.
     void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
         const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
@@ -72,7 +74,7 @@ private:
         bytes device_memory{}, all_memory{};           // likewise
         device_set usable{};
     };
-    // Of each of those members that could be on a node.
+    // The needs of each member that could be on a node.
     struct needs {
         std::vector<std::uint64_t> cpu_milli, memory, devices, permille, device_memory, time, all_memory;
 
@@ -122,7 +124,8 @@ private:
         return n != 0 && wanted != 0 && free - std::min(n, free) < wanted;
     }
 
-    // Of those members that could be on that node at once, as many as fit into the whole of it.
+    // The wants of the members that could be on that node at once: as many members as fit into the
+    // whole node.
     [[nodiscard]] wants on_node(node_id id) const {
         wants w;
         if (members_.size() == 1) {
@@ -167,8 +170,8 @@ private:
         return cluster_.could_fit(m, id, on_) && may_be_near(m, id);
     }
 
-    // Whether all members that could be on that node, and those that share others with them, have places now beside the
-    // placement: whoever leaves, they don't wait for it.
+    // Whether all members that could be on that node, and members that share other nodes with them,
+    // have places now beside the placement. If so, they don't wait for any departure.
     [[nodiscard]] bool fit_beside(const placement& p) const {
         if (members_.size() == 1 || !on_.empty() || std::ranges::any_of(members_, has_labels)) return false;
         const std::vector<std::size_t> all = together_with(p.node);
@@ -189,7 +192,7 @@ private:
         }
         return false;
     }
-    // The members that could be on that node, those that could be where these could, and so on.
+    // The members that could be on that node, members that could be where these could, and so on.
     [[nodiscard]] std::vector<std::size_t> together_with(node_id id) const {
         std::vector<std::size_t> all;
         std::vector<bool> is_in(members_.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks for places for all members of a gang, by trying one after the other and going back: for gangs that a greedy plan
-// doesn't place, and to tell whether one can be placed at all.
+// Looks for places for all members of a gang, by trying one after the other and going back: for
+// gangs that a greedy plan doesn't place, and to tell whether one can be placed at all.
 //
 //   detail::gang_search search(cluster, members, order, 2'000);
 //   if (search.run([](const cluster&, const placement&) { return true; })) use(search.placements());
@@ -23,8 +23,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One search. Of nodes that are alike, of devices with the same free, and of members that ask for the same, one order is
-/// tried. A step is a node or a choice of devices that was looked at.
+/// One search. Alike nodes, devices with the same free capacity, and equal members are tried in one
+/// order only. A step is one node, or one choice of devices, looked at.
 class gang_search {
 public:
     /// `order`: the members' numbers in the order in which they are tried. `members` must outlive it.

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads a cache line of elements, combines it with those of the other ranks and stores it, in the widest vectors that the processor
-// has, whatever flags the file is compiled with. It is the inner loop of an all-reduce on a CPU.
+// Loads a cache line of elements, combines it with those of the other ranks and stores it, in the
+// widest vectors that the processor has, whatever flags the file is compiled with. It is the inner
+// loop of an all-reduce on a CPU.
 //
 //   line_ends ends{.signals = &s.signal_from(0), .ranks = 2, .in = first * sizeof(float), .out = first * sizeof(float)};
 //   combine_lines<float>(widest_vectors(), sum{}, ends, lines, line_stores::cached);
 //
-// A vector of a line's 64 bytes wins in two ways over four of 16: second-level caches give and take twice as much, and a
-// store past the caches holds a buffer for one instruction, not for four.
+// A vector of a line's 64 bytes wins in two ways over four of 16: second-level caches give and take
+// twice as much, and a store past the caches holds a buffer for one instruction, not for four.
 //
-// Several lines of one array, then as many of the next: large arrays mostly begin at the same place of a page, and a line of
-// each in turn makes some processors (AMD's, whose first-level caches guess a line's place from a few bits of its address) take
-// two to three times as long.
+// Several lines of one array, then as many of the next: large arrays mostly begin at the same place
+// of a page, and a line of each in turn makes some processors (AMD's, whose first-level caches
+// guess a line's place from a few bits of its address) take two to three times as long.
 //
-// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and what isn't inlined into a function that is
-// compiled for wide vectors doesn't compile.
+// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and what isn't
+// inlined into a function that is compiled for wide vectors doesn't compile.
 #pragma once
 
 #include <concepts>
@@ -37,15 +38,15 @@ namespace detail {
 
 inline constexpr std::size_t cache_line_bytes = 64;
 
-/// How results are stored. Past the caches is for what nobody reads soon, and needs lines that all begin at multiples of 64;
-/// finish_streaming() before the next release.
+/// How results are stored. Past the caches is for what nobody reads soon, and needs lines that all
+/// begin at multiples of 64; finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
 /// The least that combining by lines takes: older processors go by elements, in vectors of 16 bytes.
 inline constexpr vector_width least_for_lines = vector_width::avx2;
 
-/// Where lines are: `in` and `out` bytes behind what each rank signals. `ahead` and `places` as in a all_reduce_plan. `only`: where
-/// results go if not to all ranks, `out` bytes behind it.
+/// Where lines are: `in` and `out` bytes behind what each rank signals. `ahead` and `places` as in
+/// a all_reduce_plan. `only`: where results go if not to all ranks, `out` bytes behind it.
 struct line_ends {
     const peer_signal* signals;
     std::uint32_t ranks;
@@ -62,7 +63,8 @@ struct line_ends {
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 
-/// What lines of T are computed in: as accumulator_t says; or in integers as small as T, where the same bits come out.
+/// The type in which lines of T are computed: accumulator_t; or integers as small as T, where the
+/// same bits come out.
 template <class T, class Op>
 struct line_number {
     using type = accumulator_t<T, Op>;
@@ -75,8 +77,8 @@ requires(sizeof(T) < 4 && (wrapping_op<Op> || selecting_op<Op>)) struct line_num
 template <class T, class Op>
 using line_number_t = typename line_number<T, Op>::type;
 
-/// Whether Op can work on vectors where they lie: one that is passed or returned by value would need the whole file compiled
-/// for its width.
+/// Whether Op can work on vectors where they lie: one that is passed or returned by value would
+/// need the whole file compiled for its width.
 template <class A, class Op>
 concept works_in_place = requires(A& a, const A& b) {
     Op::into(a, b);
@@ -94,19 +96,20 @@ inline constexpr bool combines_lines = averages_integers<T, Op> ||
                                         (std::same_as<T, line_number_t<T, Op>> || is_stored_number<T> ||
                                          (std::integral<T> && sizeof(T) == sizeof(line_number_t<T, Op>))));
 
-/// Of how many ranks at most: of integers, sums must be exact in what they are computed in.
+/// The most ranks that lines support: integer sums must be exact in the type that computes them.
 template <class T, class Op>
 inline constexpr std::uint32_t most_ranks_for_lines = averages_integers<T, Op> ? 256 : ~0U;
 
-/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
-/// floats in them apart, element by element.
+/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW,
+/// g++ 12 takes comparisons of floats in them apart, element by element.
 template <class T, class Op>
 inline constexpr vector_width most_for_lines = sizeof(line_number_t<T, Op>) < 4 || averages_integers<T, Op> ||
                                                        (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
                                                    ? vector_width::avx2
                                                    : vector_width::avx512;
 
-/// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to compile than all of this library's.
+/// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to
+/// compile than all of this library's.
 template <std::size_t Bytes, class Vector>
 [[gnu::always_inline]] inline void store_past_caches(const Vector& v, std::byte* to) noexcept {
     Vector& at = *reinterpret_cast<Vector*>(to);
@@ -120,8 +123,9 @@ template <std::size_t Bytes, class Vector>
 #endif
 }
 
-/// Numbers that are computed with as they lie in memory, in registers of so many bytes. A model of what a cache_line moves by:
-/// `wide`, a vector of `number`, in which it computes; `narrow`, as that lies in memory; and what makes one of the other.
+/// Numbers that are computed with as they lie in memory, in registers of so many bytes. A model of
+/// what a cache_line moves by: `wide`, a vector of `number`, in which it computes; `narrow`, as
+/// that lies in memory; and what makes one of the other.
 template <class A, std::size_t Bytes>
 struct plain_moves {
     using number = A;
@@ -136,8 +140,9 @@ struct plain_moves {
 
 /// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every NaN the same.
 ///
-/// The conversions of float16 are in every processor with AVX2, and in AVX-512. g++ has no word for any of these in a file that
-/// isn't compiled for them, and takes several instructions for what one does.
+/// The conversions of float16 are in every processor with AVX2, and in AVX-512. g++ has no word for
+/// any of these in a file that isn't compiled for them, and takes several instructions for what one
+/// does.
 template <class T, std::size_t Bytes>
 struct half_moves {
     using number = float;
@@ -190,9 +195,10 @@ struct half_moves {
     }
 };
 
-/// 8-bit floats in registers of so many bytes. Float16 is the way there and back: its exponents hold theirs, so one instruction
-/// converts a number that has been moved to its place. What is stored is rounded before, by an addition: a float of so many powers of
-/// two more has its last bit where the format's last bit is, and the adder rounds to even.
+/// 8-bit floats in registers of so many bytes. Float16 is the way there and back: its exponents
+/// hold theirs, so one instruction converts a number that has been moved to its place. Before a
+/// store, an addition rounds: a float of so many powers of two more has its last bit where the
+/// format's last bit is, and the adder rounds to even.
 template <class T, std::size_t Bytes>
 struct small_float_moves {
     using number = float;
@@ -208,7 +214,8 @@ struct small_float_moves {
     static constexpr bool is_e5m2 = std::same_as<T, fp8_e5m2>;  // the upper half of a float16
     static constexpr float largest = is_e5m2 ? 57344.0F : 448.0F, smallest_normal = is_e5m2 ? 0x1p-14F : 0x1p-6F;
     static constexpr float to_float16 = is_e5m2 ? 1.0F : 0x1p-8F;
-    // Added to the bits of a power of two: what has its last bit 3 or 2 powers below, and a half of itself, for negative numbers.
+    // Added to the bits of a power of two: what has its last bit 3 or 2 powers below, and a half of
+    // itself, for negative numbers.
     static constexpr std::uint32_t adder = ((is_e5m2 ? 21U : 20U) << 23) + 0x40'0000U;
 
     [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
@@ -288,9 +295,9 @@ private:
     }
 };
 
-/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of them exactly. Their average rounded
-/// towards zero is the quotient without what follows the point: one that isn't whole is further from the next whole number than
-/// rounding moves it.
+/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of
+/// them exactly. Their average rounded towards zero is the quotient without what follows the point:
+/// one that isn't whole is further from the next whole number than rounding moves it.
 template <class T>
 struct integer_moves {
     static constexpr bool of_words = sizeof(T) == 4;
@@ -383,7 +390,8 @@ public:
     [[gnu::always_inline]] void store(std::byte* to) const noexcept {
         store_parts<Stores>(to, all{});
     }
-    /// What isn't finite leaves NaN in `seen`: so it is times 0, and what that is added to.
+    /// A value that isn't finite leaves NaN in `seen`: its product with 0 is NaN, and so is any sum
+    /// with that.
     [[gnu::always_inline]] void show(wide (&seen)[vectors]) const noexcept { show_parts(seen, all{}); }
 
 private:
@@ -603,7 +611,7 @@ template <class Line, class Op>
     return look.all_finite();
 }
 
-// Of lines and not of elements: signed and unsigned ones mostly share them.
+// Instantiated for lines and not for elements: signed and unsigned ones mostly share them.
 template <class Line, class Op>
 [[gnu::target("avx512f,prfchw"), gnu::noinline]] void combine_by_avx512(const line_ends& ends, std::size_t lines,
                                                                         line_stores stores) noexcept {

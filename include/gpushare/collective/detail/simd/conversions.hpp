@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between floats and what is stored in fewer bits, one by one or a register at once: bfloat16, float16, the 8-bit
-// formats and int8_t. Rounds as stored_number does, to the bit.
+// Conversions between floats and what is stored in fewer bits, one by one or a register at once:
+// bfloat16, float16, the 8-bit formats and int8_t. Rounds as stored_number does, to the bit.
 //
 //   using bfloat16_format = gpushare::detail::number_format<8, 7>;
 //   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);    // x: a float, or a simd of them
@@ -41,8 +41,8 @@ struct narrow_lanes {
             const words safe = select(abs > 0x7f80'0000, nan << dropped, bits);
             return (safe + below_half + ((safe >> dropped) & 1)) >> dropped;
         } else {
-            // Below the smallest normal number, an addition leaves a count of the smallest positive one in the last bits,
-            // which the adder has rounded.
+            // Below the smallest normal number, an addition leaves a count of the smallest positive
+            // one in the last bits, which the adder has rounded.
             constexpr int bias = Format::bias, mantissa = 23 - dropped;
             constexpr std::int32_t unit = (127 + 24 - bias - mantissa) << 23;
             const words small = bits_of(from_bits(abs) + __builtin_bit_cast(float, unit)) - unit;
@@ -59,7 +59,8 @@ struct narrow_lanes {
     }
 };
 
-/// And back, which is exact: number_format::widen without branches. What lies above the format's bits in a word is ignored.
+/// And back, which is exact: number_format::widen without branches. Bits above the format's in a
+/// word are ignored.
 template <class Format>
 struct widen_lanes {
     template <class Words>
@@ -69,7 +70,8 @@ struct widen_lanes {
         } else {
             constexpr auto magnitude = static_cast<std::int32_t>(Format::magnitude);
             constexpr int dropped = Format::dropped, mantissa = 23 - dropped;
-            // A subnormal number is a count of the smallest positive one. The product is normal, so no flush to zero hits it.
+            // A subnormal number is a count of the smallest positive one. The product is normal, so
+            // no flush to zero hits it.
             constexpr auto smallest =
                 __builtin_bit_cast(float, static_cast<std::int32_t>(128 - Format::bias - mantissa) << 23);
             const Words abs = from & magnitude, sign = (from & (magnitude + 1)) << (32 - Format::bits);
@@ -176,8 +178,8 @@ struct spread_elements {
 
 #if defined(__x86_64__)
 
-// What registers of 32 bytes have instructions for, and g++ has no word for in a file that isn't compiled for them. They are inlined
-// into functions that are. Every processor with AVX2 converts float16.
+// Instructions of 32-byte registers for which g++ has no builtin in a file that isn't compiled for
+// them. Inlined into functions that are. Every processor with AVX2 converts float16.
 template <class T>
 [[gnu::target("avx2,f16c")]] inline void spread_by_avx2(const T* from, simd<std::int32_t, 8>& to) noexcept {
     using spread = spread_elements<T, 8>;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// `simd`: 4 or 8 floats or integers in one vector register of the host. Code for them reads as it does for a single number, so a
-// device, whose threads have one number each, runs the same code.
+// `simd`: 4 or 8 floats or integers in one vector register of the host. Code for them reads as it
+// does for a single number, so a device, whose threads have one number each, runs the same code.
 //
 //   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }    // float or simd
 //
-// Which width may be used is known when the program runs: code for wide registers is inlined into functions that are compiled
-// for them (see epilogue_apply.hpp), and what isn't inlined, in a build without optimisation, works on narrow ones.
+// Which width may be used is known when the program runs: code for wide registers is inlined into
+// functions that are compiled for them (see epilogue_apply.hpp), and what isn't inlined, in a build
+// without optimisation, works on narrow ones.
 #pragma once
 
 #include <concepts>
@@ -29,8 +30,9 @@ struct vector_of {
     using type [[gnu::vector_size(Bytes)]] = T;
 };
 
-/// Bytes as they lie in memory, at any address, whatever they are. Through these and not by memcpy, which g++ 12 takes for a move
-/// of an integer of 128 bits: in two halves, through general registers.
+/// Bytes as they lie in memory, at any address, whatever they are. Through these and not by memcpy,
+/// which g++ 12 takes for a move of an integer of 128 bits: in two halves, through general
+/// registers.
 template <std::size_t Bytes>
 struct in_memory;
 template <>
@@ -57,7 +59,8 @@ struct in_memory<64> {
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-/// What this processor has. A few instructions. Neither without f16c, which code for both takes for halves: a virtual machine may hide it.
+/// The widest vectors of this processor. A few instructions. AVX2 and AVX-512 count only with f16c,
+/// which the code for both uses for halves: a virtual machine may hide it.
 [[nodiscard]] inline vector_width widest_vectors() noexcept {
     static const bool halves = [] {  // clang has no name for it
         unsigned a = 0, b = 0, c = 0, d = 0;
@@ -73,8 +76,8 @@ enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #ifndef __CUDA_ARCH__  // device code must not even name a vector
 
-/// In a function of its own: in one that isn't compiled for such vectors, g++ 12 puts them together number by number, which stays so
-/// when it is inlined into one that is.
+/// In a function of its own: in one that isn't compiled for such vectors, g++ 12 puts them together
+/// number by number, which stays so when it is inlined into one that is.
 template <class T, class Raw>
 #if defined(__x86_64__) && !defined(__clang__)
 [[gnu::target("avx2,f16c")]]
@@ -84,8 +87,9 @@ spread_over_eight(T x, Raw& to) noexcept {
     to = Raw{x, x, x, x, x, x, x, x};
 }
 
-/// W numbers of type float or std::int32_t. Integers wrap; shifts to the right copy the sign; comparisons give a mask for
-/// select(). Never passed in registers, since how would depend on the flags of the file: its copy isn't trivial.
+/// W numbers of type float or std::int32_t. Integers wrap; shifts to the right copy the sign;
+/// comparisons give a mask for select(). Never passed in registers, since how would depend on the
+/// flags of the file: its copy isn't trivial.
 template <class T, std::uint32_t W>
 class simd {
     static_assert((std::same_as<T, float> || std::same_as<T, std::int32_t>)&&(W == 4 || W == 8));
@@ -174,7 +178,8 @@ using words_of = typename words_for<R>::type;
 [[nodiscard]] GPUSHARE_HD inline std::int32_t wrapping_sum(std::int32_t a, std::int32_t b) noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
 }
-/// No addition is contracted with this product, of one float or several: the compiler no longer knows where it comes from.
+/// No addition is contracted with this product, of one float or several: the compiler no longer
+/// knows where it comes from.
 template <class V>
 [[gnu::always_inline]] inline void keep_apart([[maybe_unused]] V& product) noexcept {
 #if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
