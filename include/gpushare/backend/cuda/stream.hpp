@@ -294,6 +294,8 @@ public:
     /// checks each launch itself: the answer replaces the launch's error.
     class launch_errors {
     public:
+        /// From now on, of no stream in particular: an earlier error hides a later one of the same kind.
+        launch_errors() noexcept : before_(cudaPeekAtLastError()) {}
         /// From now on.
         explicit launch_errors(const stream& s) noexcept : before_(cudaPeekAtLastError()) {
             if (!is_left_by_launch(before_) || is_sticky(before_)) return;  // what is sticky stays whatever is done
