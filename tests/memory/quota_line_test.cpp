@@ -39,7 +39,8 @@ struct node {
     bool held_back = false;  // for somebody who waits
     std::optional<quota> real{};
     int depth = 0, children = 0, claims = 0;
-    std::uint64_t mine = 0;  // charged here by the test itself, or left behind by a child that ended
+    std::uint64_t promised = 0;  // to its children
+    std::uint64_t mine = 0;      // charged here by the test itself, or left behind by a child that ended
 
     [[nodiscard]] std::uint64_t held() const { return std::max(guaranteed, used); }
     [[nodiscard]] std::uint64_t borrowed() const { return held() - guaranteed; }
@@ -60,14 +61,17 @@ struct node {
     bool resize(std::uint64_t guarantee, std::uint64_t burst_) {
         const auto holds = std::max(guarantee, used), before = held();
         if (parent != nullptr && holds > before && !parent->charge(holds - before, false)) return false;
+        if (parent != nullptr) parent->promised += guarantee - guaranteed;
         guaranteed = guarantee;
         burst = burst_;
         if (parent != nullptr && holds < before) parent->release(before - holds);
         return true;
     }
-    [[nodiscard]] bool can_ever_have(std::uint64_t n) const {
-        if (n > guaranteed + burst) return false;
-        return n <= guaranteed || parent->can_ever_have(n - guaranteed);
+    [[nodiscard]] bool can_ever_have(std::uint64_t n) const { return n <= attainable(); }
+    /// If nothing were charged anywhere, and all guarantees stayed.
+    [[nodiscard]] std::uint64_t attainable() const {
+        const auto all = guaranteed + (parent == nullptr ? 0 : std::min(burst, parent->attainable()));
+        return all - std::min(all, promised);
     }
     /// Nobody who comes later gets what `n` bytes here may come from.
     void hold_back(std::uint64_t n) {
@@ -171,7 +175,9 @@ private:
             return !fits;
         }
         ++parent.children;
+        parent.promised += guaranteed;
         nodes_.push_back(std::move(fresh));
+        if (fits) refuse_hopeless();
         serve();
         return fits;
     }
@@ -180,6 +186,7 @@ private:
         if (n.depth == 0 || n.children > 0 || n.claims > 0) return true;
         n.parent->release(n.held() - n.used);
         n.parent->mine += n.mine;
+        n.parent->promised -= n.guaranteed;
         --n.parent->children;
         std::erase_if(nodes_, [&](const auto& other) { return other.get() == &n; });
         serve();

@@ -114,6 +114,7 @@ struct alignas(64) quota_node {
         if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
         child.next_ = std::exchange(children_, &child);
         promised_ += child.guaranteed_;
+        if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;  // others may wait for what is promised now
         note_borrower(child);
         serve_waiters();  // who has less than before may be stopped further down, and let others by
         return true;
