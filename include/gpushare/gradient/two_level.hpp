@@ -444,6 +444,9 @@ public:
             s_->options.chunk = std::min(s_->options.chunk, bytes{all[std::size_t{2} * p + 1]});
         }
         s_->ranks = detail::ranks_of_processes(sizes);
+        // Nobody goes on, and fails, before all know the sizes: by these a fault names its rank. So a fault from here on is
+        // told by the first call of each rank, as the transport keeps it.
+        (void)outer.barrier(deadline);
     }
 
     /// Throws operation_error (errc::invalid_specification) for one that isn't there.
