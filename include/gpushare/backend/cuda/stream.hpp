@@ -365,7 +365,11 @@ public:
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
-    enum class memory_of : bool { this_device, any_device };
+    /// Whose memory a call may use, and whose loss it may therefore tell of.
+    enum class memory_of : bool {
+        this_device,  ///< the stream's own
+        any_device,   ///< of others as well
+    };
     template <class F>
     void on_device(F& call, const char* name, memory_of uses) {
         cudaError_t code = cudaSuccess;
