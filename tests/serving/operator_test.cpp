@@ -101,7 +101,7 @@ TEST_CASE("a table of operators that isn't as it should be is refused with its l
                                                       "1",   "3",   "#", "-", "\t", "99999999999"};
     for (int round = 0; round < 5000; ++round) {
         std::string text;
-        for (auto n = any.below(24); n != 0; --n)
+        for (auto left = any.below(24); left != 0; --left)
             text += any.one_in(20) ? std::string(1, static_cast<char>(any.below(256))) : std::string(any.of(tokens));
         if (loading(text) != errc::none) continue;
         const auto t = operator_table::load(text);  // what is accepted comes back
