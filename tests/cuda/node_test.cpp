@@ -34,6 +34,7 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
+#include "support/leaks.hpp"
 
 namespace node_test {
 
@@ -503,6 +504,7 @@ TEST_CASE("what goes after the driver does so quietly, as static objects do at t
           "[cuda][node][fault]") {
     const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
     {
+        const support::leaks_are_meant here;  // of a driver that has gone nobody knows what is over
         household all;
         standin::unload();
         CHECK(all.point.wait(gpushare::never));
