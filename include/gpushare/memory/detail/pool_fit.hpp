@@ -58,11 +58,7 @@ public:
     /// wastes nothing but may overlook some that are not even one class (3%) bigger than needed.
     /// Throws std::bad_alloc if the host has no memory for the bookkeeping, and then nothing has changed.
     [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment) {
-        const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
-        const auto from = classes::covering((size + slack) / pool_granule);
-        pool_block* b = lists_[parts].first_from(from);
-        if (b == nullptr) b = lists_[wholes].first_from(from);  // what is in use fills up first
-        return b == nullptr ? nullptr : &carve(*b, size, alignment);
+        return take_from(parts, wholes, size, alignment);
     }
 
     /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest,
@@ -80,13 +76,9 @@ public:
         return nullptr;
     }
 
-    /// Out of a range of large blocks: what is in use fills up first. Null if nothing surely fits. Throws as take.
+    /// As take, out of a range of large blocks.
     [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment) {
-        const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
-        const auto from = classes::covering((size + slack) / pool_granule);
-        pool_block* b = lists_[own_parts].first_from(from);
-        if (b == nullptr) b = lists_[owns].first_from(from);
-        return b == nullptr ? nullptr : &carve(*b, size, alignment);
+        return take_from(own_parts, owns, size, alignment);
     }
 
     /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
@@ -230,6 +222,15 @@ private:
     // As long as a block is free, its neighbours stay what they are.
     [[nodiscard]] static set set_of(const pool_block& b) noexcept {
         return b.own ? (b.whole_range() ? owns : own_parts) : b.whole_range() ? wholes : parts;
+    }
+
+    // Ranges in use fill up before an empty one is cut.
+    [[nodiscard]] pool_block* take_from(set in_use, set empty, std::uint64_t size, std::size_t alignment) {
+        const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
+        const auto from = classes::covering((size + slack) / pool_granule);
+        pool_block* b = lists_[in_use].first_from(from);
+        if (b == nullptr) b = lists_[empty].first_from(from);
+        return b == nullptr ? nullptr : &carve(*b, size, alignment);
     }
 
     // Free blocks by class.
