@@ -345,13 +345,19 @@ public:
     }
     void enqueued_on_device(F&& call, const char* name, sm_fill fills = {.opaque = true}) {
         state_->widths.note(fills);
-        on_device(call, name, memory_of::any_device);
+        const cudaError_t code = on_device(call);
+        // Copies, fills and graphs may use memory of other devices, and tell of the loss of one of those as well.
+        if (is_sticky(code) && state_->device->health().answers()) {
+            (void)detail::handled(code);
+            fail(code, "using memory of another device, which is lost");
+        }
+        enqueued(code, name);
     }
     /// The same around the launch of the kernel `entry`.
     template <class F>
     void launched(const void* entry, grid g, F&& launch) {
         state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
-        on_device(launch, "launching a kernel", memory_of::this_device);
+        enqueued(on_device(launch), "launching a kernel");
     }
     /// errc::none, capturing, or the driver's answer; see captured(). To rely on it for a while,
     /// hold off captures.
@@ -365,24 +371,11 @@ public:
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
-    /// Whose memory a call may use, and whose loss it may therefore tell of.
-    enum class memory_of : bool {
-        this_device,  ///< the stream's own
-        any_device,   ///< of others as well
-    };
     template <class F>
-    void on_device(F& call, const char* name, memory_of uses) {
+    [[nodiscard]] cudaError_t on_device(F& call) {
         cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(state_->device->context(), code);
-            if (code == cudaSuccess) code = call();
-        }
-        // Copies, fills and graphs may use memory of other devices, and tell of the loss of one of those as well.
-        if (uses == memory_of::any_device && is_sticky(code) && state_->device->health().answers()) {
-            (void)detail::handled(code);
-            fail(code, "using memory of another device, which is lost");
-        }
-        enqueued(code, name);
+        const device_guard on(state_->device->context(), code);
+        return code == cudaSuccess ? call() : code;
     }
 
     void wait_uncaptured(const point& p) {
