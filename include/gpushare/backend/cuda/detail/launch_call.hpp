@@ -107,13 +107,6 @@ template <class Dimensions>
     c.guess = ns{2000 + static_cast<std::int64_t>(size / 25)};
     return c;
 }
-template <class Copy>
-[[nodiscard]] launch_call box(CUstream s, CUpti_CallbackId id, const Copy* p) noexcept {
-    std::uint64_t bytes = p->WidthInBytes * p->Height;
-    if constexpr (requires { p->Depth; }) bytes *= p->Depth;
-    return transfer(s, id, bytes);
-}
-
 // The functions on the thread's own default stream have parameters of the same layout.
 template <class P, class OfThread>
 [[nodiscard]] const P& as(const void* p) noexcept {
@@ -147,43 +140,49 @@ template <class P, class OfThread>
     }
 }
 
+// How many elements a copy, which counts in bytes, or a fill has.
+template <class P>
+[[nodiscard]] std::uint64_t elements_of(const P& c) noexcept {
+    if constexpr (requires { c.ByteCount; })
+        return c.ByteCount;
+    else if constexpr (requires { c.N; })
+        return c.N;
+    else if constexpr (requires { c.Width; })
+        return c.Width * c.Height;
+    else if constexpr (requires { c.pCopy->Depth; })
+        return c.pCopy->WidthInBytes * c.pCopy->Height * c.pCopy->Depth;
+    else
+        return c.pCopy->WidthInBytes * c.pCopy->Height;
+}
+template <class P, class OfThread>
+[[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p, std::uint64_t element = 1) noexcept {
+    const auto& c = as<P, OfThread>(p);
+    return transfer(c.hStream, id, elements_of(c) * element);
+}
+
 [[nodiscard]] inline std::optional<launch_call> read_copy(CUpti_CallbackId id, const void* p) noexcept {
     switch (id) {
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz: {
-            const auto& c = as<cuMemcpyAsync_params, cuMemcpyAsync_ptsz_params>(p);
-            return transfer(c.hStream, id, c.ByteCount);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz:
+            return moved<cuMemcpyAsync_params, cuMemcpyAsync_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz: {
-            const auto& c = as<cuMemcpyPeerAsync_params, cuMemcpyPeerAsync_ptsz_params>(p);
-            return transfer(c.hStream, id, c.ByteCount);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz:
+            return moved<cuMemcpyPeerAsync_params, cuMemcpyPeerAsync_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz: {
-            const auto& c = as<cuMemcpyHtoDAsync_v2_params, cuMemcpyHtoDAsync_v2_ptsz_params>(p);
-            return transfer(c.hStream, id, c.ByteCount);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz:
+            return moved<cuMemcpyHtoDAsync_v2_params, cuMemcpyHtoDAsync_v2_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz: {
-            const auto& c = as<cuMemcpyDtoHAsync_v2_params, cuMemcpyDtoHAsync_v2_ptsz_params>(p);
-            return transfer(c.hStream, id, c.ByteCount);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz:
+            return moved<cuMemcpyDtoHAsync_v2_params, cuMemcpyDtoHAsync_v2_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz: {
-            const auto& c = as<cuMemcpyDtoDAsync_v2_params, cuMemcpyDtoDAsync_v2_ptsz_params>(p);
-            return transfer(c.hStream, id, c.ByteCount);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz:
+            return moved<cuMemcpyDtoDAsync_v2_params, cuMemcpyDtoDAsync_v2_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz: {
-            const auto& c = as<cuMemcpy2DAsync_v2_params, cuMemcpy2DAsync_v2_ptsz_params>(p);
-            return box(c.hStream, id, c.pCopy);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz:
+            return moved<cuMemcpy2DAsync_v2_params, cuMemcpy2DAsync_v2_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz: {
-            const auto& c = as<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>(p);
-            return box(c.hStream, id, c.pCopy);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz:
+            return moved<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>(id, p);
         default: return std::nullopt;
     }
 }
@@ -191,35 +190,23 @@ template <class P, class OfThread>
 [[nodiscard]] inline std::optional<launch_call> read_fill(CUpti_CallbackId id, const void* p) noexcept {
     switch (id) {
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz: {
-            const auto& f = as<cuMemsetD8Async_params, cuMemsetD8Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.N);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz:
+            return moved<cuMemsetD8Async_params, cuMemsetD8Async_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz: {
-            const auto& f = as<cuMemsetD16Async_params, cuMemsetD16Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.N * 2);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz:
+            return moved<cuMemsetD16Async_params, cuMemsetD16Async_ptsz_params>(id, p, 2);
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz: {
-            const auto& f = as<cuMemsetD32Async_params, cuMemsetD32Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.N * 4);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz:
+            return moved<cuMemsetD32Async_params, cuMemsetD32Async_ptsz_params>(id, p, 4);
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz: {
-            const auto& f = as<cuMemsetD2D8Async_params, cuMemsetD2D8Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.Width * f.Height);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz:
+            return moved<cuMemsetD2D8Async_params, cuMemsetD2D8Async_ptsz_params>(id, p);
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz: {
-            const auto& f = as<cuMemsetD2D16Async_params, cuMemsetD2D16Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.Width * f.Height * 2);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz:
+            return moved<cuMemsetD2D16Async_params, cuMemsetD2D16Async_ptsz_params>(id, p, 2);
         case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz: {
-            const auto& f = as<cuMemsetD2D32Async_params, cuMemsetD2D32Async_ptsz_params>(p);
-            return transfer(f.hStream, id, f.Width * f.Height * 4);
-        }
+        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz:
+            return moved<cuMemsetD2D32Async_params, cuMemsetD2D32Async_ptsz_params>(id, p, 4);
         default: return std::nullopt;
     }
 }
