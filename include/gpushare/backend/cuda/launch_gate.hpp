@@ -18,7 +18,7 @@
 // call.
 //
 // Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
-// kernels, cooperative kernels, graphs, asynchronous copies and fills. What waits is a thread
+// kernels, cooperative kernels, graphs, asynchronous copies and fills. The waiting thread is
 // inside such a call: if it holds a lock of the engine's that an urgent thread needs, both wait,
 // until the core lets the launch go (`longest_hold`; take_forced() names both).
 #pragma once

@@ -299,7 +299,7 @@ private:
                status != CU_STREAM_CAPTURE_STATUS_NONE;
     }
     // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks
-    // as SMs fills them. What is in a graph isn't known, and counts as all.
+    // as SMs fills them. The kernels of a graph aren't known, so a graph counts as all SMs.
     [[nodiscard]] ns charged(const launch_call& call, ns predicted) const noexcept {
         const std::uint32_t sms = std::max(1U, device_->properties().sms);
         const std::uint32_t filled = call.copies ? 0 : call.blocks == 0 ? sms : std::min(call.blocks, sms);
