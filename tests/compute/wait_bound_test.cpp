@@ -122,6 +122,15 @@ TEST_CASE("a wait within the bound is no event", "[compute]") {
     CHECK_FALSE(t.core.events().take());
 }
 
+TEST_CASE("a client that declares the longest time there is is never known to wait", "[compute]") {
+    two_levels t(4);
+    REQUIRE(t.core.change(t.high, {.level = {1}, .longest = ns::max()}) == gpushare::errc::none);
+    (void)t.let_in(t.low);
+    for (const auto& g : {t.let_in(t.high), t.let_in(t.high), t.let_in(t.high)})  // side by side
+        CHECK(t.core.complete(g, {.took = 100us, .in_flight = 100us}) == 0ns);
+    CHECK_FALSE(t.core.events().take());
+}
+
 TEST_CASE("a wait beyond the bound is an event with figures", "[compute]") {
     two_levels t;
     (void)t.let_in(t.low);

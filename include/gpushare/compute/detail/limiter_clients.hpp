@@ -79,7 +79,7 @@ private:
 /// certain wait counts.
 [[nodiscard]] inline ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
     if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
-    return o.in_flight - std::max(lasted, g.longest) - (served - g.served_before);
+    return saturating_add(o.in_flight - std::max(lasted, g.longest), g.served_before - served);
 }
 
 /// Whether a client submits again soon after an end: a thread that waits for each call before the
