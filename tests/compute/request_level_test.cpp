@@ -103,8 +103,9 @@ TEST_CASE("what remains of a request is its cost, less what its submissions are 
     t.submit(longer, "long");
     t.submit(shorter, "short");
     CHECK(t.order() == names{"a0", "short", "long"});
-    // Of the longer one 9 ms are told to be done.
-    (void)longer.submit(t.stream, [](manual_stream& s) { s.enqueue(1ms); }, {.cost = 9ms});
+    // Of the longer one 9 ms are told to be done. A negative cost says nothing.
+    for (const gpushare::ns cost : {gpushare::ns{9ms}, gpushare::ns{-5ms}})
+        (void)longer.submit(t.stream, [](manual_stream& s) { s.enqueue(1ms); }, {.cost = cost});
     t.finish_all();
     t.submit(t.a, "a1");
     request middle(t.compute, t.a, {.cost = 3ms});

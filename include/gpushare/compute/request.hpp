@@ -72,7 +72,8 @@ private:
         o.deadline = std::min(o.deadline, options_.deadline);
         o.of_request = true;
         o.priority = std::max(o.priority, options_.level);
-        options_.cost = options_.cost > o.cost ? options_.cost - o.cost : ns{0};
+        const ns cost = std::max(o.cost, ns{0});  // a negative one says nothing
+        options_.cost = options_.cost > cost ? options_.cost - cost : ns{0};
         return o;
     }
 
