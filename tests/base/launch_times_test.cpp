@@ -44,8 +44,18 @@ TEST_CASE("time in which the device may have waited for the host says little", "
     times.learn({&e, 1}, 1, 10us, true);
     for (int i = 0; i < 4; ++i) times.learn({&e, 1}, 1, 1ms, false);
     CHECK(times.predicted(e) == 10us);
-    times.learn({&e, 1}, 1, 4us, false);  // an upper bound all the same
-    CHECK(times.predicted(e) == 7us);
+    times.learn({&e, 1}, 1, 2us, false);  // an upper bound all the same
+    CHECK(times.predicted(e) == 9us);
+    const auto other = times.find(2, 20us);
+    times.learn({&other, 1}, 1, 15us, false);
+    CHECK_FALSE(times.known(other));  // a bound is no time
+}
+
+TEST_CASE("a launch that takes more or less with its data is predicted near its mean", "[launch_times]") {
+    launch_times times;
+    const auto e = times.find(1, 20us);
+    for (int i = 0; i < 400; ++i) times.learn({&e, 1}, 1, i % 2 == 0 ? ns{60us} : ns{140us}, true);
+    CHECK(in_seconds(times.predicted(e)) == Approx(100e-6).epsilon(0.15));
 }
 
 TEST_CASE("the table forgets the launches that were not seen for longest", "[launch_times]") {

@@ -203,6 +203,44 @@ TEST_CASE("a request whose thread computes is in nobody's way on its level", "[l
     CHECK(gate.ask(a, 100us, begin).goes);
 }
 
+TEST_CASE("a launch that is timed alone waits for the launches of others, and others of its level for it",
+          "[launch_gate]") {
+    launch_gate gate{{.ahead = 1ms}};
+    const auto a = gate.add({}), b = gate.add({}), above = gate.add({.level = 1});
+    gate.launched(b, 50us, begin);
+    CHECK(gate.has_neighbours(a));
+    CHECK(gate.ask(a, 20us, begin).goes);  // with others, it goes at once
+    CHECK(gate.ask(a, 20us, begin, begin, true).held_by == b);
+    CHECK(gate.ask(b, 20us, begin).held_by == a);
+    CHECK(gate.ask(b, 20us, begin, begin, true).held_by == a);  // the first of two
+    gate.finished(b, 50us, 50us, begin);
+    REQUIRE(gate.ask(a, 20us, begin, begin, true).goes);
+    gate.launched(a, {20us, 20us}, begin, true);
+    gate.launched(a, 30us, begin);  // behind it
+    CHECK_FALSE(gate.ask(b, 20us, begin).goes);
+    CHECK(gate.ask(above, 20us, begin).goes);  // which a lower client doesn't hold back
+    gate.finished(a, 20us, 25us, begin);
+    CHECK(gate.ask(b, 20us, begin).goes);
+}
+
+TEST_CASE("a client that is ahead of its share keeps nobody waiting for what it would time alone", "[launch_gate]") {
+    launch_gate gate{{.ahead = 100us}};
+    const auto a = gate.add({}), b = gate.add({});
+    gate.launched(b, 50us, begin);
+    REQUIRE_FALSE(gate.ask(a, 20us, begin, begin, true).goes);
+    SECTION("though it asked before it was") {
+        gate.launched(a, 200us, begin);
+        REQUIRE_FALSE(gate.ask(a, 20us, begin, begin, true).goes);
+        gate.finished(a, 200us, 900us, begin);
+        gate.finished(b, 50us, 50us, begin);
+        CHECK(gate.ask(b, 20us, begin, begin, true).goes);
+    }
+    SECTION("nor does one that was removed") {
+        gate.remove(a);
+        CHECK(gate.ask(b, 20us, begin).goes);
+    }
+}
+
 /// What the rules say, written down once more: from all that happened, without virtual time.
 struct rules {
     struct client {

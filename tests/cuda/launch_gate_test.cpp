@@ -323,6 +323,67 @@ TEST_CASE("a client is charged the time of its launches, times their width", "[c
     CHECK(in_seconds(used.device_time) == Approx(8 * (100e-6 + 500e-6)).epsilon(0.02));
 }
 
+namespace {
+
+/// Two clients of one level, whose kernels of 100 us have been timed.
+struct neighbours {
+    const standin::session gpu{{.devices = 1, .sms = 1, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first};
+    gate_type::client a = gate.add({}), b = gate.add({});
+    const streams s;
+
+    neighbours() {
+        of_a();
+        standin::advance(1ms);
+        of_b();
+        standin::advance(1ms);
+        CHECK(gate.usage(a).time == 100us);
+        CHECK(gate.usage(b).time == 100us);
+    }
+    void of_a() {
+        const auto inside = gate.enter(a);
+        CHECK(launch(s.batch, conv, 100us) == cudaSuccess);
+    }
+    void of_b() {
+        const auto inside = gate.enter(b);
+        CHECK(launch(s.urgent, gemm, 100us) == cudaSuccess);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("the time that others' launches take between a client's own isn't charged to it", "[cuda][launch_gate]") {
+    neighbours n;
+    n.of_b();
+    standin::hold(n.s.batch);  // as the device would, while it works for the other one
+    for (int i = 0; i < 2; ++i) n.of_a();
+    standin::advance(1ms);
+    standin::let_go(n.s.batch);
+    standin::advance(1ms);
+    CHECK(n.gate.usage(n.a).time == 300us);
+    CHECK(n.gate.usage(n.b).time == 200us);
+}
+
+TEST_CASE("now and then a client's launches run alone, to be timed, and its neighbour waits", "[cuda][launch_gate]") {
+    neighbours n;
+    const auto held = n.gate.usage(n.b).held;
+    standin::advance(50ms);
+    n.of_b();
+    auto samples = std::async(std::launch::async, [&] { n.of_a(); });
+    REQUIRE(eventually([&] { return n.gate.held() == 1; }));  // until the neighbour's launch is over
+    auto neighbour = std::async(std::launch::async, [&] { n.of_b(); });
+    REQUIRE(eventually([&] { return n.gate.held() == 2; }));
+    const auto is_over = [](auto& f) { return f.wait_for(0s) == std::future_status::ready; };
+    REQUIRE(eventually([&] {
+        standin::advance(100us);
+        return is_over(samples) && is_over(neighbour);
+    }));
+    standin::advance(1ms);
+    CHECK(n.gate.usage(n.a).held == 1);
+    CHECK(n.gate.usage(n.b).held == held + 1);
+}
+
 TEST_CASE("a launch that the driver refuses is in nobody's way", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     rig r{{.longest_hold = 1h}};

@@ -20,6 +20,10 @@
 // in virtual time (start-time fair queueing, Goyal et al., SIGCOMM 1996). A launch that was held
 // for longest_hold goes whatever the rules say: the engine may hold a lock that the urgent client
 // needs.
+//
+// Events tell how long a launch took only if nothing else ran beside it. So a launch that nobody
+// has timed yet may ask to run alone: it waits until the launches of others are over, and others
+// of its level wait until it is.
 #pragma once
 
 #include <algorithm>
@@ -97,10 +101,13 @@ public:
     }
 
     /// Whether `c` may launch what is predicted to take `predicted`. `since`: when the launch was asked about first.
-    [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since) noexcept {
+    /// `alone`: it is to run alone, to be timed.
+    [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
         if (!busy(s)) catch_up(c, s.requests != 0 ? options_.ahead : ns{0});
         launch_answer a = decide(c, predicted, now);
+        s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
+        if (a.goes) a = decide_apart(c, alone);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
         s.waits = !a.goes;
         return a;
@@ -110,11 +117,12 @@ public:
         return ask(c, predicted, now, now);
     }
 
-    /// `c` has launched it.
-    void launched(client c, launch_cost predicted, instant now) noexcept {
+    /// `c` has launched it; `alone`: to be timed alone, until it has finished.
+    void launched(client c, launch_cost predicted, instant now, bool alone = false) noexcept {
         state& s = clients_[c];
-        s.waits = false;
+        s.waits = s.wants_alone = false;
         s.in_flight += predicted.time;
+        if (alone) s.timed = s.in_flight;
         s.longest = std::max(s.longest, predicted.time);
         s.virtual_time += predicted.charge.count() / s.weight;
         s.seen = now;
@@ -125,6 +133,7 @@ public:
     void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
         s.in_flight -= std::min(predicted.time, s.in_flight);
+        s.timed -= std::min(predicted.time, s.timed);
         s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
         s.charged += measured.charge;
         s.seen = now;
@@ -158,6 +167,14 @@ public:
             if (o.used && o.level < clients_[c].level) sum += std::max({options_.in_flight, o.longest, o.in_flight});
         return sum;
     }
+    /// Whether another client of its level has launches in flight.
+    [[nodiscard]] bool has_neighbours(client c) const noexcept {
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (other != c && o.used && o.level == clients_[c].level && o.in_flight != ns{0}) return true;
+        }
+        return false;
+    }
     /// Predicted time of the launches of `c` in flight.
     [[nodiscard]] ns in_flight(client c) const noexcept { return clients_[c].in_flight; }
     /// Device time charged to `c`: that of its launches, as measured.
@@ -168,9 +185,11 @@ private:
         int level = 0;
         std::uint32_t weight = 1;
         bool used = false;
-        bool waits = false;  // a launch of it is held
+        bool waits = false;        // a launch of it is held
+        bool wants_alone = false;  // since others have launches in flight, or time one alone
         std::uint32_t requests = 0;
         ns in_flight{0}, longest{0}, charged{0};
+        ns timed{0};  // of the time in flight, until a launch that is timed alone is over
         std::int64_t virtual_time = 0;
         instant seen{};  // when it was last present
     };
@@ -183,12 +202,29 @@ private:
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
             if (o.level > s.level && !little) return {.goes = false, .own = true, .held_by = other};
-            if (o.level == s.level && busy(o) && s.virtual_time > o.virtual_time + options_.ahead.count() / s.weight)
+            if (o.level == s.level && busy(o) && is_ahead(s, o)) return {.goes = false, .held_by = other};
+        }
+        return {.goes = true};
+    }
+
+    // Whether others leave the device to `c`, or `c` to a launch of another client that is timed alone. Of two that ask
+    // for that at once, the first in the list goes first.
+    [[nodiscard]] launch_answer decide_apart(client c, bool alone) const noexcept {
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (!o.used || other == c) continue;
+            const bool asks_first = o.wants_alone && !is_ahead(o, clients_[c]) && (!alone || other < c);
+            const bool first = o.timed != ns{0} || asks_first;
+            if ((alone && o.in_flight != ns{0}) || (o.level == clients_[c].level && first))
                 return {.goes = false, .held_by = other};
         }
         return {.goes = true};
     }
 
+    // It has had so much more than its share that it waits for the other one.
+    [[nodiscard]] bool is_ahead(const state& s, const state& other) const noexcept {
+        return s.virtual_time > other.virtual_time + options_.ahead.count() / s.weight;
+    }
     // It uses the device or would. A request alone doesn't: its thread may compute for long, and nobody waits for that.
     [[nodiscard]] static bool busy(const state& o) noexcept { return o.waits || o.in_flight != ns{0}; }
     // An idle client saves nothing up, and one that pauses within a request no more than `saved`: it goes on where the least served

@@ -61,13 +61,12 @@ public:
         const double factor = static_cast<double>(measured.count()) / expected;
         if (factor > 1 && !exact) return;
         const bool alone = std::ranges::all_of(batch, [&](entry e) { return e == batch.front(); });
-        if (alone) return correct(table_[batch.front()], factor);
         ++clock_;
         for (const entry e : batch) {
             slot& s = table_[e];
-            if (s.corrected == clock_) continue;  // once a batch
+            if (s.corrected == clock_ || (!s.measured && !exact)) continue;  // once a batch, and no bound for a time
             s.corrected = clock_;
-            correct(s, std::clamp(factor, 0.25, 4.0));
+            correct(s, alone ? factor : std::clamp(factor, 0.25, 4.0), exact);
         }
     }
 
@@ -80,12 +79,9 @@ private:
         bool measured = false;
     };
 
-    // By half where it took less, which holds whatever else happened; slowly where it took more,
-    // which neighbours may have caused.
-    static void correct(slot& s, double factor) noexcept {
-        const double by = !s.measured  ? factor
-                          : factor < 1 ? 1 + (factor - 1) / 2
-                                       : 1 + (std::min(factor, 4.0) - 1) / 8;
+    // The first time at once, later by a part of what is missing: the same launch takes more or less with its data.
+    static void correct(slot& s, double factor, bool exact) noexcept {
+        const double by = s.measured ? 1 + (std::min(factor, 4.0) - 1) * (exact ? 0.25 : 0.125) : factor;
         s.takes = std::max(ns{1}, ns{std::llround(static_cast<double>(s.takes.count()) * by)});
         s.measured = true;
     }

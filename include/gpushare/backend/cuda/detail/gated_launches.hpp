@@ -45,10 +45,11 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { c.remove(who) } noexcept;
     { c.arrived(who, now) } noexcept;
     { c.left(who, now) } noexcept;
-    { c.ask(who, t, now, now) } noexcept -> std::same_as<typename C::answer>;
-    { c.launched(who, {t, t}, now) } noexcept;
+    { c.ask(who, t, now, now, true) } noexcept -> std::same_as<typename C::answer>;
+    { c.launched(who, {t, t}, now, true) } noexcept;
     { c.finished(who, {t, t}, {t, t}, now) } noexcept;
     { c.took(who, t) } noexcept;
+    { cc.has_neighbours(who) } noexcept -> std::same_as<bool>;
     { cc.bound(who) } noexcept -> std::same_as<ns>;
     { cc.in_flight(who) } noexcept -> std::same_as<ns>;
 };
@@ -56,8 +57,9 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
 
 /// How a launch gate follows launches.
 struct launch_shell_options {
-    ns batch{150'000};      ///< of predicted work, behind which an event is recorded
-    ns idle_batch{50'000};  ///< age from which a thread that is held ends a batch that its own client doesn't end
+    ns batch{150'000};           ///< of predicted work, behind which an event is recorded
+    ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
+    ns sample_each{40'000'000};  ///< that often a client's batch runs alone, to be timed, where others run beside it
     bool calls_instead =
         false;  ///< where CUPTI has another subscriber: hold whole calls at enter(), instead of an exception
 };
@@ -137,9 +139,10 @@ public:
             if (!passes_gate(who)) return false;
             const entry e = times_.find(call.key, call.guess);
             const ns predicted = times_.predicted(e);
-            const instant now = hold(lock, who, predicted, call.context);
+            const bool alone = runs_alone(who, call, e);
+            const instant now = hold(lock, who, predicted, call.context, alone);
             if (!passes_gate(who)) return false;
-            follow(who, call, e, predicted, now);
+            follow(who, call, e, predicted, now, alone);
             note = static_cast<std::uint64_t>(predicted.count()) + 1;
             return true;
         } catch (...) {  // no memory for the client's first launch into a stream: it isn't followed
@@ -163,7 +166,7 @@ public:
         }
         if (in->open().predicted < options_.batch && !c->alone && !call.of_thread()) return;
         c->alone = false;
-        (void)in->end(true);
+        if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
     }
     void ends(CUstream s) noexcept override {
@@ -189,10 +192,10 @@ public:
         client_state* c = find(who);
         if (c == nullptr) return {};
         call_state call{.predicted = c->call_takes};
-        call.begun = hold(lock, who, call.predicted, nullptr);
+        call.begun = hold(lock, who, call.predicted, nullptr, false);
         c = find(who);
         if (c == nullptr) return {};
-        core_.launched(who.client, {call.predicted, call.predicted}, call.begun);
+        core_.launched(who.client, {call.predicted, call.predicted}, call.begun, false);
         for (const auto& in : c->streams) in->begin(call.begun);
         present(*c, who.client, call.begun);
         return call;
@@ -268,6 +271,9 @@ private:
         bool used = false;
         bool present = false;  // something of it is in flight, and the core knows
         bool alone = false;    // its last launch isn't known, and is timed alone
+        bool samples = false;  // its next batch or the open one runs alone
+        instant sampled{};     // when the last of these was over
+        std::uint64_t launches = 0;
         ns call_takes{1'000'000};
         std::vector<std::unique_ptr<launch_batches>> streams{};
         launch_usage used_so_far{};
@@ -306,15 +312,32 @@ private:
         return predicted * filled / sms;
     }
 
-    void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now) {
+    // Events tell how long launches took if nobody else's run beside them. So what isn't known is timed alone, and so is a
+    // batch now and then of a client that always has neighbours.
+    [[nodiscard]] bool runs_alone(launch_owner who, const launch_call& call, entry e) noexcept {
+        client_state& c = *find(who);
+        const launch_batches* const in = c.on(call);
+        const bool begins = in == nullptr || in->open().launches == 0;
+        if (begins && core_.has_neighbours(who.client) && time_.now() - c.sampled >= options_.sample_each)
+            c.samples = true;
+        return c.samples || !times_.known(e);
+    }
+    [[nodiscard]] bool others_in_flight(std::uint32_t number) const noexcept {
+        for (std::uint32_t n = 0; n < clients_.size(); ++n)
+            if (n != number && clients_[n].used && core_.in_flight(n) != ns{0}) return true;
+        return false;
+    }
+    void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone) {
         client_state& c = *find(who);
         launch_batches& in = c.on_or_new(call, device_);
         c.alone = !times_.known(e);
         if (c.alone || now - in.open().begun >= options_.batch * 2) (void)in.end();
-        in.begin(now);
+        in.begin(now, others_in_flight(who.client), launches_ - c.launches);
         const ns charge = charged(call, predicted);
         in.add(e, predicted, charge);
-        core_.launched(who.client, {predicted, charge}, now);
+        ++launches_;
+        ++c.launches;
+        core_.launched(who.client, {predicted, charge}, now, alone);
         present(c, who.client, now);
     }
     // A client is present while something of it is in flight, beside what its scopes say.
@@ -336,6 +359,8 @@ private:
     }
     void over(std::uint32_t number, const launch_batch& b, std::optional<ns> took, instant now) noexcept {
         client_state& c = clients_[number];
+        const bool shared = !b.call && (b.shared || b.of_others != launches_ - c.launches);
+        if (shared) took.reset();
         const ns measured = took ? taken(b, *took) : b.predicted;
         const double scale =
             b.predicted > ns{0} ? static_cast<double>(measured.count()) / static_cast<double>(b.predicted.count()) : 0;
@@ -349,7 +374,8 @@ private:
         c.used_so_far.launches += b.launches;
         absent_if_idle(c, number, now);
     }
-    // Where the device may have waited for the host meanwhile, they took what is predicted: in the end that is right.
+    // Where the device may have waited for the host meanwhile, they took what is predicted: in the end that is right. So
+    // did those that others' launches ran beside.
     [[nodiscard]] static ns taken(const launch_batch& b, ns apart) noexcept {
         return b.exact() || b.call ? apart : std::min(apart, b.predicted);
     }
@@ -357,16 +383,17 @@ private:
     // ---- holding a thread
 
     // Until the launch may go, or nobody is held any more. When that was.
-    instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, CUcontext in) noexcept {
+    instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, CUcontext in,
+                 bool alone) noexcept {
         const instant since = time_.now();
-        auto a = core_.ask(who.client, predicted, since, since);
+        auto a = core_.ask(who.client, predicted, since, since, alone);
         if (a.goes) return since;
         ++held_;
         instant now = since;
         for (unsigned looks = 0;; ++looks) {
             settle_all(who.client, in, now);
             if (!passes_gate(who)) break;
-            a = core_.ask(who.client, predicted, now, since);
+            a = core_.ask(who.client, predicted, now, since, alone);
             if (a.goes) break;
             wait(lock, a, looks, who.client);
             now = time_.now();
@@ -442,6 +469,7 @@ private:
     gpushare::detail::launch_times times_;
     std::vector<client_state> clients_;
     std::uint32_t turns_ = 0;
+    std::uint64_t launches_ = 0;
     std::size_t held_ = 0;
     bool closed_ = false;
     std::array<forced_launch, 64> forced_launches_{};  // the last ones

@@ -43,10 +43,12 @@ namespace detail {
 struct launch_batch {
     ns predicted{}, charge{};  // of all together
     std::uint32_t launches = 0;
-    bool prompt = false;  // its end was marked right behind its last launch
-    bool busy = false;    // the device had work before it until all of it was enqueued
-    bool call = false;    // a whole call of an engine's, whose launches aren't seen
-    instant begun{};      // when the first was launched
+    bool prompt = false;          // its end was marked right behind its last launch
+    bool busy = false;            // the device had work before it until all of it was enqueued
+    bool call = false;            // a whole call of an engine's, whose launches aren't seen
+    bool shared = false;          // other clients had launches in flight when it began
+    std::uint64_t of_others = 0;  // launches of other clients until then
+    instant begun{};              // when the first was launched
     point_state *from = nullptr, *to = nullptr;
     std::array<gpushare::detail::launch_times::entry, 48> entries{};
 
@@ -107,13 +109,15 @@ public:
         return true;
     }
 
-    /// Before the first launch of a batch, if none is open.
-    void begin(instant now) noexcept {
+    /// Before the first launch of a batch, if none is open. `shared`, `of_others`: as in launch_batch.
+    void begin(instant now, bool shared = false, std::uint64_t of_others = 0) noexcept {
         if (open_.launches != 0) return;
         const relaxed_capture relaxed(device_->api());
         release(open_);
         open_ = {};
         open_.begun = now;
+        open_.shared = shared;
+        open_.of_others = of_others;
         if (edge_ != nullptr && !reached(*edge_)) {
             open_.from = edge_;
             edge_->references.fetch_add(1, std::memory_order_relaxed);
