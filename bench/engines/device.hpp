@@ -72,6 +72,7 @@ struct kernel {
     ns alone{};                ///< on an idle device
     ns host{};                 ///< of the host, before the launch
     bool uses_memory = false;  ///< bound by memory: it slows its neighbours
+    std::uint64_t kind = 0;    ///< the same for launches of a function with the same grid and block
 };
 
 /// What a block of `threads` takes: warps are whole, registers come in units of 256 a warp.
@@ -105,6 +106,9 @@ public:
     [[nodiscard]] gpushare::sim::random& random() noexcept { return random_; }
     /// SM time that the client's blocks took, in SMs x ns: by the slots that they filled.
     [[nodiscard]] double sm_time(std::uint32_t client) const noexcept { return neighbours_[client].sm_time; }
+
+    /// Of the client's kernels that are over: from the first block's beginning to the last one's end, times width.
+    [[nodiscard]] ns kernel_time(std::uint32_t client) const noexcept { return neighbours_[client].kernel_time; }
 
     [[nodiscard]] std::uint32_t make_stream(const stream_options& o) {
         streams_.push_back({o, {}, false, {}});
@@ -154,6 +158,7 @@ private:
         const kernel* work = nullptr;
         std::uint32_t stream = 0, unplaced = 0, left = 0, per_sm = 1;
         ns block{};
+        instant begun{};
         bool fills_once = false, small = false;
         task done{};
     };
@@ -165,6 +170,7 @@ private:
     struct client_state {
         double slots = 0, memory_slots = 0;  // share of the device's slots that its blocks fill now
         double sm_time = 0;
+        ns kernel_time{0};
     };
 
     void step() {
@@ -278,6 +284,7 @@ private:
 
     void start(std::uint32_t index, std::uint32_t sm, std::uint32_t blocks) {
         running& r = running_[index];
+        if (r.unplaced == r.work->blocks) r.begun = now_;
         const ns takes{std::llround(static_cast<double>(r.block.count()) * scatter(r) * slowed(r))};
         fill(r, blocks, 1);
         neighbours_[streams_[r.stream].options.client].sm_time +=
@@ -319,6 +326,8 @@ private:
             stream_state& s = streams_[r.stream];
             s.busy = false;
             s.last_end = now_;
+            neighbours_[s.options.client].kernel_time +=
+                (now_ - r.begun) * std::min(r.work->blocks, shape_.sms) / shape_.sms;
             const task done = std::move(r.done);
             const std::uint32_t stream = r.stream;
             free_running_.push_back(e.index);

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -44,12 +45,14 @@ enum column : std::uint8_t {
     model,
     number,
     kind = 3,
+    name = 4,
     grid = 5,
     block = 8,
     registers = 11,
     shared_bytes = 12,
     duration = 15,
     launch = 16,
+    bytes = 18,
     columns = 19
 };
 
@@ -61,6 +64,9 @@ inline kernel kernel_of(const std::vector<std::string>& row, const device_shape&
     const auto whole = [&](int i) { return static_cast<std::uint32_t>(value(i)); };
     kernel k;
     k.alone = ns{static_cast<std::int64_t>(value(duration) * 1e3)};
+    std::string function;
+    for (int i = name; i < registers; ++i) function += row[static_cast<std::size_t>(i)] + ',';
+    k.kind = std::hash<std::string>{}(function + (row[kind] == "kernel" ? "" : row[bytes]));
     if (row[kind] == "kernel") {
         k.blocks = whole(grid) * whole(grid + 1) * whole(grid + 2);
         k.block =

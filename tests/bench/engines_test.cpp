@@ -111,7 +111,8 @@ namespace {
 // 60 small kernels beside iterations of 40 kernels that each fill the device three times.
 struct made_up {
     std::vector<iteration> urgent{iteration(60, filling(64, 8us))}, background{iteration(40, filling(3 * 264, 150us))};
-    engines::setting set{.urgent = &urgent, .background = &background, .requests_per_s = 400, .length = 500ms};
+    engines::setting set{
+        .served = {{.model = &urgent, .per_s = 400}}, .busy = {{.model = &background}}, .length = 500ms};
 
     made_up() {
         for (kernel& k : background[0]) k.host = 15us;
@@ -127,22 +128,41 @@ struct made_up {
 TEST_CASE("a gate keeps an urgent model's answers near those alone, which native priority doesn't", "[engines]") {
     made_up m;
     auto alone = m.set;
-    alone.background = nullptr;
-    const double p99 = engines::percentile(engines::colocate(alone, 1).call_us, 0.99);
+    alone.busy.clear();
+    const double p99 = engines::percentile(engines::colocate(alone, 1).served[0].call_us, 0.99);
     const auto native = m.run(strategy::native), held = m.run(strategy::held), gated = m.run(strategy::gated);
-    CHECK(engines::percentile(native.call_us, 0.99) > 3 * p99);
-    CHECK(engines::percentile(held.call_us, 0.99) < 2 * p99);
-    CHECK(engines::percentile(gated.call_us, 0.99) < 2 * p99);
+    CHECK(engines::percentile(native.served[0].call_us, 0.99) > 3 * p99);
+    CHECK(engines::percentile(held.served[0].call_us, 0.99) < 2 * p99);
+    CHECK(engines::percentile(gated.served[0].call_us, 0.99) < 2 * p99);
     // A held host falls behind; a gate in the stream leaves its queue full.
-    CHECK(gated.iterations_per_s > 1.02 * held.iterations_per_s);
-    CHECK(held.longest_hold_us > 500);
+    CHECK(gated.busy[0].iterations_per_s > 1.02 * held.busy[0].iterations_per_s);
+    CHECK(held.busy[0].longest_hold_us > 500);
+}
+
+TEST_CASE("a gate divides a device among engines by weight, and charges what they take alone", "[engines]") {
+    std::vector<iteration> one(1), other(1);
+    for (int i = 0; i < 40; ++i) one[0].push_back(filling(3 * 264, i % 2 == 0 ? 60us : 140us));
+    for (int i = 0; i < 60; ++i) other[0].push_back(filling(264, 30us));
+    for (auto* const engine : {&one, &other})
+        for (kernel& k : (*engine)[0]) {
+            k.host = 5us;
+            k.kind = engine == &one ? 1 : 2;  // the first one's kernels take more or less with their data
+        }
+    engines::setting s{.busy = {{.model = &one, .weight = 30}, {.model = &other, .weight = 70}},
+                       .how = strategy::held,
+                       .length = 500ms,
+                       .device = exact};
+    const auto r = engines::colocate(s, 1);
+    const double all = r.busy[0].device_s + r.busy[1].device_s;
+    CHECK(r.busy[0].device_s / all == Approx(0.3).margin(0.03));
+    for (const auto& engine : r.busy) CHECK(engine.charged_s == Approx(engine.device_s).epsilon(0.1));
 }
 
 TEST_CASE("the same seed gives the same run", "[engines]") {
     made_up m;
     const auto one = m.run(strategy::gated), other = m.run(strategy::gated);
-    CHECK(one.call_us == other.call_us);
-    CHECK(one.iterations_per_s == other.iterations_per_s);
+    CHECK(one.served[0].call_us == other.served[0].call_us);
+    CHECK(one.busy[0].iterations_per_s == other.busy[0].iterations_per_s);
 }
 
 TEST_CASE("a recording that isn't there is an error", "[engines]") {

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host threads of engines that share a device in virtual time. A busy_thread always has work, and launches kernel by
+// kernel at the recorded pace. A serving_thread answers requests that arrive at random, one graph each.
+//
+//   engines::stage on{{}, {}, {}, engines::strategy::held, 1};
+//   engines::busy_thread batch{on, {.model = &resnet}};
+//   engines::serving_thread chat{on, {.model = &bert, .per_s = 428}};
+//   batch.begin();
+//   chat.begin();
+//   on.gpu.run_until(gpushare::instant{} + 2s);
+//
+// Both drive a gpushare::launch_gate as cuda::launch_gate does: an event behind each 150 us of predicted launches, times
+// that the gate learns from those events, and charges of duration times width.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/launch_gate.hpp>
+#include <gpushare/detail/launch_times.hpp>
+#include <gpushare/units.hpp>
+
+#include "engines/device.hpp"
+#include "engines/recording.hpp"
+
+namespace engines {
+
+/// The mechanism that orders the threads.
+enum class strategy : std::uint8_t {
+    plain,    ///< nothing: a thread and a stream each
+    native,   ///< streams of requests have the highest priority
+    acquire,  ///< the same, and a busy thread has a permit for each of two iterations in flight
+    held,     ///< a launch gate holds launching threads
+    gated,    ///< a launch gate opens and closes waits in streams, and holds threads only for shares
+};
+[[nodiscard]] constexpr std::string_view to_string(strategy s) noexcept {
+    constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "gated"};
+    return names[static_cast<std::size_t>(s)];
+}
+
+/// Times of a host and its driver, from data/h100: README.md and the recorded launches.
+struct host_costs {
+    ns launch_latency{4500};  ///< from a launch to its arrival at the device
+    ns graph_start{10'000};   ///< the same of a graph
+    ns gap{1000};             ///< between two kernels of a stream
+    ns gap_in_graph{100};     ///< between two kernels of a graph
+    ns seen{5000};            ///< until a waiting host thread has seen an end
+    ns woken{3000};           ///< until a held thread launches again
+    ns wait_in_stream{1500};  ///< what an open wait costs its stream: an assumption, to be measured
+};
+
+/// An engine that always has work.
+struct busy_model {
+    const std::vector<iteration>* model = nullptr;
+    double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
+    std::uint32_t weight = 1;  ///< of the device time of its level
+    bool as_graph = false;     ///< an iteration is one launch
+};
+
+/// An engine that serves requests, at the level above.
+struct served_model {
+    const std::vector<iteration>* model = nullptr;
+    double per_s = 428;  ///< a quarter of what BERT does alone
+    unsigned burst = 1;  ///< so many arrive at once
+};
+
+/// What all threads share. `served`: how many of them serve requests.
+struct stage {
+    stage(const host_costs& h, const device_constants& d, const gpushare::launch_gate_options& g, strategy s,
+          std::uint64_t seed)
+        : host(h), options(g), how(s), gpu(h100, d, seed), gate(g) {}
+    stage(const stage&) = delete;
+    stage& operator=(const stage&) = delete;
+
+    const host_costs host;
+    const gpushare::launch_gate_options options;
+    const strategy how;
+    device gpu;
+    gpushare::launch_gate gate;
+    gpushare::detail::launch_times times{};
+    std::uint32_t clients = 0;
+    std::uint64_t launches = 0, in_flight = 0;  // of busy threads
+    // Requests that are there. While there are any, and for the linger after them, waits in busy streams are closed.
+    unsigned present = 0;
+    bool closed = false;
+    std::vector<std::function<void()>> on_hold{};  // what they do when one of them is held
+    std::vector<std::function<void()>> on_open{};  // what busy threads do when something has ended or the waits open
+
+    void request_arrived() {
+        ++present;
+        closed = true;
+    }
+    void request_left() {
+        if (--present != 0) return;
+        gpu.at(gpu.now() + options.linger, [this] {
+            if (present != 0) return;
+            closed = false;
+            something_ended();
+        });
+    }
+    void something_ended() {
+        for (const auto& f : on_open) f();
+    }
+};
+
+/// Batches of launches between two events, as cuda::detail::launch_batches keeps them.
+class batch_times {
+public:
+    struct batch {
+        gpushare::launch_cost predicted{};
+        std::vector<gpushare::detail::launch_times::entry> entries{};
+        std::optional<instant> from{};  // none: where the one before ends
+        bool busy = false;              // the device had work before it until all of it was enqueued
+        bool shared = false;            // others had work in flight at its beginning
+        std::uint64_t of_others = 0;    // launches so far, then
+    };
+
+    [[nodiscard]] const batch& open() const noexcept { return open_; }
+    /// A launch is added, which reaches the device at `arrival`.
+    void add(gpushare::detail::launch_times::entry e, const gpushare::launch_cost& c, instant arrival, bool shared,
+             std::uint64_t of_others) {
+        if (open_.entries.empty()) {
+            if (in_flight_.empty()) open_.from = arrival;
+            open_.shared = shared;
+            open_.of_others = of_others;
+        }
+        open_.entries.push_back(e);
+        open_.predicted.time += c.time;
+        open_.predicted.charge += c.charge;
+    }
+    /// The event behind the last launch is recorded now.
+    void end(instant now) {
+        open_.busy = open_.from ? now < *open_.from : !in_flight_.empty();
+        in_flight_.push_back(std::exchange(open_, {}));
+    }
+    /// The event of the oldest batch is reached. The batch, how long it took, and whether its launches took as long.
+    struct over {
+        batch what;
+        ns took;
+        bool exact, shared;
+    };
+    [[nodiscard]] over reached(instant now, std::uint64_t of_others) {
+        batch b = std::move(in_flight_.front());
+        in_flight_.pop_front();
+        const ns took = now - b.from.value_or(last_);
+        last_ = now;
+        const bool shared = b.shared || b.of_others != of_others;
+        const bool exact = !shared && (b.busy || b.entries.size() == 1);
+        return {std::move(b), took, exact, shared};
+    }
+
+private:
+    batch open_{};
+    std::deque<batch> in_flight_;
+    instant last_{};
+};
+
+/// Launches at the recorded pace, with three iterations in flight.
+class busy_thread {
+public:
+    busy_thread(stage& on, const busy_model& m)
+        : on_(on),
+          engine_(m),
+          client_(on.gate.add({.level = 0, .weight = m.weight})),
+          number_(on.clients++),
+          stream_(on.gpu.make_stream({number_, 0, m.as_graph ? on.host.gap_in_graph : on.host.gap})) {
+        on.on_open.emplace_back([this] { look_again(); });
+        on.on_hold.emplace_back([this] { end_old_batch(held_); });
+    }
+    busy_thread(const busy_thread&) = delete;
+    busy_thread& operator=(const busy_thread&) = delete;
+
+    void begin() {
+        on_.gpu.at(on_.gpu.now(), [this] { go_on(); });
+    }
+    /// That are over, and the part of the next one that is.
+    [[nodiscard]] double iterations() const noexcept {
+        return static_cast<double>(kernels_over_) / static_cast<double>(engine_.model->front().size());
+    }
+    [[nodiscard]] ns longest_hold() const noexcept { return longest_hold_; }
+    /// What the gate charges, and what the device did: duration times width.
+    [[nodiscard]] ns charged() const noexcept { return on_.gate.charged(client_); }
+    [[nodiscard]] ns device_time() const noexcept { return on_.gpu.kernel_time(number_); }
+
+private:
+    static constexpr std::size_t at_once = 3, permits = 2;  // iterations in flight
+    static constexpr ns batch{150'000};      // predicted work between two events, and between two waits in the stream
+    static constexpr ns idle_batch{50'000};  // age from which others end a batch
+    static constexpr ns sample_each{40'000'000};  // that often a batch runs alone, to be timed
+
+    [[nodiscard]] bool asks() const noexcept { return on_.how == strategy::held || on_.how == strategy::gated; }
+    [[nodiscard]] const iteration& current() const noexcept { return (*engine_.model)[begun_ % engine_.model->size()]; }
+
+    void go_on() {
+        if (next_ == 0 && begun_ - over_ >= (on_.how == strategy::acquire ? permits : at_once)) {
+            waits_for_iteration_ = true;
+            return;
+        }
+        const std::size_t n = engine_.as_graph ? current().size() : 1;
+        if (asks() && !may_go(n)) return;
+        const instant arrival = on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : on_.host.launch_latency);
+        for (std::size_t i = 0; i < n; ++i) {
+            const kernel& k = current()[next_];
+            if (on_.how == strategy::gated) put_waits(k, arrival);
+            launch(k, next_ + 1 == current().size(), arrival);
+            ++next_;
+        }
+        if (next_ == current().size()) {
+            next_ = 0;
+            ++begun_;
+        }
+        const ns pace{std::llround(static_cast<double>(current()[next_].host.count()) * engine_.host_pace)};
+        on_.gpu.at(on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : pace), [this] { go_on(); });
+    }
+
+    // ---- the gate
+
+    [[nodiscard]] gpushare::launch_cost cost_of(const kernel& k, ns takes) const noexcept {
+        return {takes, takes * std::min(k.blocks, h100.sms) / h100.sms};
+    }
+    [[nodiscard]] gpushare::detail::launch_times::entry entry_of(const kernel& k) noexcept {
+        return on_.times.find(k.kind, ns{20'000});
+    }
+
+    bool may_go(std::size_t n) {
+        ns predicted{0};
+        const instant now = on_.gpu.now();
+        bool alone = false;
+        for (std::size_t i = 0; i < n; ++i) {
+            const auto e = entry_of(current()[next_ + i]);
+            predicted += on_.times.predicted(e);
+            alone |= !on_.times.known(e);
+        }
+        const bool first = batches_.open().entries.empty();
+        if (first && now - sampled_ >= sample_each && on_.gate.has_neighbours(client_)) samples_ = true;
+        alone |= samples_;
+        if (!held_) since_ = now;
+        auto a = on_.gate.ask(client_, predicted, now, since_, alone);
+        // Waits in the stream keep the order of levels, so that the thread waits for its share alone.
+        if (on_.how == strategy::gated && !a.goes && (a.own || !on_.gate.closed(client_, now).goes)) a.goes = true;
+        if (a.goes && held_) longest_hold_ = std::max(longest_hold_, now - since_);
+        held_ = !a.goes;
+        if (!held_) return true;
+        for (const auto& f : on_.on_hold) f();
+        on_.gpu.at(std::min(a.again, since_ + on_.options.longest_hold), [this] { look_again(); });
+        return false;
+    }
+    void look_again() {
+        on_.gpu.opened(stream_);
+        if (!held_ || looks_) return;
+        looks_ = true;  // once, however many wake the thread
+        on_.gpu.at(on_.gpu.now() + on_.host.woken, [this] {
+            looks_ = false;
+            if (held_) go_on();
+        });
+    }
+
+    void put_waits(const kernel& k, instant arrival) {
+        since_wait_ += k.alone;
+        if (since_wait_ < batch) return;
+        since_wait_ = k.alone;
+        on_.gpu.wait_in_stream(stream_, on_.closed, arrival);
+        // An open wait takes the stream's time, and nothing of an SM to speak of.
+        wait_ = {.blocks = 1, .block = {32, 0, 0, 0}, .alone = on_.host.wait_in_stream};
+        on_.gpu.launch(stream_, wait_, arrival);
+    }
+
+    void launch(const kernel& k, bool last, instant arrival) {
+        const auto e = entry_of(k);
+        const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
+        const bool unknown = !on_.times.known(e);  // it is timed alone
+        const bool alone = unknown || samples_;
+        if (asks() && unknown && !batches_.open().entries.empty()) end_batch();
+        if (asks()) {
+            on_.gate.launched(client_, c, on_.gpu.now(), alone);
+            batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
+        }
+        const bool ends = asks() && (unknown || batches_.open().predicted.time >= batch);
+        ++on_.launches;
+        ++on_.in_flight;
+        on_.gpu.launch(stream_, k, arrival, [this, last] {
+            kernel_over();
+            if (last) on_.gpu.at(on_.gpu.now() + on_.host.seen, [this] { iteration_over(); });
+        });
+        ++launched_;
+        if (ends) end_batch();
+    }
+    // A thread that is held ends the batches of all, or nobody learns when they are over: another one's when it is old.
+    void end_old_batch(bool now) {
+        if (batches_.open().entries.empty()) return;
+        if (now) return end_batch();
+        const std::size_t had = launched_;
+        on_.gpu.at(on_.gpu.now() + idle_batch, [this, had] { end_old_batch(launched_ == had); });
+    }
+    void end_batch() {
+        if (std::exchange(samples_, false)) sampled_ = on_.gpu.now();
+        batches_.end(on_.gpu.now());
+        ends_.push_back(launched_);
+        if (launched_ == kernels_over_) batch_over();
+    }
+    void kernel_over() {
+        ++kernels_over_;
+        --on_.in_flight;
+        if (!ends_.empty() && ends_.front() == kernels_over_) batch_over();
+    }
+    void batch_over() {
+        ends_.pop_front();
+        const instant now = on_.gpu.now();
+        const auto b = batches_.reached(now, on_.launches - launched_);
+        const auto& p = b.what.predicted;
+        const ns measured = b.exact ? b.took : b.shared ? p.time : std::min(b.took, p.time);
+        const double scale =
+            static_cast<double>(measured.count()) / static_cast<double>(std::max(p.time, ns{1}).count());
+        const ns charge{std::llround(static_cast<double>(p.charge.count()) * scale)};
+        on_.gate.finished(client_, p, {measured, charge}, now);
+        if (!b.shared) on_.times.learn(b.what.entries, b.what.entries.size(), b.took, b.exact);
+        on_.something_ended();
+    }
+    void iteration_over() {
+        ++over_;
+        if (!waits_for_iteration_) return;
+        waits_for_iteration_ = false;
+        go_on();
+    }
+
+    stage& on_;
+    const busy_model engine_;
+    const gpushare::launch_gate::client client_;
+    const std::uint32_t number_, stream_;
+    std::size_t begun_ = 0, over_ = 0, next_ = 0;
+    bool waits_for_iteration_ = false, held_ = false, looks_ = false;
+    bool samples_ = false;
+    instant since_{}, sampled_{};
+    ns longest_hold_{0}, since_wait_{0};
+    batch_times batches_;
+    std::size_t launched_ = 0, kernels_over_ = 0;
+    std::deque<std::size_t> ends_;  // behind how many launches there is an event
+    kernel wait_{};
+};
+
+/// One request after the other, in the order in which they arrive.
+class serving_thread {
+public:
+    struct answer {
+        ns from_arrival, call;  ///< from the request's arrival, and from its turn
+        ns told;                ///< how long it may wait for what lower clients have in flight, as it was told
+    };
+
+    serving_thread(stage& on, const served_model& m)
+        : on_(on),
+          engine_(m),
+          client_(on.gate.add({.level = 1})),
+          number_(on.clients++),
+          stream_(on.gpu.make_stream(
+              {number_, on.how == strategy::native || on.how == strategy::acquire ? 5 : 0, on.host.gap_in_graph})) {}
+    serving_thread(const serving_thread&) = delete;
+    serving_thread& operator=(const serving_thread&) = delete;
+
+    void begin() {
+        on_.gpu.at(on_.gpu.now() + ns{1'000'000}, [this] { arrive(); });
+    }
+    [[nodiscard]] const std::vector<answer>& answers() const noexcept { return answers_; }
+
+private:
+    struct request {
+        instant arrival, turn;
+        ns told;
+    };
+
+    void arrive() {
+        for (unsigned i = 0; i < engine_.burst; ++i) {
+            waiting_.push_back({on_.gpu.now(), {}, on_.gate.bound(client_)});
+            on_.gate.arrived(client_, on_.gpu.now());
+            on_.request_arrived();
+        }
+        if (!serves_) serve();
+        const ns mean{static_cast<std::int64_t>(1e9 * engine_.burst / engine_.per_s)};
+        on_.gpu.at(on_.gpu.now() + on_.gpu.random().exponential(mean), [this] { arrive(); });
+    }
+
+    void serve() {
+        serves_ = true;
+        waiting_.front().turn = on_.gpu.now();
+        const iteration& graph = (*engine_.model)[0];
+        const instant arrival = on_.gpu.now() + on_.host.graph_start;
+        for (std::size_t i = 0; i + 1 < graph.size(); ++i) on_.gpu.launch(stream_, graph[i], arrival);
+        on_.gpu.launch(stream_, graph.back(), arrival,
+                       [this] { on_.gpu.at(on_.gpu.now() + on_.host.seen, [this] { answered(); }); });
+    }
+
+    void answered() {
+        const instant now = on_.gpu.now();
+        const request r = waiting_.front();
+        waiting_.pop_front();
+        answers_.push_back({now - r.arrival, now - r.turn, r.told});
+        on_.gate.left(client_, now);
+        on_.request_left();
+        if (!waiting_.empty()) return serve();
+        serves_ = false;
+        on_.gpu.at(now + on_.options.linger, [this] { on_.something_ended(); });
+    }
+
+    stage& on_;
+    const served_model engine_;
+    const gpushare::launch_gate::client client_;
+    const std::uint32_t number_, stream_;
+    std::deque<request> waiting_;
+    std::vector<answer> answers_;
+    bool serves_ = false;
+};
+
+}  // namespace engines
