@@ -311,6 +311,33 @@ TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {
     CHECK(f.charged() == 0);
 }
 
+TEST_CASE("TensorRT's frees without a stream are in the order of the default one", "[cuda][interop]") {
+    standin::reset({.devices = 1, .memory = 64_MiB, .time = standin::timing::manual});
+    {
+        node devices;
+        tenancy shared{devices};
+        auto chat =
+            shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct, .scrub = gpushare::scrub_policy::off});
+        const auto charged = [&] {
+            chat.memory().collect();
+            return (chat.memory().capacity() - chat.memory().free()).count();
+        };
+        gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, node> trt{chat.memory(), devices, {0}};
+        for (const bool named : {true, false}) {
+            CAPTURE(named);
+            void* const p = trt.allocateAsync(2 * MiB, 256, 0, nullptr);
+            (void)standin::detail::launch(nullptr, std::chrono::milliseconds(10), [] {});
+            CHECK((named ? trt.deallocateAsync(p, nullptr) : trt.deallocate(p)));
+            CHECK(charged() == 2 * MiB);
+            standin::advance(std::chrono::milliseconds(20));
+            CHECK(charged() == 0);
+        }
+    }
+    const std::string found = standin::take_findings();  // it notes all that is done to a default stream
+    CAPTURE(found);
+    CHECK(found.find("left behind") == std::string::npos);
+}
+
 TEST_CASE("Calls in TensorRT's way are submissions, with scratch in their tenant's memory", "[cuda][interop]") {
     fixture f;
     auto& chat = f.chat;
