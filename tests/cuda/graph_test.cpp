@@ -135,6 +135,39 @@ TEST_CASE_METHOD(fixture, "a point that another thread records as a capture begi
     CHECK(s.record().wait(never));
 }
 
+TEST_CASE_METHOD(fixture, "a capture that another thread begins beside a wait doesn't get the wait",
+                 "[cuda][graph][threads]") {
+    auto other = node.make_stream(d);
+    standin::hold(other.native_handle());
+    other.launch({}, gpushare::detail::empty_kernel{});
+    const auto outside = other.record();
+    std::promise<void> begun, go_on;
+    errc ended = errc::none;
+    std::size_t nodes = 1;
+    std::thread capturer;
+    standin::before_next("cudaStreamWaitEvent", [&] {
+        capturer = std::thread([&] {
+            ended = code_of([&] {
+                cuda::graph_capture scope{s};
+                begun.set_value();
+                go_on.get_future().wait();
+                nodes = scope.finish().num_nodes();
+            });
+        });
+        // It begins when the stream has its wait, so nobody can wait for it here.
+        CHECK(begun.get_future().wait_for(50ms) == std::future_status::timeout);
+    });
+    CHECK_NOTHROW(s.wait(outside));
+    go_on.set_value();
+    capturer.join();
+    CHECK(ended == errc::none);
+    CHECK(nodes == 0);
+    const auto behind = s.record();
+    CHECK_FALSE(behind.reached());
+    standin::let_go(other.native_handle());
+    CHECK(behind.wait(never));
+}
+
 TEST_CASE_METHOD(fixture, "threads that record beside captures spoil none, and have no point of one",
                  "[cuda][graph][threads]") {
     std::atomic<bool> done{false};

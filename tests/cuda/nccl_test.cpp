@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -86,6 +87,15 @@ gs::collective_fault of_type(ncclDataType_t type, ncclRedOp_t op, const F& f) {
     if (type == ncclBfloat16) return f(gs::bfloat16{}, gs::sum{});
     return f(std::int64_t{}, gs::sum{});
 }
+/// As a communicator that doesn't block: once it has been asked a few times how far it is.
+void enqueue_later(ncclComm_t comm, cudaStream_t stream, const std::function<void()>& work) {
+    comm->state = ncclInProgress;
+    comm->polls_left = 3;
+    comm->later = [=] {
+        REQUIRE(cudaSetDevice(comm->device) == cudaSuccess);
+        CHECK(standin::detail::launch(stream, std::chrono::milliseconds(1), work) == cudaSuccess);
+    };
+}
 template <class T>
 std::span<const T> input(const void* p, std::size_t n) {
     return {static_cast<const T*>(p), n};
@@ -145,16 +155,10 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType
         });
     fake().calls.push_back({comm->device, count, type, op, stream, fake().open_groups == 1});
     if (fake().blocks) return fake().all_reduce;
-    comm->state = ncclInProgress;
-    comm->polls_left = 3;
-    comm->later = [=] {
-        REQUIRE(cudaSetDevice(comm->device) == cudaSuccess);
-        const auto twice = [=] {
-            for (size_t i = 0; i < count && type == ncclFloat32; ++i)
-                static_cast<float*>(out)[i] = 2 * static_cast<const float*>(in)[i];
-        };
-        CHECK(standin::detail::launch(stream, std::chrono::milliseconds(1), twice) == cudaSuccess);
-    };
+    enqueue_later(comm, stream, [=] {
+        for (size_t i = 0; i < count && type == ncclFloat32; ++i)
+            static_cast<float*>(out)[i] = 2 * static_cast<const float*>(in)[i];
+    });
     return fake().all_reduce == ncclSuccess ? ncclInProgress : fake().all_reduce;
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -176,7 +180,11 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
                                       until);
         });
     fake().calls.push_back({comm->device, count, type, ncclNumOps, stream, false});
-    return ncclSuccess;
+    if (fake().blocks) return ncclSuccess;
+    enqueue_later(comm, stream, [=] {  // all ranks have the same
+        for (std::size_t r = 0; r < 3; ++r) std::memcpy(static_cast<std::byte*>(out) + r * count, in, count);
+    });
+    return ncclInProgress;
 }
 ncclResult_t ncclBroadcast(const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
@@ -413,6 +421,16 @@ TEST_CASE_METHOD(fixture, "a communicator that doesn't block is waited for until
         CHECK_FALSE(net.all_reduce(std::span<const float>(ins), std::span(outs), gs::sum{}, gs::never));
         CHECK(outs == std::vector<float>{2, 4, 6});
         CHECK_FALSE(net.barrier(gs::never));
+    }
+    SECTION("a transport compares the words of this call, not what was there before") {
+        const std::unique_ptr<ncclComm> comm(new ncclComm{2});
+        gs::nccl_transport net(comm.get(), streams[0].native_handle());
+        for (int call = 0; call < 3; ++call) {
+            CHECK_FALSE(net.all_reduce(std::span<const float>(ins), std::span(outs), gs::sum{}, gs::never));
+            CHECK(outs == std::vector<float>{2, 4, 6});
+            CHECK_FALSE(net.barrier(gs::never));
+            outs.assign(3, 0);
+        }
     }
     SECTION("a transport's deadline and abort end that, too") {
         auto* const comm = new ncclComm{2};
