@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA's stream-ordered pools and virtual memory, over the stand-in.
+#include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
@@ -10,9 +11,11 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <limits>
 #include <new>
 #include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +25,7 @@
 
 #include "conformance/memory_resource_suite.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
@@ -264,6 +268,41 @@ TEST_CASE_METHOD(fixture, "a pool has nothing for a stream that is captured", "[
     CHECK(s.record().wait(never));
 }
 
+TEST_CASE_METHOD(fixture, "a capture that another thread begins has nothing of a pool's",
+                 "[cuda][pool][capture][threads]") {
+    cuda::memory_pool pool{node, d};
+    void* p = nullptr;
+    for (const bool frees : {false, true}) {
+        CAPTURE(frees);
+        std::promise<void> begun, go_on;
+        errc ended = errc::none;
+        std::size_t nodes = 1;
+        std::thread capturer;
+        standin::before_next(frees ? "cudaFreeAsync" : "cudaMallocFromPoolAsync", [&] {
+            capturer = std::thread([&] {
+                ended = support::code_of([&] {
+                    cuda::graph_capture scope{s};
+                    begun.set_value();
+                    go_on.get_future().wait();
+                    nodes = scope.finish().num_nodes();
+                });
+            });
+            // It begins when the pool is through with the stream, so nobody can wait for it here.
+            CHECK(begun.get_future().wait_for(50ms) == std::future_status::timeout);
+        });
+        if (frees)
+            CHECK(pool.deallocate(s, p) == errc::none);
+        else
+            p = pool.try_allocate(s, 1000);
+        go_on.set_value();
+        capturer.join();
+        CHECK(p != nullptr);
+        CHECK(ended == errc::none);
+        CHECK(nodes == 0);
+    }
+    CHECK(s.record().wait(never));
+}
+
 TEST_CASE("pools: handles in and out, other devices, devices without any", "[cuda][pool]") {
     {
         const standin::session gpu{{.devices = 2}};
@@ -322,6 +361,8 @@ TEST_CASE("copies and fills reach memory of every kind, whatever is current, and
             s.copy(there.data(), own, size);
             CHECK(s.record().wait(never));
             CHECK(there == mine);
+            if (peers) CHECK_NOTHROW(s.fill(foreign, std::byte{98}, size));  // as a kernel would, without the host
+            CHECK(s.record().wait(never));
         }
         for (std::uint32_t i = 0; i < 2; ++i) {
             if (kind == 0) CHECK(node.memory(device_id{i}).deallocate(blocks[i], size, 256) == errc::none);
@@ -477,6 +518,26 @@ TEST_CASE("virtual memory is opened to other devices, or the driver has none", "
     } catch (const operation_error& e) {
         CHECK(e.code() == errc::not_supported);
     }
+}
+
+TEST_CASE_METHOD(fixture, "what is given back to a lost device is gone, and no error",
+                 "[cuda][pool][virtual_memory][fault]") {
+    cuda::memory_pool pool{node, d};
+    cuda::virtual_memory memory{node, d};
+    void* const p = pool.allocate(s, 1000);
+    const auto range = memory.reserve(2 << 20);
+    const auto chunk = memory.create();
+    REQUIRE((range && chunk));
+    REQUIRE(memory.map(range->data(), *chunk) == errc::none);
+    standin::poison(0, cudaErrorIllegalAddress);
+    (void)node.memory(d).taken_by_others();  // somebody sees the loss
+    CHECK(node.lost(d));
+    CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(memory.unmap(range->data(), 2 << 20) == errc::none);
+    gpushare::failure why;
+    CHECK(pool.try_allocate(s, 1000, 256, &why) == nullptr);
+    CHECK(why.code == errc::device_lost);
+    CHECK(memory.create().why().code == errc::device_lost);
 }
 
 TEST_CASE("ranges and chunks outlive what made them", "[cuda][virtual_memory]") {
