@@ -325,13 +325,16 @@ TEST_CASE("what the library makes isn't the current context's, and outlives it",
     const auto g = cuda::capture(s, [](cuda::stream& to) { to.launch({}, gpushare::detail::empty_kernel{}); });
     CUcontext mine = nullptr, now = nullptr;
     REQUIRE(driver.create_context(&mine, nullptr, 0, 0) == CUDA_SUCCESS);
+    now = mine;
     void* const p = node.memory(first).allocate(1000, 256);
     void* const q = node.memory(second).allocate(1000, 256);
     CHECK(node.enable_peer_access(first, second));
     s.launch({}, gpushare::detail::empty_kernel{});
     s.fill(p, std::byte{1}, 1000);
     s.fill(q, std::byte{1}, 1000);
+    standin::before_next("cudaGraphInstantiate", [&] { CHECK(driver.get_current(&now) == CUDA_SUCCESS); });
     cuda::graph_executable run{g};
+    CHECK(now != mine);
     run.launch(s);
     void* const pooled = pool.allocate(s, 100);
     CHECK(s.record().wait(gpushare::never));
