@@ -253,3 +253,19 @@ TEST_CASE("the order of two moves is the one that works", "[placement]") {
     CHECK(plan->moves.size() == 2);
     CHECK_FALSE(try_apply(c, *plan));
 }
+
+TEST_CASE("a plan doesn't move what can stay where it is", "[placement]") {
+    cluster c;
+    c.add({.devices = 5});
+    std::vector<placement> placed{{{.devices = 1, .each = 80_pct}, {0}, {{0}}},
+                                  {{.devices = 3, .each = 60_pct}, {0}, {{1}, {3}, {4}}},
+                                  {{.devices = 2, .each = 30_pct}, {0}, {{1}, {4}}}};
+    for (const auto& p : placed) c.apply(p);
+    // Without the first, the policy takes other devices for the request, which leave room for the third one's move; and
+    // the first is best put where it was.
+    const auto plan = make_room(gpushare::spreading{}, c, placed, {.devices = 4, .each = 20_pct}, 2);
+    REQUIRE(plan);
+    REQUIRE(plan->moves.size() == 1);
+    CHECK(plan->moves[0].which == 2);
+    carry_out(c, placed, *plan);
+}
