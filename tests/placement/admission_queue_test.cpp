@@ -378,6 +378,29 @@ TEST_CASE("a gang that fits is placed, though not by taking the largest first", 
     }
 }
 
+TEST_CASE("a gang for which no plan is found waits, as it might fit, and keeps nobody out", "[placement][queue]") {
+    cluster c;
+    admission_request gang;
+    support::random any(1);
+    // Each three of them fill a device, so all fit: but to find that takes more steps than the queue takes.
+    for (int i = 0; i < 12; ++i) {
+        c.add({.cpu_milli = 1'000, .devices = 1});
+        const auto first = 100 + any.below(300), second = 100 + any.below(300);
+        for (const auto part : {first, second, 1000 - first - second})
+            gang.members.push_back({.devices = 1, .each = gpushare::share::of_permille(part)});
+    }
+    admission_queue q({.most_overtakes = 1});
+    const auto waits = q.submit(start, first_fit{}, c, gang);
+    REQUIRE(waits.outcome == admission_result::queued);
+    CHECK(q.advance(start, first_fit{}, c).empty());
+    for (int i = 0; i < 4; ++i) {
+        const auto small = q.submit(start, first_fit{}, c, asks(1));
+        REQUIRE(small.outcome == admission_result::placed);
+        c.release(small.placements.front());
+    }
+    CHECK(q.withdraw(waits.id));
+}
+
 // Against the set of ids: each comes back once, nobody is lost, and nobody waits for ever behind others.
 TEST_CASE("random arrivals and departures lose and duplicate nobody", "[placement][queue][property]") {
     for (std::uint64_t run = 0; run < 100; ++run) {
