@@ -220,4 +220,20 @@ TEST_CASE("a gang displaces victims on several nodes, of the lowest level that w
     CHECK(s.placed[high].level == priority{2});
 }
 
+TEST_CASE("whoever a gang leaves room for doesn't go for it", "[placement][preemption]") {
+    scene s(2);
+    const auto two = s.add(0, {device_id{0}, device_id{1}}, 0);
+    s.add(0, {device_id{2}}, 0);
+    s.add(0, {device_id{3}}, 2);
+    s.add(1, {device_id{0}, device_id{1}}, 0);
+    s.add(1, {device_id{2}, device_id{3}}, 2);
+    const std::vector<placement_request> pair{devices(2), devices(2)}, small{devices(1), devices(1)};
+    const auto plan = plan_preemption(best_fit{}, s.on, s.placed, small, priority{1});
+    REQUIRE(plan);
+    CHECK(plan->victims.size() == 1);  // of the two that have two devices
+    const auto larger = plan_preemption(best_fit{}, s.on, s.placed, pair, priority{1});
+    REQUIRE(larger);
+    CHECK(larger->victims == std::vector<std::size_t>{two, 3});
+}
+
 }  // namespace preemption_test
