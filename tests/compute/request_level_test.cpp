@@ -33,6 +33,7 @@ using support::manual_stream;
 namespace {
 
 using limiter = gpushare::compute_limiter<manual_stream, manual_clock, gpushare::any_policy>;
+using sim_limiter = gpushare::compute_limiter<gpushare::sim::stream, gpushare::sim::clock_of, gpushare::any_policy>;
 using request = gpushare::request<limiter>;
 using names = std::vector<std::string>;
 
@@ -86,6 +87,12 @@ TEST_CASE("a request's submissions go at its own level, and no others of its cli
         const auto all = t.order();
         CHECK(names(all.begin(), all.begin() + 3) == names{"a0", "r1", "r2"});
         CHECK(names(all.begin() + 3, all.end()) == names{"a1", "a2", "b0"});  // b had its share, by r1 and r2
+        // Nor one that comes while the request is under way.
+        t.submit(t.a, "a3");
+        t.submit(t.b, "b1");
+        t.submit(r, "r3");
+        CHECK(t.enqueued == names{"a3", "r3"});
+        CHECK(t.order() == names{"a3", "r3", "b1"});
     }
     SECTION("and what comes after it is of its client's level") {
         t.submit(t.a, "a4");
@@ -153,7 +160,6 @@ TEMPLATE_TEST_CASE("what a request takes above its client's level is charged to 
                    gpushare::weighted_fair, gpushare::fair, gpushare::capped<gpushare::weighted_fair>,
                    gpushare::shortest_remaining, gpushare::strict_priority<>,
                    (gpushare::policy_tree<gpushare::weighted_fair, gpushare::weighted_fair>)) {
-    using sim_limiter = gpushare::compute_limiter<gpushare::sim::stream, gpushare::sim::clock_of, gpushare::any_policy>;
     gpushare::sim::world world;
     gpushare::sim::stream one(world, {0}), other(world, {0});
     sim_limiter compute({}, gpushare::sim::clock_of(world), gpushare::any_policy(TestType{}));
@@ -173,6 +179,26 @@ TEMPLATE_TEST_CASE("what a request takes above its client's level is charged to 
     CHECK(all > 300ms);
     CHECK(static_cast<double>(had.count()) / static_cast<double>(all.count()) == Approx(0.5).margin(0.16));
     CHECK(compute.usage(b).device_time > 130ms);
+}
+
+TEST_CASE("time that is held back for a request above its client's level is charged to the client's share",
+          "[compute]") {
+    gpushare::sim::world world;
+    gpushare::sim::stream one(world, {0}), other(world, {0});
+    sim_limiter compute({.anticipation = 1ms}, gpushare::sim::clock_of(world));
+    const auto a = compute.add({.weight = 50_pct, .ceiling = priority{1}}), b = compute.add({.weight = 50_pct});
+    for (int i = 0; i < 800; ++i) {
+        (void)compute.submit(a, one, [](auto& s) { s.enqueue(500us); });
+        (void)compute.submit(b, other, [](auto& s) { s.enqueue(500us); });
+    }
+    // Of each 2 ms, 1 ms is kept for a's request, which does next to nothing: that is a's share, and the rest b's.
+    gpushare::request<sim_limiter> urgent(compute, a, {.level = priority{1}});
+    for (int step = 0; step < 4000; ++step) {
+        world.run_until(world.now() + 100us);
+        compute.poll();
+        if (step % 20 == 0) (void)urgent.submit(one, [](auto& s) { s.enqueue(10us); });
+    }
+    CHECK(compute.usage(b).device_time > 3 * compute.usage(a).device_time);
 }
 
 }  // namespace request_level_test
