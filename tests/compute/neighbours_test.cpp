@@ -61,12 +61,30 @@ struct beside_stream {
     using point = beside_point;
     sim::world* world;
     instant tail{};
+    std::vector<std::pair<instant, instant>> ran{};
     point record() {
         tail = std::max(tail, world->now());
         return {world, tail};
     }
-    void enqueue(ns length) { tail = std::max(tail, world->now()) + length; }
+    void enqueue(ns length) {
+        const auto begin = std::max(tail, world->now());
+        tail = begin + length;
+        ran.emplace_back(begin, tail);
+    }
 };
+/// How long anything ran on these streams.
+ns busy(std::span<const beside_stream> streams) {
+    std::vector<std::pair<instant, instant>> all;
+    for (const auto& s : streams) all.insert(all.end(), s.ran.begin(), s.ran.end());
+    std::ranges::sort(all);
+    ns sum{};
+    instant until{};
+    for (const auto& [begin, end] : all) {
+        sum += std::max(end - std::max(begin, until), ns{0});
+        until = std::max(until, end);
+    }
+    return sum;
+}
 
 /// Device time of each stream's tag, as the device had it.
 struct truth {
@@ -500,11 +518,34 @@ TEST_CASE("what is published of device time never falls, and sums to what the de
     CHECK(shared);
     // Once nothing is in flight all of it is settled: each instant at which anything ran counts
     // once.
+    sum = {};
     for (const auto c : clients) {
         client_usage last;
         CHECK(compute.close(c, never, {}, &last));
         CHECK(last.device_time >= before[c.index]);
+        sum += last.device_time;
     }
+    CHECK(static_cast<double>(sum.count()) == Approx(static_cast<double>(busy(streams).count())).epsilon(0.001));
+}
+
+TEST_CASE("what is given back of published time is made up for by later charges", "[compute]") {
+    limiter_core<> core;
+    const auto c = core.add({});
+    const auto published_after = [&](ns took, bool may_shrink) {
+        core.arrive(c, instant{});
+        core.complete(core.next(instant{}).value(), {.took = took, .may_shrink = may_shrink});
+        return core.usage(c).device_time;
+    };
+    CHECK(published_after(4ms, false) == 4ms);
+    core.give_back(c, 3ms);
+    CHECK(core.usage(c).device_time == 4ms);
+    CHECK(published_after(2ms, false) == 4ms);
+    CHECK(published_after(2ms, false) == 5ms);
+    // What isn't published yet becomes less.
+    CHECK(published_after(4ms, true) == 5ms);
+    core.give_back(c, 1ms);
+    core.settle(true);
+    CHECK(core.usage(c).device_time == 8ms);
 }
 
 TEST_CASE("what a client is billed moves no bound and no prediction", "[compute]") {
