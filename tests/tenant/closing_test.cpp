@@ -15,6 +15,7 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,19 @@ host::node_options node_of(std::uint32_t devices) {
     return {.devices = devices, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled};
 }
 gpushare::instant soon() { return host::steady_clock::now() + 10s; }
+
+/// The report of a close that is stopped while it waits, long before its deadline.
+template <class Tenant>
+gpushare::close_report stopped_close(Tenant& t) {
+    std::stop_source stop;
+    auto closing = std::async(std::launch::async, [&] { return t.close(soon(), stop.get_token()); });
+    std::this_thread::sleep_for(5ms);
+    stop.request_stop();
+    CHECK(closing.wait_for(5s) == std::future_status::ready);
+    const auto report = closing.get();
+    CHECK_FALSE(report.complete);
+    return report;
+}
 
 using arena = gpushare::virtual_arena<host::virtual_memory, host::stream>;
 
@@ -245,17 +259,29 @@ TEST_CASE("a close that waits for a free or a stream ends by a stop request", "[
     host::node n(node_of(1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
-    auto& stream = a.work_stream();
-    n.faults({0}).stall(stream);
-    stream.enqueue(1us);  // past the limiter
-    std::stop_source stop;
-    auto stopping = std::async(std::launch::async, [&] { return a.close(gpushare::never, stop.get_token()); });
-    std::this_thread::sleep_for(5ms);
-    stop.request_stop();
-    const auto report = stopping.get();
-    CHECK_FALSE(report.complete);
-    CHECK(report.waits_for == gpushare::close_wait::streams);
-    n.faults({0}).resume(stream);
+    auto other = n.make_stream({0});
+    const auto stall = [&](host::stream& s) -> host::stream& {
+        n.faults({0}).stall(s);
+        s.enqueue(1us);  // past the limiter
+        return s;
+    };
+    SECTION("of a stream") {
+        auto& stream = stall(a.work_stream());
+        CHECK(stopped_close(a).waits_for == gpushare::close_wait::streams);
+        n.faults({0}).resume(stream);
+    }
+    SECTION("of a free") {
+        REQUIRE(a.memory().deallocate_after(stall(other).record(), a.memory().allocate(1_MiB), 1_MiB) == errc::none);
+        CHECK(stopped_close(a).waits_for == gpushare::close_wait::frees);
+        n.faults({0}).resume(other);
+    }
+    SECTION("of a free that a pool on it keeps") {
+        gpushare::pool_resource<std::remove_reference_t<decltype(a.memory())>, host::point> pool(a.memory());
+        REQUIRE(pool.deallocate_after(stall(other).record(), pool.allocate(1_MiB), 1_MiB) == errc::none);
+        CHECK(stopped_close(a).waits_for == gpushare::close_wait::memory);
+        n.faults({0}).resume(other);
+        CHECK(a.close(soon()).complete);
+    }
     CHECK(a.close(soon()).complete);
 }
 
@@ -414,6 +440,7 @@ TEST_CASE("a close waits for a slow driver until its deadline, and no longer", "
     CHECK(report.still_charged >= 12_MiB);
     auto patient = std::async(std::launch::async, [&] { return a.close(soon()); });
     CHECK(patient.wait_for(300ms) == std::future_status::timeout);  // 10,000 turns were over by then
+    CHECK(stopped_close(a).still_charged >= 12_MiB);
     go_on = true;
     CHECK(slow.get() == errc::none);
     CHECK(patient.get().complete);
