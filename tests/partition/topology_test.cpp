@@ -276,19 +276,41 @@ TEST_CASE("the catalogue is that of the provider: twelve types, their network an
             CHECK(type->offers(n) == (std::ranges::find(r.counts, n) != r.counts.end()));
         CHECK(std::ranges::any_of(gpushare::node_zones, [&](const auto& z) { return has_type(z.name, *type); }));
     }
-    std::size_t offers = 0;
-    std::set<std::string_view> zones;
-    for (const auto& z : gpushare::node_zones) {
-        CAPTURE(z.name);
-        CHECK(zones.insert(z.name).second);
-        for (const auto name : z.types) {
-            if (name.empty()) continue;
-            ++offers;
-            CHECK(gpushare::find_node_type(name) != nullptr);
-        }
+    const std::vector<std::pair<std::string_view, std::set<std::string_view>>> zones{
+        {"cn-wulanchabu-a", {"GU8TF", "L20", "G49E"}},
+        {"cn-wulanchabu-b", {"G59"}},
+        {"cn-wulanchabu-c", {"P16EN"}},
+        {"cn-wulanchabu-d", {"P16EN", "L20NE"}},
+        {"cn-beijing-d", {"GU8TF", "GU8TEF", "P16EN"}},
+        {"cn-beijing-h", {"G28Ti"}},
+        {"cn-beijing-i", {"A10", "G28Ti", "L20N"}},
+        {"cn-beijing-l", {"L20", "G49E", "G59", "L20NE"}},
+        {"cn-shanghai-e", {"G59", "G28Ti"}},
+        {"cn-shanghai-f", {"GU8TF", "GU8TEF", "P16EN"}},
+        {"cn-shanghai-l", {"L20", "G49E", "T4", "G28Ti"}},
+        {"cn-shanghai-n", {"L20", "L20N"}},
+        {"cn-shanghai-o", {"P16EN"}},
+        {"cn-hangzhou-b", {"GU8TF", "L20", "G49E", "P16EN", "G59"}},
+        {"cn-hangzhou-i", {"T4"}},
+        {"cn-shenzhen-c", {"L20"}},
+        {"cn-shenzhen-d", {"GU8TEF", "G49E", "G59"}},
+        {"cn-shenzhen-e", {"T4"}},
+        {"cn-hongkong-d", {"GU8TEF"}},
+        {"ap-southeast-1", {"GU8TF", "L20", "L20X"}},
+        {"eu-central-1-a", {"L20"}},
+        {"eu-central-1-c", {"GU8TEF"}},
+        {"me-east-1-a", {"GU8TEF"}},
+        {"us-east-1-a", {"A10", "L20"}},
+        {"us-east-1-b", {"A10", "L20"}},
+    };
+    CHECK(gpushare::node_zones.size() == zones.size());
+    for (const auto& [name, types] : zones) {
+        CAPTURE(name);
+        REQUIRE(gpushare::find_node_zone(name) != nullptr);
+        for (const auto& type : gpushare::node_types) CHECK(has_type(name, type) == types.contains(type.name));
+        for (const auto type : gpushare::find_node_zone(name)->types)
+            CHECK((type.empty() || gpushare::find_node_type(type) != nullptr));
     }
-    CHECK(zones.size() == 25);
-    CHECK(offers == 52);
     CHECK(gpushare::has_type("cn-beijing-i", *gpushare::find_node_type("L20N")));
     CHECK_FALSE(gpushare::has_type("cn-beijing-i", *gpushare::find_node_type("L20NE")));
     CHECK_FALSE(gpushare::has_type("cn-nowhere-z", *gpushare::find_node_type("L20")));
