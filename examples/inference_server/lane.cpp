@@ -277,6 +277,7 @@ void lane::infer(infer_request r, on_answer reply) {
         if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
         if (why == errc::none) asked(now);
     }
+    if (why == errc::none && deadline != gpushare::never) settings_.on_deadline(deadline);
     if (why == errc::none) return pump_or_later();
     refuse(mine, why == errc::queue_full ? full() : as_refused(gpushare::failure{why}));
 }
@@ -401,6 +402,19 @@ void lane::take(batch& b) {
     b.starved = false;
     refuse_late(b);
     b.arrange(model_.info.max_batch);
+}
+
+gpushare::instant lane::refuse_late() {
+    std::vector<request> late;
+    gpushare::instant next{};
+    {
+        const std::lock_guard lock(mutex_);
+        late = waiting_.take_expired(tenant_->now());
+        over(late.size());
+        next = waiting_.expires_at();
+    }
+    for (auto& r : late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
+    return next;
 }
 
 void lane::refuse_late(batch& b) noexcept {

@@ -101,6 +101,8 @@ public:
         gpushare::sleep_rule rule{};
         cache_chunks* chunks = nullptr;  ///< of the device
         std::shared_ptr<scratch> room;   ///< of the tenant
+        /// A request's time is over then, unless it is answered before: refuse_late() is to be called.
+        std::function<void(gpushare::instant)> on_deadline = [](gpushare::instant) {};
         /// What lanes tell each other of memory for caches: how often some came free, and who is to look then.
         std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
         std::function<void()> on_freed = [] {};
@@ -117,6 +119,9 @@ public:
     void load(std::function<void(const refused*)> done);
     /// There may be memory for texts that wait for some: the first of them tries. Those that have waited too long are refused.
     void memory_came() noexcept;
+    /// Refuses the requests that wait and whose time is over. When it is to be called again; `never`: nothing is waiting for that.
+    /// Throws std::bad_alloc where the host has no memory; then they wait on.
+    gpushare::instant refuse_late();
     /// Tries again what the host's memory didn't suffice for, and memory_came(). Once a second.
     void look_again() noexcept;
     /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Who is

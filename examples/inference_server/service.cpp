@@ -48,11 +48,14 @@ service::service(service_options o, std::vector<model_source> models)
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
     dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
+    timekeeper_ = std::jthread([this](const std::stop_token& stop) { tell_late(stop); });
 }
 
 service::~service() {
-    housekeeper_.request_stop();
-    housekeeper_.join();
+    for (auto* const thread : {&housekeeper_, &timekeeper_}) {
+        thread->request_stop();
+        thread->join();
+    }
     const auto deadline = gpushare::saturating_add(now(), 10s);
     for (const auto& l : all_lanes()) l->close(now());
     for (const auto& l : all_lanes()) l->close(deadline);
@@ -144,6 +147,7 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
             .rule = rule_,
             .chunks = &chunks_,
             .room = row.room,
+            .on_deadline = [this](gpushare::instant when) { expect_late(when); },
             .freed = freed_,
             .on_freed = [this] { let_texts_begin(); },
             .text_waits = options_.text_waits});
@@ -268,6 +272,35 @@ void service::keep_house(const std::stop_token& stop) {
             }
         } catch (const std::exception& e) {
             tell(e.what());
+        }
+    }
+}
+
+void service::expect_late(gpushare::instant when) noexcept {
+    {
+        const std::lock_guard lock(late_mutex_);
+        if (when >= late_at_) return;
+        late_at_ = when;
+    }
+    late_comes_.notify_one();
+}
+
+// Who waits behind a long call, or for a model that is being loaded, is told at its deadline, not when that is over. By a
+// thread of its own: house-keeping may take seconds.
+void service::tell_late(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+        {
+            std::unique_lock lock(late_mutex_);
+            const auto when = late_at_;
+            const auto left = std::min(when, gpushare::saturating_add(now(), gpushare::ns{1min})) - now();
+            late_comes_.wait_for(lock, stop, left, [&] { return late_at_ < when; });
+            if (now() < late_at_) continue;
+            late_at_ = gpushare::never;
+        }
+        try {
+            for (const auto& l : all_lanes()) expect_late(l->refuse_late());
+        } catch (...) {  // of the host's memory: they are told a little later
+            expect_late(gpushare::saturating_add(now(), gpushare::ns{100ms}));
         }
     }
 }

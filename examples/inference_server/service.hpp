@@ -143,6 +143,9 @@ private:
     void later(std::function<void()> f, const void* whose);
     void keep_house(const std::stop_token& stop);
     static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;
+    /// A request's time is over then: by tell_late() it is told so.
+    void expect_late(gpushare::instant when) noexcept;
+    void tell_late(const std::stop_token& stop);
     void reload_if_changed();
     void wait_until_written() const;
     void apply(tenants_file next);
@@ -186,7 +189,11 @@ private:
     std::condition_variable_any reload_comes_;
     std::vector<on_reload> reloads_;  // who waits for one
     worker loads_;
-    std::jthread dispatcher_, housekeeper_;
+
+    std::mutex late_mutex_;
+    std::condition_variable_any late_comes_;
+    gpushare::instant late_at_ = gpushare::never;  // the first of the requests' deadlines
+    std::jthread dispatcher_, housekeeper_, timekeeper_;
 };
 
 }  // namespace inference_server

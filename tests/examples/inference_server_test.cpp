@@ -352,6 +352,26 @@ TEST_CASE("requests beyond a tenant's queue are refused with a time; others' are
     CHECK(told >= 4);
 }
 
+TEST_CASE("who waits past a deadline is told then, whatever runs or is loaded meanwhile", "[examples]") {
+    server s;
+    std::vector<connection> running;
+    for (int i = 0; i < 3; ++i) {  // those that are handed over are late no more
+        running.push_back(s.connect());
+        running.back().send_request("POST", "/v2/models/held/infer", chat_key, one("1", "[1]"));
+    }
+    std::string body = one("1", "[1]");
+    body.insert(body.size() - 1, R"(,"parameters":{"timeout":50000})");
+    std::vector<std::future<int>> told;
+    for (const std::string model : {"held", "slow"})
+        told.push_back(std::async(std::launch::async, [&, model] {
+            return s.connect().ask("POST", "/v2/models/" + model + "/infer", chat_key, body).status;
+        }));
+    for (auto& t : told) CHECK(t.wait_for(30s) == std::future_status::ready);
+    s.go->store(true);
+    for (auto& t : told) CHECK(t.get() == 504);
+    for (auto& c : running) CHECK(c.answer().status == 200);
+}
+
 TEST_CASE("short calls of a model without batches go together, and each has an answer of its own", "[examples]") {
     server s;
     s.go->store(true);

@@ -65,7 +65,9 @@ TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
     CHECK(q.take_expired(at(6ms)).empty());
     CHECK(values(q.take(at(7ms))) == std::vector{2, 3});
     CHECK(q.size() == 1);
-    CHECK(values(q.take_expired(at(7ms))) == std::vector{1});
+    CHECK(q.expires_at() == at(6ms + 1ns));
+    CHECK(values(q.take_expired(q.expires_at())) == std::vector{1});
+    CHECK(q.expires_at() == never);
     CHECK(q.due() == never);
 }
 

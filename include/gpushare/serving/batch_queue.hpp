@@ -65,6 +65,10 @@ public:
                         earliest_ == never ? never : saturating_add(latest_begin(earliest_), -rule_.slack));
     }
 
+    /// When the first item will have expired, so that it is told then and not at the next batch: take_expired() has it.
+    /// `never` where none has a deadline.
+    [[nodiscard]] instant expires_at() const noexcept { return saturating_add(latest_begin(earliest_), ns{1}); }
+
     /// The items that can't meet their deadlines any more, in their order: to be refused, not run.
     [[nodiscard]] std::vector<T> take_expired(instant now) {
         std::vector<T> late;
