@@ -351,6 +351,25 @@ TEST_CASE("beside a hard cap as many go in at once as are sure to be short, and 
     CHECK(run(400, 20us) > 2);
 }
 
+TEST_CASE("beside longer calls of others a client has what its hard cap lets it have", "[compute]") {
+    sim::world world;
+    truth had(world);
+    sim::stream one(world, {0}, {}, 1), two(world, {0}, {}, 2);
+    sim_limiter compute({}, sim::clock_of(world), weighted_fair{});
+    const auto a = compute.add({.weight = 75_pct, .cap = 25_pct}), b = compute.add({.weight = 25_pct});
+    for (int ms = 0; ms < 2000; ++ms) {
+        while (compute.usage(a).waiting < 8) (void)compute.submit(a, one, [](auto& s) { s.enqueue(500us); });
+        while (compute.usage(b).waiting < 8) (void)compute.submit(b, two, [](auto& s) { s.enqueue(2ms); });
+        for (int part = 0; part < 10; ++part) {
+            world.run_until(world.now() + 100us);
+            compute.poll();
+        }
+    }
+    // One call of `a` is in flight at a time. Where the other's went in behind each, it would have a fifth.
+    CHECK(in_seconds(had.of(1, instant{}, world.now())) / 2 == Approx(0.25).margin(0.005));
+    CHECK(in_seconds(had.of(2, instant{}, world.now())) / 2 >= 0.74);  // and the device isn't idle
+}
+
 TEST_CASE("a client keeps what it owes when its policy is replaced, by another kind too", "[compute]") {
     for (std::uint64_t from = 0; from < 7; ++from) {
         for (std::uint64_t to = 0; to < 7; ++to) {

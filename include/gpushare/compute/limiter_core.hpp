@@ -195,6 +195,7 @@ public:
             a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound_now(a.level_index, a.width);
             if (client.enqueuing) return false;
             if (!fits_cap(a)) {  // until something of it has ended
+                if (keeps_turn(client, a, now)) return false;
                 client.kept_off = client.blocked = true;
                 blocked_.add(c->index);
                 detail::hold(policy_, *c);
@@ -241,6 +242,7 @@ public:
         a.lent = detail::serve(policy_, a.client, a.predicted, now);
         a.served_before = budget_.served_from(a.level_index);
         auto& client = clients_[a.client.index];
+        client.turn_until = {};
         if (budget_.enter(a)) client.abreast = std::max(client.abreast, ++client.streams);
         if (client.usage.in_flight++ == 0) client.since = now;
         client.width_in_flight += a.width.part();
@@ -501,6 +503,16 @@ private:
     void expect_more(const admission& g, instant now) noexcept {
         budget_.hold_for(g.level_index, g.client.index, saturating_add(now, options_.anticipation));
         if (g.level > clients_[g.client.index].settings.level) correct(g, options_.anticipation);
+    }
+
+    // It is the turn of a client whose hard cap lets no more in. What went in behind that client's work would have the turn: so
+    // the others wait, though no longer than what is in flight was said to take.
+    [[nodiscard]] bool keeps_turn(client_state& client, const admission& a, instant now) noexcept {
+        if (client.turn_until == instant{})
+            client.turn_until = saturating_add(now, budget_.bound_now(a.level_index, a.width));
+        if (now >= client.turn_until) return false;
+        resume_at_ = client.turn_until;
+        return true;
     }
 
     // Whether `a` may go beside what is in flight under the same hard cap. That can't be taken

@@ -136,6 +136,7 @@ struct limiter_client {
     bool enqueuing = false;  // its callable is being run
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
     bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
+    instant turn_until{};    // its turn has come while its hard cap lets no more in: others wait behind it until then
     bool overran = false;    // something took longer than these settings declare, or filled more than was believed
     std::uint32_t failures_in_row = 0, admitted = 0;
     double width_in_flight = 0;  // what those in flight can fill, together
