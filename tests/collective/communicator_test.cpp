@@ -154,6 +154,23 @@ TEST_CASE("an abort ends the wait of every rank with the reason", "[collective]"
     }
 }
 
+TEST_CASE("behind an abort the group is closed, though another thread's is under way", "[collective]") {
+    communicator group(2);
+    auto& first = group.rank(0).view().state(0, 0);
+    first.host_claims = 1;  // of a thread that stands still between its claim and its reason
+    std::atomic<bool> back{false};
+    std::jthread other([&] {
+        group.abort(1, errc::kernel_failed);
+        back = true;
+    });
+    std::this_thread::sleep_for(5ms);
+    CHECK_FALSE(back);
+    gpushare::atomic_ref{first.host_proposal}.store_release(
+        gpushare::collective_fault{errc::stopped, gpushare::collective_kind::barrier, 0, 0}.packed());
+    other.join();
+    CHECK(reduce(group.rank(0), 100).code == errc::stopped);
+}
+
 TEST_CASE("an abort in the midst of traffic: each call succeeds or fails whole", "[collective]") {
     for (unsigned round = 0; round < 30; ++round) {
         const communicator group(3, {.tuning = tuning_table::always(every_algorithm[round % every_algorithm.size()])});

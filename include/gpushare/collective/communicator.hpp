@@ -61,17 +61,14 @@ public:
     [[nodiscard]] const void* channel() const noexcept {
         return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->workspaces;
     }
-    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait. From any thread.
+    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait for them. From any thread:
+    /// a collective that the caller begins behind this finds the channel closed, whichever thread was the first.
     void close(const collective_fault& why) const noexcept {
         if (view_->reports != nullptr) {
-            detail::host_report& report = view_->reports[0];
-            // acq_rel: the host's threads alone claim, and only the first of them stores.
-            if (atomic_ref{report.claims}.fetch_add_acq_rel(1) == 0)
-                atomic_ref{report.request}.store_release(why.packed());
+            claim_or_await(view_->reports[0].claims, view_->reports[0].request, why);
         } else {
             detail::block_state& first = view_->state(0, 0);
-            if (atomic_ref{first.host_claims}.fetch_add_acq_rel(1) != 0) return;
-            atomic_ref{first.host_proposal}.store_release(why.packed());
+            claim_or_await(first.host_claims, first.host_proposal, why);
             detail::close_group(*view_);
         }
     }
@@ -116,6 +113,13 @@ public:
     }
 
 private:
+    // The first of the host's threads says why; the others are back once it has, which is one store away. acq_rel: they
+    // claim among themselves alone. acquire: behind the store is all that it says.
+    static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
+        if (atomic_ref{claims}.fetch_add_acq_rel(1) == 0) return atomic_ref{word}.store_release(why.packed());
+        while (atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();
+    }
+
     friend class communicator;
     template <class, class>
     friend class device_communicator;
