@@ -48,7 +48,8 @@ namespace {
 struct fake_nccl {
     ncclResult_t init = ncclSuccess, all_reduce = ncclSuccess, end = ncclSuccess;
     bool blocks = true;  // else calls return before anything is enqueued: ncclConfig_t::blocking
-    int open_groups = 0, groups = 0, made = 0, destroyed = 0, aborted = 0;
+    int open_groups = 0, groups = 0, made = 0, destroyed = 0;
+    std::atomic<int> aborted{0};  // by any rank's thread
     struct call {
         int device;
         std::size_t count;
@@ -62,7 +63,8 @@ struct fake_nccl {
 
     void reset() {
         init = all_reduce = end = ncclSuccess;
-        open_groups = groups = made = destroyed = aborted = 0;
+        open_groups = groups = made = destroyed = 0;
+        aborted = 0;
         calls.clear();
     }
 };

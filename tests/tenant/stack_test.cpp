@@ -604,7 +604,7 @@ TEST_CASE("who waits in a tenant that shrank is served by its own frees", "[tena
     CHECK(a.memory().try_allocate_until(4096, 256, briefly, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     std::jthread late([&] { CHECK(a.memory().try_allocate_until(4096, 256, long_enough, &why) == nullptr); });
-    std::this_thread::sleep_for(2ms);
+    while (a.memory().limit().usage().waiting == 0) std::this_thread::yield();
     (void)a.close(soon());
     late.join();
     CHECK(why.code == errc::closed);
