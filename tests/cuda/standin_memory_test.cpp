@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "support/catch.hpp"
 #include "support/cuda_standin/raw.hpp"
@@ -13,6 +14,7 @@
 namespace standin_memory_test {
 
 using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
 using gpushare::bytes;
 using raw::make_event;
 using raw::make_stream;
@@ -136,6 +138,173 @@ TEST_CASE("physical memory is mapped, opened, and lives until it is neither mapp
     CHECK(drv.create(&block, page * 100, &wanted, 0) == CUDA_ERROR_OUT_OF_MEMORY);
     wanted.location.id = 7;
     CHECK(drv.create(&block, page, &wanted, 0) == CUDA_ERROR_INVALID_DEVICE);
+}
+
+// ---- who may use memory, and in which context
+
+TEST_CASE("memory of pools and virtual memory is for the devices that it is open to", "[cuda][standin]") {
+    const standin::session gpu{{.memory = bytes{128 << 20}}};
+    const auto drv = raw::load_driver();
+    constexpr std::size_t size = 2 << 20;
+    const auto near = make_stream(0), far = make_stream(1);
+    const auto pool = raw::make_pool(0);
+    void* pooled = nullptr;
+    REQUIRE(cudaMallocFromPoolAsync(&pooled, size, pool, near) == cudaSuccess);
+    const auto mapped = raw::map_block(drv, size);
+    const auto there = reinterpret_cast<void*>(mapped.at);
+    char host = 0;
+    const auto copy = [&](int current, void* to, const void* from, cudaStream_t on) {
+        REQUIRE(cudaSetDevice(current) == cudaSuccess);
+        return cudaMemcpyAsync(to, from, 1, cudaMemcpyDefault, on);
+    };
+    for (void* const p : {pooled, there}) {
+        CHECK(copy(0, p, &host, near) == cudaSuccess);
+        CHECK(copy(1, p, &host, near) == cudaErrorInvalidValue);  // what is current has to reach it, too
+        CHECK(copy(0, p, &host, far) == cudaErrorInvalidValue);
+        CHECK(copy(0, &host, p, far) == cudaErrorInvalidValue);
+        CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);
+    }
+    const CUmemAccessDesc to_far{.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1},
+                                 .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    cudaMemAccessDesc pool_to_far{};
+    pool_to_far.location = {.type = cudaMemLocationTypeDevice, .id = 1};
+    pool_to_far.flags = cudaMemAccessFlagsProtReadWrite;
+    CHECK(drv.open(mapped.at, size, &to_far, 1) == CUDA_SUCCESS);
+    CHECK(cudaMemPoolSetAccess(pool, &pool_to_far, 1) == cudaSuccess);
+    for (void* const p : {pooled, there}) {
+        CHECK(copy(1, p, &host, near) == cudaSuccess);
+        CHECK(copy(1, &host, p, far) == cudaSuccess);
+        CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaSuccess);
+    }
+    for (const auto s : {near, far}) CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+    CHECK(cudaFreeAsync(pooled, near) == cudaSuccess);
+    CHECK(cudaMemPoolDestroy(pool) == cudaSuccess);
+    CHECK(drv.unmap(mapped.at, size) == CUDA_SUCCESS);
+    CHECK(drv.release(mapped.block) == CUDA_SUCCESS);
+    CHECK(drv.free_range(mapped.at, size) == CUDA_SUCCESS);
+    raw::destroy(near, far);
+}
+
+TEST_CASE("copies between devices name them rightly, and open pools aren't copied that way", "[cuda][standin]") {
+    const standin::session gpu{{.memory = bytes{128 << 20}}};
+    const auto s = make_stream(0);
+    void *here = nullptr, *there = nullptr;
+    REQUIRE(cudaMalloc(&here, 100) == cudaSuccess);
+    const auto pool = raw::make_pool(1);
+    REQUIRE(cudaMallocFromPoolAsync(&there, 100, pool, s) == cudaSuccess);
+    CHECK(cudaMemcpyPeerAsync(there, 0, here, 0, 100, s) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyPeerAsync(there, 1, here, 1, 100, s) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyPeerAsync(there, 1, here, 0, 100, s) == cudaSuccess);
+    CHECK_THAT(standin::findings(), !Contains("cudaMemcpyPeerAsync"));
+    cudaMemAccessDesc open{};
+    open.location = {.type = cudaMemLocationTypeDevice, .id = 0};
+    open.flags = cudaMemAccessFlagsProtReadWrite;
+    CHECK(cudaMemPoolSetAccess(pool, &open, 1) == cudaSuccess);
+    CHECK(cudaMemcpyPeerAsync(there, 1, here, 0, 100, s) == cudaSuccess);
+    CHECK_THAT(standin::findings(), Contains("memory that is open to another device"));
+    CHECK(cudaFreeAsync(there, s) == cudaSuccess);
+    CHECK(cudaFree(here) == cudaSuccess);
+    CHECK(cudaMemPoolDestroy(pool) == cudaSuccess);
+    raw::destroy(s);
+    standin::take_findings();
+}
+
+TEST_CASE("whom memory is opened to is checked", "[cuda][standin]") {
+    const bool peers = GENERATE(true, false);
+    CAPTURE(peers);
+    const standin::session gpu{{.peers = peers}};
+    const auto drv = raw::load_driver();
+    constexpr std::size_t size = 2 << 20;
+    const auto pool = raw::make_pool(0);
+    const auto open_pool = [&](std::vector<int> to, cudaMemAccessFlags flags = cudaMemAccessFlagsProtReadWrite) {
+        std::vector<cudaMemAccessDesc> list(to.size());
+        for (std::size_t i = 0; i < to.size(); ++i) {
+            list[i].location = {.type = cudaMemLocationTypeDevice, .id = to[i]};
+            list[i].flags = flags;
+        }
+        return cudaMemPoolSetAccess(pool, list.data(), list.size());
+    };
+    CHECK(open_pool({0}) == cudaSuccess);
+    CHECK(open_pool({0, 1}) == (peers ? cudaSuccess : cudaErrorInvalidDevice));
+    CHECK(open_pool({0, 0}) == cudaErrorInvalidValue);
+    CHECK(open_pool({7}) == cudaErrorInvalidDevice);
+    CHECK(open_pool({0}, cudaMemAccessFlagsProtNone) == cudaErrorInvalidDevice);
+    CHECK(cudaMemPoolDestroy(pool) == cudaSuccess);
+
+    const auto mapped = raw::map_block(drv, size);
+    const auto open = [&](std::vector<int> to, CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        std::vector<CUmemAccessDesc> list(to.size());
+        for (std::size_t i = 0; i < to.size(); ++i)
+            list[i] = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = to[i]}, .flags = flags};
+        return drv.open(mapped.at, size, list.data(), list.size());
+    };
+    CHECK(open({0, 1}) == (peers ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE));
+    CHECK(open({}) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(open({0, 0}) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(open({0}, CU_MEM_ACCESS_FLAGS_PROT_READ) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(open({7}) == CUDA_ERROR_INVALID_DEVICE);
+    CHECK(drv.unmap(mapped.at, size) == CUDA_SUCCESS);
+    CHECK(drv.release(mapped.block) == CUDA_SUCCESS);
+    CHECK(drv.free_range(mapped.at, size) == CUDA_SUCCESS);
+}
+
+TEST_CASE("memory of cudaMalloc is for the contexts whose peers have it", "[cuda][standin]") {
+    const standin::session gpu;
+    const auto drv = raw::load_driver();
+    void* p = nullptr;
+    REQUIRE(cudaMalloc(&p, 100) == cudaSuccess);  // of device 0
+    const auto far = make_stream(1);
+    char host = 0;
+    CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyAsync(p, &host, 1, cudaMemcpyDefault, far) == cudaSuccess);  // through the host, if it must
+    CUcontext mine = nullptr;
+    REQUIRE(drv.create_context(&mine, nullptr, 0, 1) == CUDA_SUCCESS);
+    CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaSuccess);
+    CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);  // that was the other context
+    CHECK(drv.destroy_context(mine) == CUDA_SUCCESS);
+    CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaSuccess);
+    CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaSuccess);
+    raw::destroy(far);
+    CHECK(cudaFree(p) == cudaSuccess);
+}
+
+TEST_CASE("what is made in a context of cuCtxCreate is that context's, and goes with it", "[cuda][standin]") {
+    const standin::session gpu;
+    const auto drv = raw::load_driver();
+    const auto s = make_stream();
+    const auto e = make_event();
+    CUcontext mine = nullptr;
+    REQUIRE(drv.create_context(&mine, nullptr, 0, 0) == CUDA_SUCCESS);
+    void *p = nullptr, *pinned = nullptr;
+    CHECK(cudaMalloc(&p, 100) == cudaSuccess);
+    CHECK(cudaHostAlloc(&pinned, 100, cudaHostAllocDefault) == cudaSuccess);
+    cudaStream_t inside = nullptr;
+    CHECK(cudaStreamCreateWithPriority(&inside, cudaStreamNonBlocking, 0) == cudaSuccess);
+    CHECK(cudaEventRecord(e, inside) == cudaErrorInvalidResourceHandle);
+    CHECK(standin::detail::launch(s, 1us, [] {}) == cudaErrorInvalidResourceHandle);
+    CHECK(standin::detail::launch(inside, 1us, [] {}) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(inside) == cudaSuccess);
+    raw::destroy(inside);
+    CHECK(drv.destroy_context(mine) == CUDA_SUCCESS);
+    CHECK(standin::detail::launch(s, 1us, [] {}) == cudaSuccess);
+    CHECK(cudaFree(p) == cudaErrorInvalidValue);
+    CHECK(cudaFreeHost(pinned) == cudaErrorInvalidValue);
+    raw::destroy(s, e);
+}
+
+TEST_CASE("the driver's functions make no contexts", "[cuda][standin]") {
+    const standin::session gpu;
+    const auto drv = raw::load_driver();
+    CUmemGenericAllocationHandle block = 0;
+    const auto wanted = raw::device_memory(0);
+    CUcontext now = nullptr;
+    CHECK(drv.create(&block, 2 << 20, &wanted, 0) == CUDA_SUCCESS);
+    CHECK(drv.release(block) == CUDA_SUCCESS);
+    CHECK(drv.get_current(&now) == CUDA_SUCCESS);
+    CHECK(now == nullptr);
+    CHECK_FALSE(standin::has_context(0));
+    CHECK(cudaFree(nullptr) == cudaSuccess);  // one of the runtime's does
+    CHECK(standin::has_context(0));
 }
 
 // ---- green contexts

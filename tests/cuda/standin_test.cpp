@@ -153,6 +153,17 @@ TEST_CASE("misuse that CUDA leaves undefined is found", "[cuda][standin]") {
         CHECK(drv.unmap(mapped.at, page) == CUDA_SUCCESS);
         CHECK_THAT(standin::findings(), Contains("cuMemUnmap of addresses that queued work uses"));
     }
+    SECTION("unmapping under a copy from there") {
+        const auto drv = raw::load_driver();
+        const auto page = std::size_t{2} << 20;
+        const auto mapped = raw::map_block(drv, page);
+        const auto s = make_stream();
+        char to = 0;
+        standin::hold(s);
+        CHECK(cudaMemcpyAsync(&to, reinterpret_cast<void*>(mapped.at), 1, cudaMemcpyDefault, s) == cudaSuccess);
+        CHECK(drv.unmap(mapped.at, page) == CUDA_SUCCESS);
+        CHECK_THAT(standin::findings(), Contains("cuMemUnmap of addresses that queued work uses"));
+    }
     SECTION("unmapping under a kernel whose arguments point there") {
         const auto drv = raw::load_driver();
         const auto page = std::size_t{2} << 20;
@@ -173,6 +184,23 @@ TEST_CASE("misuse that CUDA leaves undefined is found", "[cuda][standin]") {
         CHECK_THAT(standin::findings(), Contains("cudaStreamDestroy of something that was destroyed"));
         CHECK(cudaEventQuery(e) == cudaErrorInvalidResourceHandle);
         CHECK_THAT(standin::findings(), Contains("cudaEventQuery of something that was destroyed"));
+        float ms = 0;
+        CHECK(cudaEventElapsedTime(&ms, e, e) == cudaErrorInvalidResourceHandle);
+        CHECK_THAT(standin::findings(), Contains("cudaEventElapsedTime of something that was destroyed"));
+    }
+    SECTION("graphs that were destroyed") {
+        const auto s = make_stream();
+        CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        const auto graph = raw::end_capture(s);
+        cudaGraphExec_t run = nullptr;
+        CHECK(cudaGraphInstantiate(&run, graph, 0) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+        CHECK(cudaGraphExecDestroy(run) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaErrorInvalidValue);
+        CHECK_THAT(standin::findings(), Contains("cudaGraphDestroy of something that was destroyed"));
+        CHECK(cudaGraphExecDestroy(run) == cudaErrorInvalidValue);
+        CHECK_THAT(standin::findings(), Contains("cudaGraphExecDestroy of something that was destroyed"));
+        raw::destroy(s);
     }
     SECTION("a green context that goes before its streams") {
         const auto drv = raw::load_driver();
@@ -348,8 +376,15 @@ TEST_CASE("what is captured is done when the graph is launched, and each time", 
     const auto nothing = raw::end_capture(s);
     CHECK(cudaGraphExecUpdate(exec, nothing, &why) == cudaErrorGraphExecUpdateFailure);
     CHECK(why.result == cudaGraphExecUpdateErrorTopologyChanged);
+    // Nor do the nodes come to another device.
+    const auto far = make_stream(1);
+    CHECK(cudaStreamBeginCapture(far, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    for (const char c : {'x', 'y', 'z'}) note(far, c);
+    const auto foreign = raw::end_capture(far);
+    CHECK(cudaGraphExecUpdate(exec, foreign, &why) == cudaErrorGraphExecUpdateFailure);
+    raw::destroy(far);
 
-    for (const auto g : {graph, other, nothing}) CHECK(cudaGraphDestroy(g) == cudaSuccess);
+    for (const auto g : {graph, other, nothing, foreign}) CHECK(cudaGraphDestroy(g) == cudaSuccess);
     CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
     raw::destroy(s, t, fork, join);
 }

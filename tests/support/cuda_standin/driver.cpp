@@ -36,7 +36,7 @@ CUresult context_id(CUcontext handle, unsigned long long* out) {
     }));
 }
 
-// Contexts beside the primary one. It becomes current.
+// Contexts beside the primary one. "The context is current to the calling thread." (Driver API, cuCtxCreate.)
 CUresult create_context(CUcontext* out, CUctxCreateParams*, unsigned, CUdevice device) {
     return driver(enter({"cuCtxCreate"}, nullptr, [&](machine& m) {
         if (!m.has_device(device)) return cudaErrorInvalidDevice;

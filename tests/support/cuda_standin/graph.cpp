@@ -234,13 +234,21 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
 // Both are let go while launches of them are still under way.
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    return on_device({.name = "cudaGraphExecDestroy", .returns = true},
-                     [&](machine& m, int) { return m.executables.remove(exec) ? cudaSuccess : cudaErrorInvalidValue; });
+    constexpr call_info info{.name = "cudaGraphExecDestroy", .returns = true};
+    return on_device(info, [&](machine& m, int) {
+        if (m.look_up(m.executables, exec, info.name) == nullptr) return cudaErrorInvalidValue;
+        m.executables.remove(exec);
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t handle) {
-    return on_device({.name = "cudaGraphDestroy", .returns = true},
-                     [&](machine& m, int) { return m.graphs.remove(handle) ? cudaSuccess : cudaErrorInvalidValue; });
+    constexpr call_info info{.name = "cudaGraphDestroy", .returns = true};
+    return on_device(info, [&](machine& m, int) {
+        if (m.look_up(m.graphs, handle, info.name) == nullptr) return cudaErrorInvalidValue;
+        m.graphs.remove(handle);
+        return cudaSuccess;
+    });
 }
 
 }  // extern "C"

@@ -283,7 +283,9 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     const auto struck = result == cudaSuccess ? m.strike(info) : machine::blow{result, false};
     result = struck.code;
     if (struck.works) {
-        // The runtime makes a context current for a thread that has none: that of device 0, unless it chose another one.
+        // The runtime makes a context current for a thread that has none: that of device 0, unless it chose another one. (Programming
+        // Guide, "Initialization".) The driver's functions make none, but for those that are for that: those that need one say that
+        // there is none. (Driver API, CUDA_ERROR_INVALID_CONTEXT.)
         if (!info.bare && !m.devices.empty() && std::string_view(info.name).starts_with("cuda")) (void)m.current();
         if (!m.busy.empty()) m.run();
         const cudaError_t own = body(m);

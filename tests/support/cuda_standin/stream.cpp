@@ -108,10 +108,10 @@ cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, 
     return enter({.name = name}, nullptr, [&](machine& m) {
         // The runtime has made one current.
         if (m.thread().contexts.empty()) return static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
-        const auto found = m.events.find(from);
+        const auto found = m.look_up(m.events, from, name);
         if (found == nullptr) return cudaErrorInvalidResourceHandle;
         const event& a = *found;
-        const auto b = m.events.find(to);
+        const auto b = m.look_up(m.events, to, name);
         if (b == nullptr || a.in->device != b->in->device) return cudaErrorInvalidResourceHandle;
         if (((a.flags | b->flags) & cudaEventDisableTiming) != 0) return cudaErrorInvalidResourceHandle;
         if (a.last == nullptr || b->last == nullptr) return cudaErrorInvalidResourceHandle;
