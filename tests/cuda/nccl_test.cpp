@@ -59,9 +59,11 @@ struct fake_nccl {
         bool in_group;
     };
     std::vector<call> calls{};
-    std::atomic<int> data_calls{0};  // of groups, but for all-gathers
+    std::atomic<int> data_calls{0};       // of groups, but for all-gathers
+    std::function<void()> while_asked{};  // comes once, within ncclCommGetAsyncError
 
     void reset() {
+        while_asked = nullptr;
         init = all_reduce = end = ncclSuccess;
         open_groups = groups = made = destroyed = 0;
         aborted = 0;
@@ -136,6 +138,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
         if (comm->state == ncclInProgress) comm->state = ncclSuccess;
     }
     *state = comm->state;
+    if (fake().while_asked) std::exchange(fake().while_asked, nullptr)();
     return ncclSuccess;
 }
 ncclResult_t ncclGroupStart() {
@@ -513,6 +516,22 @@ TEST_CASE_METHOD(fixture, "an NCCL communicator may be aborted while others ask 
     asks.join();
     submits.join();
     CHECK(group.fault().code == errc::aborted);
+    CHECK(fake().aborted == 2);
+}
+
+TEST_CASE_METHOD(fixture, "an NCCL communicator isn't aborted under somebody who asks for its faults",
+                 "[cuda][nccl][threads]") {
+    gs::nccl_communicator group{node, devices};
+    std::thread aborts;
+    int gone_meanwhile = -1;
+    fake().while_asked = [&] {
+        aborts = std::thread([&] { group.abort(); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // more than it takes
+        gone_meanwhile = fake().aborted;
+    };
+    CHECK(group.fault().code == errc::none);
+    aborts.join();
+    CHECK(gone_meanwhile == 0);
     CHECK(fake().aborted == 2);
 }
 
