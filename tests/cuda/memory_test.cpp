@@ -5,6 +5,8 @@
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -213,7 +215,8 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
     SECTION("conformance") { conformance::check_memory_resource(pinned); }
     SECTION("frees") {
         void* const p = pinned.allocate(5000, 64);
-        CHECK(pinned.used() == 8_KiB);
+        const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));  // not the same on all hosts
+        CHECK(pinned.used() == bytes{(5000 + page - 1) / page * page});
         std::memset(p, 1, 5000);
         CHECK(pinned.deallocate(p, 5001, 64) == errc::wrong_size);
         CHECK(pinned.deallocate(&pinned, 5000, 64) == errc::unknown_block);
