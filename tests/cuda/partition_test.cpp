@@ -143,6 +143,8 @@ TEST_CASE("streams that are asked about stay as wide as they are", "[cuda][parti
 
 TEST_CASE("SMs whose work is done are free for whoever looks, though another thread gives some back",
           "[cuda][partitioned]") {
+    const char* const looks_during = GENERATE("cuGreenCtxDestroy", "cuEventQuery");
+    CAPTURE(looks_during);
     const standin::session gpu;  // 2 units of 8 SMs
     cuda::node node;
     const std::vector<std::uint32_t> unit{cuda::query_sm_split(node, d).unit};
@@ -160,15 +162,19 @@ TEST_CASE("SMs whose work is done are free for whoever looks, though another thr
     standin::let_go(gate.native_handle());
     CHECK(gate.record().wait(never));
     bool had = false;
-    standin::before_next("cuGreenCtxDestroy", [&] {
-        std::thread([&] {
+    std::thread looks;
+    standin::before_next(looks_during, [&] {
+        looks = std::thread([&] {
             try {
                 had = cuda::make_green_contexts(node, d, std::vector{unit[0], unit[0]}).size() == 2;
             } catch (const error&) {  // refused
             }
-        }).join();
+        });
+        std::this_thread::sleep_for(20ms);  // it has them by then, or waits until this thread knows
     });
     second.reset();
+    REQUIRE(looks.joinable());
+    looks.join();
     CHECK(had);
 }
 
