@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -302,9 +303,43 @@ TEST_CASE("the driver's functions make no contexts", "[cuda][standin]") {
     CHECK(drv.release(block) == CUDA_SUCCESS);
     CHECK(drv.get_current(&now) == CUDA_SUCCESS);
     CHECK(now == nullptr);
+    CUdevice which = 0;
+    CHECK(drv.current_device(&which) == CUDA_ERROR_INVALID_CONTEXT);
     CHECK_FALSE(standin::has_context(0));
     CHECK(cudaFree(nullptr) == cudaSuccess);  // one of the runtime's does
     CHECK(standin::has_context(0));
+    const auto e = make_event();
+    auto elsewhere = CUDA_SUCCESS;
+    std::thread([&] {
+        float ms = 0;
+        elsewhere = drv.elapsed_time(&ms, e, e);
+    }).join();
+    CHECK(elsewhere == CUDA_ERROR_INVALID_CONTEXT);
+    raw::destroy(e);
+}
+
+TEST_CASE("memory for network cards is refused where the driver has none", "[cuda][standin]") {
+    const standin::session gpu{{.rdma = false}};
+    const auto drv = raw::load_driver();
+    CUmemGenericAllocationHandle block = 0;
+    auto wanted = raw::device_memory(0);
+    wanted.allocFlags.gpuDirectRDMACapable = 1;
+    CHECK(drv.create(&block, 2 << 20, &wanted, 0) == CUDA_ERROR_NOT_SUPPORTED);
+}
+
+TEST_CASE("cudaDeviceReset takes all that the device has, and leaves the others alone", "[cuda][standin]") {
+    const standin::session gpu;
+    const auto far = make_stream(1), near = make_stream(0);
+    const auto e = make_event();
+    void* p = nullptr;
+    REQUIRE(cudaMalloc(&p, 100) == cudaSuccess);
+    CHECK(cudaDeviceReset() == cudaSuccess);
+    CHECK(standin::existing().streams == 1);
+    CHECK(standin::existing().events == 0);
+    CHECK(standin::existing().allocations == 0);
+    CHECK(cudaStreamDestroy(near) == cudaErrorInvalidResourceHandle);  // whose owner can't know: no finding
+    CHECK(cudaEventDestroy(e) == cudaErrorInvalidResourceHandle);
+    raw::destroy(far);
 }
 
 // ---- green contexts

@@ -467,6 +467,8 @@ TEST_CASE("a capture that is used wrongly is found, and ends with an error", "[c
         REQUIRE(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed) == cudaSuccess);
         auto status = cudaStreamCaptureStatusNone;
         CHECK(cudaStreamIsCapturing(nullptr, &status) == cudaErrorStreamCaptureImplicit);
+        CHECK(cudaStreamIsCapturing(blocking, &status) == cudaSuccess);
+        CHECK(status == cudaStreamCaptureStatusActive);  // to ask spoils nothing
         CHECK(cudaEventRecord(e, nullptr) == cudaErrorStreamCaptureImplicit);
         CHECK(cudaStreamEndCapture(blocking, &graph) == cudaErrorStreamCaptureInvalidated);
         CHECK(cudaStreamQuery(s) == cudaErrorStreamCaptureUnsupported);

@@ -61,6 +61,8 @@ struct driver {
     decltype(&cuCtxPushCurrent) push = nullptr;
     decltype(&cuCtxSetCurrent) set_current = nullptr;
     decltype(&cuCtxGetCurrent) get_current = nullptr;
+    decltype(&cuCtxGetDevice) current_device = nullptr;
+    decltype(&cuEventElapsedTime) elapsed_time = nullptr;
     decltype(&cuCtxCreate) create_context = nullptr;
     decltype(&cuCtxDestroy) destroy_context = nullptr;
     decltype(&cuMemAddressReserve) reserve = nullptr;
@@ -91,6 +93,8 @@ inline driver load_driver() {
     load("cuCtxPushCurrent", d.push);
     load("cuCtxSetCurrent", d.set_current);
     load("cuCtxGetCurrent", d.get_current);
+    load("cuCtxGetDevice", d.current_device);
+    load("cuEventElapsedTime", d.elapsed_time);
     load("cuCtxCreate", d.create_context);
     load("cuCtxDestroy", d.destroy_context);
     load("cuMemAddressReserve", d.reserve);
