@@ -213,7 +213,8 @@ void report_shares(bench::report& out, const engines::recording& all, std::uint6
         metering.push_back(worst.metering_pct);
     }
     out.figure("engines.share_error_pp", share, "pp",
-               {bench::at_most(share_bar), divide(all, divisions[0], 1, false).share_pp, "a gate without weights"});
+               {bench::at_most(share_bar), divide(all, divisions[0], 1, false).share_pp,
+                "a gate that isn't told the weights"});
     out.figure("engines.share_of_alone_error_pp", of_alone, "pp");
     out.figure("engines.metering_error_pct", metering, "%");
 }

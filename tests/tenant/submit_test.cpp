@@ -303,6 +303,7 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK_THROWS_WITH(admit({.yields_within = -1ns}), "tenant 't': yields_within = -1 ns: must not be negative");
     CHECK_THROWS_WITH(admit({.back_within = -1ns}), "tenant 't': back_within = -1 ns: must not be negative");
     CHECK_THROWS_WITH(admit({.cap = 0_pct}), "tenant 't': cap = 0 permille: must be more than 0");
+    CHECK_THROWS_WITH(admit({.soft_cap = true}), "tenant 't': soft_cap = yes: must go with a cap below 100 %");
     CHECK_THROWS_WITH(admit({.unit = 0_B}), "tenant 't': unit = 0 B: must be at least 1 B");
     CHECK_THROWS_WITH(admit({.streams = 0}), "tenant 't': streams = 0: must be at least 1");
     CHECK_THROWS_WITH(admit({.devices = 0}), "tenant 't': devices = 0: must be at least 1");
@@ -311,6 +312,9 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
                       "tenant 't': memory = 3 B: must be whole in units of 1 KiB on each of its devices");
     CHECK_THROWS_WITH(t.resize({.burst = 5_B}),
                       "tenant 't': burst = 5 B: must be whole in units of 1 KiB on each of its devices");
+    CHECK_THROWS_WITH(t.resize({.soft_cap = true}), "tenant 't': soft_cap = yes: must go with a cap below 100 %");
+    t.resize({.cap = 50_pct, .soft_cap = true});
+    t.resize({.cap = 100_pct});  // which lifts it
     CHECK_THROWS_WITH(t.resize({.slo = -1ns}), "tenant 't': slo = -1 ns: must not be negative");
     CHECK_THROWS_WITH(t.resize({.memory = 0_B}), "tenant 't': needs memory, or burst: both are 0");
     const std::string_view of_sms = ": must be a part of the SMs, from 0 to 1";

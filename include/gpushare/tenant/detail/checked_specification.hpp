@@ -54,10 +54,16 @@ inline void check_fields(const tenant_spec& s) {
     check_field(s.devices != 0, s, "devices", std::uint64_t{s.devices}, "", "be at least 1");
 }
 
+/// The same of a cap that is to be soft.
+inline void check_soft_cap(const tenant_spec& s) {
+    check_field(s.cap < share::whole(), s, "soft_cap", std::string_view("yes"), "", "go with a cap below 100 %");
+}
+
 /// The same of who is to be admitted.
 inline void check_admission(const tenant_spec& s) {
     if (s.name.empty()) refuse_field(s, "a tenant needs a name");
     check_fields(s);
+    if (s.soft_cap) check_soft_cap(s);
 }
 
 /// The same of what a change makes of a tenant. Throws operation_error (not_whole), too.
@@ -74,6 +80,7 @@ inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     then.yields_within = c.yields_within.value_or(then.yields_within);
     if (c.wait) then.wait = c.wait;
     check_fields(then);
+    if (c.soft_cap.value_or(false)) check_soft_cap(then);
     const bytes step = then.unit * then.devices;
     const auto whole = [&](const auto& value, std::string_view field) {
         if (!value || *value % step == bytes{} || *value == bytes::max()) return;
