@@ -364,7 +364,7 @@ void parts(report& r) {
         return b.off;
     });
     r.figure("serving.bill_minus_ledger_by_points_pct", by_points, "%",
-             {at_most(10), planted, "a counter that is taken to have begun anew"}, statistic::most);
+             {at_most(5), planted, "a counter that is taken to have begun anew"}, statistic::most);
 }
 
 }  // namespace bench::serving
