@@ -549,6 +549,7 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
         } catch (...) {  // of the host's memory: they wait for another load
             starved = true;
         }
+        over(lost.size() + told.size());  // before they are answered: who has its answer may unload the model
     }
     e.reset();
     beside.reset();
@@ -557,10 +558,6 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
             f(why);
         } catch (...) {  // of the host's memory: the others are told all the same
         }
-    {
-        const std::lock_guard lock(mutex_);
-        over(lost.size() + told.size());
-    }
     if (!starved) pump_or_later();
 }
 

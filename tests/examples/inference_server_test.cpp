@@ -1045,6 +1045,23 @@ TEST_CASE("who has its answer may unload the model", "[examples]") {
     }
 }
 
+TEST_CASE("who is told that a model is loaded may unload it", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key);
+    for (int i = 0; i < 3; ++i) {
+        std::promise<void> unloaded;
+        s.core->load(chat, "mlp", [&](const refused* why) {
+            try {
+                if (why == nullptr) s.core->unload(chat, "mlp");
+                unloaded.set_value();
+            } catch (...) {
+                unloaded.set_exception(std::current_exception());
+            }
+        });
+        CHECK_NOTHROW(unloaded.get_future().get());
+    }
+}
+
 TEST_CASE("a tenant without room for a model is told so", "[examples]") {
     server s({},
              "name=chat api_key=key-of-chat memory=4KiB compute=60% stack=direct\nname=batch api_key=key-of-batch "
