@@ -190,9 +190,10 @@ public:
 
 private:
     static constexpr std::size_t at_once = 3, permits = 2;  // iterations in flight
-    static constexpr ns batch{150'000};      // predicted work between two events, and between two waits in the stream
-    static constexpr ns idle_batch{50'000};  // age from which others end a batch
-    static constexpr ns sample_each{40'000'000};  // that often a batch runs alone, to be timed
+    static constexpr ns batch{150'000};                     // predicted work between two events
+    static constexpr ns between_waits{200'000};             // and between two waits in the stream
+    static constexpr ns idle_batch{50'000};                 // age from which others end a batch
+    static constexpr ns sample_each{40'000'000};            // that often a batch runs alone, to be timed
 
     [[nodiscard]] bool asks() const noexcept { return on_.how == strategy::held || on_.how == strategy::gated; }
     [[nodiscard]] const iteration& current() const noexcept { return (*engine_.model)[begun_ % engine_.model->size()]; }
@@ -263,7 +264,7 @@ private:
 
     void put_waits(const kernel& k, instant arrival) {
         since_wait_ += k.alone;
-        if (since_wait_ < batch) return;
+        if (since_wait_ < between_waits) return;
         since_wait_ = k.alone;
         on_.gpu.wait_in_stream(stream_, on_.closed, arrival);
         // An open wait takes the stream's time, and nothing of an SM to speak of.
