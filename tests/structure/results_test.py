@@ -233,6 +233,11 @@ class ResultsTest(unittest.TestCase):
                 results.keep(build, ["core", "memory"])
             self.assertTrue((results.RESULTS / "x" / "memory.json").exists())  # the others are kept
             self.assertFalse((results.RESULTS / "x" / "core.json").exists())
+            (build / "core.json").write_text(json.dumps({**text, "settings": {"clock": "virtual"}}))
+            with contextlib.redirect_stdout(io.StringIO()):
+                results.keep(build, ["core"])  # of a device in virtual time: others don't matter
+            (results.RESULTS / "x" / "core.json").unlink()
+            (build / "core.json").write_text(json.dumps(text))
         results.DOCUMENTS = []
         (build / "core.json").rename(results.RESULTS / "x" / "core.json")  # nor by hand
         with self.assertRaisesRegex(results.Problem, "stolen_percent"):
