@@ -21,6 +21,7 @@
 #include <atomic>
 #include <chrono>
 #include <concepts>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -160,7 +161,8 @@ public:
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                               collective_kind what, const Each& each) {
         if (devices.size() != size() || streams.size() != size() || size() == 0) return errc::invalid_specification;
-        if (!begin(what)) return errc::aborted;
+        const enqueuing here(*shared_, what);
+        if (!here.begun) return errc::aborted;
         constexpr std::uint64_t all = detail::device_parts::whole_device;
         detail::gang_launch<Gangs, Stream> gang(gangs, devices, this);
         if (const errc why = gang.prepare(streams); why != errc::none) return why;
@@ -187,11 +189,13 @@ public:
         return {};
     }
 
-    /// Ends every collective, now and later, on all ranks.
+    /// Ends every collective, now and later, on all ranks. Waits until a thread that submits has enqueued, for NCCL frees
+    /// its communicators: so not from what that thread is given to call.
     void abort() noexcept {
         if (ranks_.empty()) return;
-        const std::lock_guard lock(shared_->mutex);
+        std::unique_lock lock(shared_->mutex);
         if (std::exchange(shared_->aborted, true)) return;
+        shared_->enqueued.wait(lock, [&] { return shared_->submissions == 0; });
         for (const ncclComm_t rank : ranks_) (void)ncclCommAbort(rank);
     }
 
@@ -199,9 +203,31 @@ private:
     // State that several threads read. An aborted communicator is gone: no thread may query it.
     struct shared_state {
         mutable std::mutex mutex;
+        std::condition_variable enqueued;
         bool aborted = false;
+        std::uint32_t submissions = 0;  // that use the communicators now
         std::uint32_t calls = 0;
         collective_kind last = collective_kind::none;
+    };
+    // A submission, as long as it uses the communicators: these stay meanwhile.
+    struct enqueuing {
+        enqueuing(shared_state& s, collective_kind what) : of(s) {
+            const std::lock_guard lock(of.mutex);
+            if (of.aborted) return;
+            begun = true;
+            ++of.submissions;
+            ++of.calls;
+            of.last = what;
+        }
+        enqueuing(const enqueuing&) = delete;
+        enqueuing& operator=(const enqueuing&) = delete;
+        ~enqueuing() {
+            if (!begun) return;
+            const std::lock_guard lock(of.mutex);
+            if (--of.submissions == 0) of.enqueued.notify_all();
+        }
+        shared_state& of;
+        bool begun = false;
     };
 
     [[nodiscard]] static constexpr bool goes_on(ncclResult_t code) noexcept {
@@ -211,13 +237,6 @@ private:
         ncclResult_t state = ncclSuccess;
         const ncclResult_t asked = ncclCommGetAsyncError(rank, &state);
         return asked != ncclSuccess ? asked : state;
-    }
-    [[nodiscard]] bool begin(collective_kind what) noexcept {
-        const std::lock_guard lock(shared_->mutex);
-        if (shared_->aborted) return false;
-        ++shared_->calls;
-        shared_->last = what;
-        return true;
     }
     [[nodiscard]] bool is_aborted() const noexcept {
         const std::lock_guard lock(shared_->mutex);

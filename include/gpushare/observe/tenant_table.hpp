@@ -15,6 +15,7 @@
 #include <string>
 
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/observe/table.hpp>
 #include <gpushare/units.hpp>
 
