@@ -512,7 +512,7 @@ public:
     }
     void begin_move(pool_move& m) noexcept {
         const auto lock = locked();
-        moves_.push(m);
+        enlist(m);
     }
     void end_move(pool_move& m, bool changed) noexcept {
         const auto lock = locked();
@@ -541,7 +541,7 @@ public:
     [[nodiscard]] pool_segment remove_empty(pool_move& m, std::uint64_t target) noexcept {
         const auto lock = locked();
         const pool_segment s = segments_.remove_empty(fit_, target);
-        if (s.begin != nullptr) moves_.push(m);
+        if (s.begin != nullptr) enlist(m);
         return s;
     }
     /// In ranges in which nothing is.
@@ -632,6 +632,9 @@ public:
     }
 
 private:
+    // Out of line: inlined, g++ 12 takes its caller's `m` in the list for one that is left there (-Wdangling-pointer).
+    [[gnu::noinline]] void enlist(pool_move& m) noexcept { moves_.push(m); }
+
     friend struct detail::pool_waiter<Point>;
     using spent = typename pool_pending<Point>::template spent<pool_store>;
     friend spent;
