@@ -66,11 +66,11 @@ struct busy_model {
 /// An engine that serves requests, at the level above.
 struct served_model {
     const std::vector<iteration>* model = nullptr;
-    double per_s = 428;  ///< a quarter of what BERT does alone
+    double per_s = 428;  ///< a quarter of what BERT does alone; 0: no request comes
     unsigned burst = 1;  ///< so many arrive at once
 };
 
-/// What all threads share. `served`: how many of them serve requests.
+/// The state that all threads share.
 struct stage {
     stage(const host_costs& h, const device_constants& d, const gpushare::launch_gate_options& g, strategy s,
           std::uint64_t seed)
@@ -184,7 +184,7 @@ public:
         return static_cast<double>(kernels_over_) / static_cast<double>(engine_.model->front().size());
     }
     [[nodiscard]] ns longest_hold() const noexcept { return longest_hold_; }
-    /// What the gate charges, and what the device did: duration times width.
+    /// The device time that the gate charges, and that the device had: duration times width.
     [[nodiscard]] ns charged() const noexcept { return on_.gate.charged(client_); }
     [[nodiscard]] ns device_time() const noexcept { return on_.gpu.kernel_time(number_); }
 
@@ -364,6 +364,7 @@ public:
     serving_thread& operator=(const serving_thread&) = delete;
 
     void begin() {
+        if (engine_.per_s <= 0) return;
         on_.gpu.at(on_.gpu.now() + ns{1'000'000}, [this] { arrive(); });
     }
     [[nodiscard]] const std::vector<answer>& answers() const noexcept { return answers_; }

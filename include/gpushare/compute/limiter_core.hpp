@@ -505,8 +505,8 @@ private:
         if (g.level > clients_[g.client.index].settings.level) correct(g, options_.anticipation);
     }
 
-    // It is the turn of a client whose hard cap lets no more in. What went in behind that client's work would have the turn: so
-    // the others wait, though no longer than what is in flight was said to take.
+    // It is the turn of a client whose hard cap lets no more in. Another client's call behind that
+    // work would take the turn. So the others wait, though no longer than the published bound.
     [[nodiscard]] bool keeps_turn(client_state& client, const admission& a, instant now) noexcept {
         if (client.turn_until == instant{})
             client.turn_until = saturating_add(now, budget_.bound_now(a.level_index, a.width));
