@@ -33,6 +33,12 @@ using node = gpushare::cuda::node;
 using tenancy = gpushare::tenancy<node>;
 using memory = gpushare::tenant_memory<node::memory_type, node::stream::point>;
 
+template <class Memory>
+std::uint64_t charged_in(Memory& m) {
+    m.collect();
+    return (m.capacity() - m.free()).count();
+}
+
 struct fixture {
     const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
     node devices;
@@ -41,10 +47,17 @@ struct fixture {
     node::stream stream = devices.make_stream({0}), other = devices.make_stream({1});
     cudaStream_t handle = stream.native_handle();
 
-    std::uint64_t charged(std::size_t part = 0) {
-        chat.memory(part).collect();
-        return (chat.memory(part).capacity() - chat.memory(part).free()).count();
-    }
+    std::uint64_t charged(std::size_t part = 0) { return charged_in(chat.memory(part)); }
+};
+
+/// One device, after a reset with manual timing.
+struct stepped {
+    node devices;
+    tenancy shared{devices};
+    tenancy::tenant chat =
+        shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct, .scrub = gpushare::scrub_policy::off});
+
+    std::uint64_t charged() { return charged_in(chat.memory()); }
 };
 
 }  // namespace
@@ -233,27 +246,20 @@ TEST_CASE("A spoilt capture, or a driver that can't watch its graph, leaves the 
 TEST_CASE("PyTorch's recorded streams: the default one is a stream, and none is asked twice", "[cuda][interop]") {
     standin::reset({.devices = 1, .memory = 64_MiB, .time = standin::timing::manual});
     {
-        node devices;
-        tenancy shared{devices};
-        auto chat =
-            shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct, .scrub = gpushare::scrub_policy::off});
-        const auto charged = [&] {
-            chat.memory().collect();
-            return (chat.memory().capacity() - chat.memory().free()).count();
-        };
-        gpushare::pytorch_allocator<memory, node> torch{devices};
-        torch.add(0, {0}, chat.memory());
+        stepped f;
+        gpushare::pytorch_allocator<memory, node> torch{f.devices};
+        torch.add(0, {0}, f.chat.memory());
         const auto own = raw::make_stream(), gone = raw::make_stream();
         void* const p = torch.allocate(6 * MiB, 0, own);
         (void)standin::detail::launch(nullptr, std::chrono::milliseconds(10), [] {});
         torch.record_stream(p, cudaStream_t{nullptr});
         torch.record_stream(p, gone);
         CHECK(torch.deallocate(p, 6 * MiB, 0, own) == errc::none);
-        CHECK(charged() == 6 * MiB);
+        CHECK(f.charged() == 6 * MiB);
         void* const q = torch.allocate(6 * MiB, 0, own);
         CHECK(q != p);
         standin::advance(std::chrono::milliseconds(20));
-        CHECK(charged() == 6 * MiB);
+        CHECK(f.charged() == 6 * MiB);
         raw::destroy(gone);
 
         // Whatever became of a free, the next block at that address has no streams of this one's.
@@ -264,7 +270,7 @@ TEST_CASE("PyTorch's recorded streams: the default one is a stream, and none is 
         standin::forget_calls();
         CHECK(torch.deallocate(q, 6 * MiB, 0, cudaStreamLegacy) == errc::none);
         for (const auto& c : standin::calls()) CHECK(c.stream != own);
-        CHECK(charged() == 0);
+        CHECK(f.charged() == 0);
         raw::destroy(own);
     }
     const std::string found = standin::take_findings();  // it notes all that is done to a default stream
@@ -314,23 +320,16 @@ TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {
 TEST_CASE("TensorRT's frees without a stream are in the order of the default one", "[cuda][interop]") {
     standin::reset({.devices = 1, .memory = 64_MiB, .time = standin::timing::manual});
     {
-        node devices;
-        tenancy shared{devices};
-        auto chat =
-            shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct, .scrub = gpushare::scrub_policy::off});
-        const auto charged = [&] {
-            chat.memory().collect();
-            return (chat.memory().capacity() - chat.memory().free()).count();
-        };
-        gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, node> trt{chat.memory(), devices, {0}};
+        stepped f;
+        gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, node> trt{f.chat.memory(), f.devices, {0}};
         for (const bool named : {true, false}) {
             CAPTURE(named);
             void* const p = trt.allocateAsync(2 * MiB, 256, 0, nullptr);
             (void)standin::detail::launch(nullptr, std::chrono::milliseconds(10), [] {});
             CHECK((named ? trt.deallocateAsync(p, nullptr) : trt.deallocate(p)));
-            CHECK(charged() == 2 * MiB);
+            CHECK(f.charged() == 2 * MiB);
             standin::advance(std::chrono::milliseconds(20));
-            CHECK(charged() == 0);
+            CHECK(f.charged() == 0);
         }
     }
     const std::string found = standin::take_findings();  // it notes all that is done to a default stream
