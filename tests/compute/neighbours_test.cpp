@@ -576,7 +576,7 @@ TEST_CASE("what a client is billed moves no bound and no prediction", "[compute]
         for (int i = 0; i < 20; ++i) {
             core->arrive(low, instant{}, {.head = {.key = 1}});
             const auto a = core->next(instant{}).value();
-            core->complete(a, {.took = 2ms, .billed = n == 0 ? std::optional<ns>{} : ns{500us}});
+            core->complete(a, {.took = 2ms, .billed = n == 0 ? charge::as_taken : ns{500us}});
         }
         bounds[n] = core->bound_of(high);
         CHECK(core->estimate(low, 1).lasts == 2ms);

@@ -101,10 +101,13 @@ struct charge {
         shared,  ///< its part of a batch's measured time
         doubt,   ///< no more than a prediction
     };
+    /// `billed`: as much as `took`.
+    static constexpr ns as_taken = ns::min();
+
     ns took{};  ///< device time: duration times width
     /// The amount billed to its client, where it differs from the time taken (a price, for
     /// example). Shares, predictions and bounds go by `took`.
-    std::optional<ns> billed{};
+    ns billed = as_taken;
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
     ns noticed{};               ///< so long after its end that was seen, at most; 0: unknown
     ns enqueuing{};             ///< its callable took so long; 0: unknown
@@ -114,6 +117,9 @@ struct charge {
     sm_width width{};           ///< the part of the SMs that it was seen to fill, where the device tells
     bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
     bool may_shrink = false;    ///< work beside it, still in flight, may turn out to have shared this time
+
+    /// What its client is billed.
+    [[nodiscard]] constexpr ns amount() const noexcept { return billed == as_taken ? took : billed; }
 };
 
 /// How often things took how long: counts in fixed buckets. A value, which allocates nothing.

@@ -294,7 +294,7 @@ public:
             note(limiter_event::kind::overran, g, lasted, g.longest);
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
         client.usage.ran = saturating_add(client.usage.ran, o.took);
-        if (client.add_charge(o.billed.value_or(o.took), o.may_shrink)) unsettled_.add(g.client.index);
+        if (client.add_charge(o.amount(), o.may_shrink)) unsettled_.add(g.client.index);
         client.usage.completed += o.times;
         client.usage.running.add(lasted / std::max<ns::rep>(o.times, 1), o.times);
         if (g.of_request) expect_more(g, now);
