@@ -35,6 +35,51 @@ TEST_CASE("a launch waits while a higher client is present, and for the linger b
     CHECK(gate.ask(batch, 20us, begin + 3ms + 10us).goes);
 }
 
+TEST_CASE("a client whose streams wait runs ahead, by so much", "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us, .longest_hold = 1s, .queued = 1ms}};
+    const auto batch = gate.add({.in_stream = true}), urgent = gate.add({.level = 1, .in_stream = true});
+    const ns before = gate.bound(urgent);
+    gate.arrived(urgent, begin);
+    CHECK_FALSE(gate.closed(batch, begin).goes);
+    for (int i = 0; i < 10; ++i) {
+        REQUIRE(gate.ask(batch, 100us, begin).goes);
+        gate.launched(batch, 100us, begin);
+    }
+    CHECK(gate.bound(urgent) == before);
+    const auto held = gate.ask(batch, 100us, begin);
+    CHECK_FALSE(held.goes);
+    CHECK(held.own);
+    gate.finished(batch, 100us, 100us, begin);
+    CHECK(gate.ask(batch, 100us, begin).goes);
+}
+
+TEST_CASE("a launch that is timed alone doesn't wait for what waits for its request", "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 1s}};
+    const bool in_stream = GENERATE(true, false);
+    const auto batch = gate.add({.in_stream = in_stream}), urgent = gate.add({.level = 1, .in_stream = in_stream});
+    gate.launched(batch, 100us, begin);
+    CHECK_FALSE(gate.ask(urgent, 10us, begin, begin, true).goes);
+    gate.arrived(urgent, begin);
+    CHECK(gate.ask(urgent, 10us, begin, begin, true).goes == in_stream);
+}
+
+TEST_CASE("waits that are closed for too long are overdue, and name for whom", "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 20ms}};
+    const auto batch = gate.add({.in_stream = true}), urgent = gate.add({.level = 1, .in_stream = true});
+    CHECK_FALSE(gate.overdue(batch, begin + 1h));
+    gate.arrived(urgent, begin);
+    CHECK_FALSE(gate.overdue(batch, begin + 19ms));
+    CHECK_FALSE(gate.overdue(urgent, begin + 1h));
+    const auto late = gate.overdue(batch, begin + 20ms);
+    REQUIRE(late);
+    CHECK(late->held_by == urgent);
+    CHECK(late->held == 20ms);
+    gate.left(urgent, begin + 20ms);
+    CHECK_FALSE(gate.overdue(batch, begin + 1h));
+    gate.arrived(urgent, begin + 1h);
+    CHECK_FALSE(gate.overdue(batch, begin + 1h + 19ms));
+}
+
 TEST_CASE("below a higher client little is in flight, and without one as much as anybody likes", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({});

@@ -25,72 +25,13 @@
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
 #include "support/cuda_standin/standin.hpp"
+#include "support/launch_rig.hpp"
 #include "support/threads.hpp"
 
 namespace launch_gate_test {
 
-using namespace gpushare;
-using namespace std::chrono_literals;
+using namespace launch_rig;
 using Catch::Matchers::Contains;
-
-namespace {
-
-/// The device's time, which stands still where the test steps it.
-struct device_clock {
-    [[nodiscard]] static instant now() noexcept { return instant{standin::now()}; }
-};
-using gate_type = cuda::launch_gate<gpushare::launch_gate, device_clock>;
-
-constexpr device_id first{0};
-constexpr auto manual = standin::timing::manual;
-
-/// Kernels by their names.
-const char conv = 0, gemm = 0, norm = 0;
-
-/// As an engine does it: through the runtime, without a word to the library.
-cudaError_t launch(cudaStream_t s, const char& kernel, ns length, std::atomic<int>* ran = nullptr) {
-    return standin::detail::launch(s, &kernel, false, length, [ran] {
-        if (ran != nullptr) ran->fetch_add(1);
-    });
-}
-
-/// Until it is so; false after 20 s.
-template <class F>
-bool eventually(F so) {
-    for (const auto end = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < end;) {
-        if (so()) return true;
-        std::this_thread::yield();
-    }
-    return so();
-}
-
-/// A node with a gate, and two clients: the first goes first.
-struct rig {
-    // Nobody is let go for having waited for long: how long a test takes is the machine's affair.
-    explicit rig(const launch_gate_options& how = {.longest_hold = 1h}, const cuda::launch_shell_options& shell = {})
-        : gate(std::in_place, node, first, gpushare::launch_gate(how), shell),
-          urgent(gate->add({.level = 1})),
-          batch(gate->add({})) {
-        REQUIRE(cudaSetDevice(0) == cudaSuccess);
-    }
-    cuda::node node;
-    std::optional<gate_type> gate;
-    gate_type::client urgent, batch;
-};
-
-/// Streams of the test, destroyed at its end.
-struct streams {
-    cudaStream_t urgent = raw::make_stream(), batch = raw::make_stream();
-    streams() = default;
-    streams(const streams&) = delete;
-    streams& operator=(const streams&) = delete;
-    ~streams() {
-        for (const cudaStream_t s : {urgent, batch})
-            if (s != nullptr) (void)cudaStreamDestroy(s);
-    }
-};
-
-}  // namespace
 
 // ---- who waits for whom
 

@@ -28,6 +28,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -42,12 +43,14 @@ struct launch_gate_options {
     ns linger{10'000};      ///< how long others hold back after a client left
     ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
     ns longest_hold{100'000'000};  ///< after which a launch goes in any case
+    ns queued{8'000'000};          ///< of predicted time, for a client whose streams wait: as in_flight for the others
 };
 
 /// Options of a launch_gate's client.
 struct launch_client_options {
     int level = 0;             ///< the higher goes first
     std::uint32_t weight = 1;  ///< of the level's device time, relative to the weights of others; not 0
+    bool in_stream = false;    ///< its streams wait for higher clients, so ask() doesn't say no for their sake
 };
 
 /// Whether a launch may go.
@@ -57,6 +60,12 @@ struct launch_answer {
     bool own = false;     ///< waits for what the client itself has in flight: little may be there, for held_by's sake
     std::uint32_t held_by{};  ///< the client for whom it is held, or was
     instant again = never;    ///< ask again then, if nothing has finished or left by then
+};
+
+/// For whom waits in a stream have been closed for too long.
+struct long_hold {
+    std::uint32_t held_by{};  ///< the client
+    ns held{};                ///< since it became present
 };
 
 /// What a launch costs: the device's time that it takes, and the part of that which its client is charged.
@@ -80,7 +89,7 @@ public:
         const auto unused = std::ranges::find(clients_, false, &state::used);
         const auto c = static_cast<client>(unused - clients_.begin());
         if (unused == clients_.end()) clients_.emplace_back();
-        clients_[c] = {.level = o.level, .weight = std::max(o.weight, 1U), .used = true};
+        clients_[c] = {.level = o.level, .weight = std::max(o.weight, 1U), .in_stream = o.in_stream, .used = true};
         catch_up(c);
         return c;
     }
@@ -90,7 +99,8 @@ public:
     /// A request of `c` is there, or another one. It is present until each has left.
     void arrived(client c, instant now) noexcept {
         state& s = clients_[c];
-        if (s.requests++ == 0 && s.in_flight == ns{0}) catch_up(c);
+        if (s.requests == 0 && s.in_flight == ns{0}) catch_up(c);
+        if (s.requests++ == 0) s.arrived = now;
         s.seen = now;
     }
     /// A request of `c` is over.
@@ -107,7 +117,7 @@ public:
         if (!busy(s)) catch_up(c, s.requests != 0 ? options_.ahead : ns{0});
         launch_answer a = decide(c, predicted, now);
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
-        if (a.goes) a = decide_apart(c, alone);
+        if (a.goes) a = decide_apart(c, alone, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
         s.waits = !a.goes;
         return a;
@@ -159,12 +169,25 @@ public:
         return a;
     }
 
+    /// Where a higher client has been present for longest_hold: the driver opens the waits of `c`, since the engine may
+    /// have a lock that the higher client needs.
+    [[nodiscard]] std::optional<long_hold> overdue(client c, instant now) const noexcept {
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (!o.used || o.level <= clients_[c].level || o.requests == 0) continue;
+            if (now - o.arrived >= options_.longest_hold) return long_hold{other, now - o.arrived};
+        }
+        return std::nullopt;
+    }
+
     /// How long a request of `c` that arrives now waits for what may be in flight of lower clients,
     /// at most: in device time, if launches take what they are predicted to take.
     [[nodiscard]] ns bound(client c) const noexcept {
         ns sum{0};
-        for (const state& o : clients_)
-            if (o.used && o.level < clients_[c].level) sum += std::max({options_.in_flight, o.longest, o.in_flight});
+        for (const state& o : clients_) {
+            if (!o.used || o.level >= clients_[c].level) continue;
+            sum += std::max({options_.in_flight, o.longest, o.in_stream ? ns{0} : o.in_flight});
+        }
         return sum;
     }
     /// Whether another client of its level has launches in flight.
@@ -184,6 +207,7 @@ private:
     struct state {
         int level = 0;
         std::uint32_t weight = 1;
+        bool in_stream = false;
         bool used = false;
         bool waits = false;        // a launch of it is held
         bool wants_alone = false;  // since others have launches in flight, or time one alone
@@ -191,13 +215,15 @@ private:
         ns in_flight{0}, longest{0}, charged{0};
         ns timed{0};  // of the time in flight, until a launch that is timed alone is over
         std::int64_t virtual_time = 0;
-        instant seen{};  // when it was last present
+        instant seen{};     // when it was last present
+        instant arrived{};  // when it became so
     };
 
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
-        if (const launch_answer a = closed(c, now); !a.goes) return a;
-        const bool little = s.in_flight == ns{0} || s.in_flight + predicted <= options_.in_flight;
+        if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
+        const ns most = s.in_stream ? options_.queued : options_.in_flight;
+        const bool little = s.in_flight == ns{0} || s.in_flight + predicted <= most;
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
@@ -208,14 +234,15 @@ private:
     }
 
     // Whether others leave the device to `c`, or `c` to a launch of another client that is timed alone. Of two that ask
-    // for that at once, the first in the list goes first.
-    [[nodiscard]] launch_answer decide_apart(client c, bool alone) const noexcept {
+    // for that at once, the first in the list goes first. What is queued below, behind waits that are closed, doesn't run.
+    [[nodiscard]] launch_answer decide_apart(client c, bool alone, instant now) const noexcept {
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
             const bool asks_first = o.wants_alone && !is_ahead(o, clients_[c]) && (!alone || other < c);
             const bool first = o.timed != ns{0} || asks_first;
-            if ((alone && o.in_flight != ns{0}) || (o.level == clients_[c].level && first))
+            const bool stopped = o.in_stream && o.level < clients_[c].level && !closed(other, now).goes;
+            if ((alone && o.in_flight != ns{0} && !stopped) || (o.level == clients_[c].level && first))
                 return {.goes = false, .held_by = other};
         }
         return {.goes = true};

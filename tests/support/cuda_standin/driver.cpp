@@ -21,8 +21,13 @@ std::shared_ptr<context> context_of(machine& m, const void* handle) {
 CUresult device_attribute(int* out, CUdevice_attribute what, CUdevice device) {
     return driver(enter({"cuDeviceGetAttribute"}, nullptr, [&](machine& m) {
         if (!m.has_device(device)) return cudaErrorInvalidDevice;
-        if (what != CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) return invalid_value;
-        *out = m.chosen.rdma ? 1 : 0;
+        switch (what) {
+            case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: *out = m.chosen.rdma ? 1 : 0; break;
+            case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+                *out = m.chosen.stream_memory_operations ? 1 : 0;
+                break;
+            default: return invalid_value;
+        }
         return cudaSuccess;
     }));
 }
@@ -197,7 +202,8 @@ extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void
     *out = nullptr;
     return enter({.name = "cudaGetDriverEntryPointByVersion", .bare = true}, nullptr, [&](machine& m) {
         auto result = cudaDriverEntryPointSymbolNotFound;
-        for (const auto part : {context_functions(), virtual_memory_functions(), green_context_functions()}) {
+        for (const auto part : {context_functions(), virtual_memory_functions(), green_context_functions(),
+                                memory_operation_functions()}) {
             const auto found = std::ranges::find(part, std::string_view(symbol), &entry_point::name);
             if (found == part.end() || m.hidden.contains(std::string_view(symbol))) continue;
             const int usable = std::min(m.chosen.driver_version, static_cast<int>(version));

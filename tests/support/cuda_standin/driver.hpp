@@ -26,9 +26,10 @@ entry_point point(std::string_view name, int since, Function* f) {
     return {name, since, reinterpret_cast<void*>(f)};
 }
 
-std::span<const entry_point> context_functions();         // driver.cpp
-std::span<const entry_point> virtual_memory_functions();  // virtual_memory.cpp
-std::span<const entry_point> green_context_functions();   // green_context.cpp
+std::span<const entry_point> context_functions();           // driver.cpp
+std::span<const entry_point> virtual_memory_functions();    // virtual_memory.cpp
+std::span<const entry_point> green_context_functions();     // green_context.cpp
+std::span<const entry_point> memory_operation_functions();  // memory_operation.cpp
 
 /// The two sides share the numbers of their errors.
 inline CUresult driver(cudaError_t e) { return static_cast<CUresult>(e); }

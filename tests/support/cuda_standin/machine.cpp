@@ -102,7 +102,7 @@ bool machine::run_kernel(stream& s) {
 
 /// When what is first in the stream's queue begins; none while it can't.
 std::optional<ns> machine::begin_of(stream& s) {
-    const operation& first = s.queue.front();
+    operation& first = s.queue.front();
     if (s.held) return std::nullopt;
     if (first.begun) return first.begun;
     if (first.awaited != nullptr && !first.awaited->reached) return std::nullopt;
@@ -116,7 +116,36 @@ std::optional<ns> machine::begin_of(stream& s) {
         begin = std::max(begin, *other->queue.front().begun);
         if (other->queue.size() > 1 && before(other->queue[1])) return std::nullopt;
     }
+    if (first.until_zero) {
+        const auto passed = passes(first);
+        if (!passed) return std::nullopt;
+        begin = std::max(begin, *passed);
+    }
     return begin;
+}
+
+/// When the word that it waits for was 0; none if it isn't. The host writes there without a call.
+std::optional<ns> machine::passes(operation& waits) {
+    const std::uintptr_t at = *waits.until_zero;
+    if (place_of(reinterpret_cast<const void*>(at)).device < 0 && !is_pinned(at)) {
+        find("a stream waits for a word in memory that was freed");
+        return looked_;
+    }
+    if (std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)).load(std::memory_order_acquire) != 0) {
+        waits.seen_closed = looked_;
+        return std::nullopt;
+    }
+    if (waits.seen_closed == ns::min()) return ns::min();  // it was 0 whenever anybody looked
+    ns by_stream = ns::min();
+    for (auto w = words_written.lower_bound(at); w != words_written.end() && w->first < at + sizeof(std::uint64_t); ++w)
+        by_stream = std::max(by_stream, w->second);
+    return by_stream >= waits.seen_closed ? by_stream : looked_;
+}
+bool machine::is_pinned(std::uintptr_t at) const {
+    auto after = blocks.upper_bound(at);
+    if (after == blocks.begin()) return false;
+    const auto& [begin, b] = *--after;
+    return b.device < 0 && at + sizeof(std::uint64_t) <= begin + b.size;
 }
 
 bool machine::step(stream& s, ns until) {
@@ -160,7 +189,7 @@ bool machine::step(stream& s, ns until) {
 }
 
 void machine::run() {
-    const ns until = now();
+    const ns until = looked_ = now();
     // Work on one stream may be what another one waits for.
     for (bool any = true; any;) {
         any = false;
@@ -184,7 +213,10 @@ ns machine::next_end() {
 /// Until `end`, or until somebody changes something, but not for ever.
 void machine::wait_for_change(ns end) {
     std::unique_lock lock(mutex, std::adopt_lock);
-    const ns longest = now() + std::chrono::seconds(1);
+    // The host opens such a wait by a store, which wakes nobody.
+    const bool polls = std::ranges::any_of(
+        busy, [](const auto& s) { return !s->queue.empty() && s->queue.front().until_zero.has_value(); });
+    const ns longest = now() + (polls ? ns{std::chrono::microseconds(50)} : ns{std::chrono::seconds(1)});
     changed.wait_until(lock, began + std::min(end, longest));
     lock.release();  // who called holds it
 }

@@ -195,6 +195,7 @@ struct machine {
     bool unloaded = false;
     const int process;  // that it was made in: a child has none of it
     std::uint64_t last_id = 0;
+    std::map<std::uintptr_t, ns> words_written;  // by streams: when, last
 
     /// What is to come before this call, once; without the lock meanwhile.
     void interrupt(std::string_view call, std::unique_lock<std::mutex>& lock) {
@@ -211,10 +212,18 @@ private:
     [[nodiscard]] bool step(stream& s, ns until);
     [[nodiscard]] bool run_kernel(stream& s);
     [[nodiscard]] std::optional<ns> begin_of(stream& s);
+    [[nodiscard]] std::optional<ns> passes(operation& waits);
+
+public:
+    /// Whether 64 bits there are the host's pinned memory.
+    [[nodiscard]] bool is_pinned(std::uintptr_t at) const;
+
+private:
     [[nodiscard]] ns next_end();
     void wait_for_change(ns end);
 
     bool news_ = false;  // something has begun
+    ns looked_{};        // when run() was called, last
 };
 
 /// Says so to the engine.

@@ -78,12 +78,14 @@ struct operation {
     std::function<void()> effect{};  // at its end
     kernel_start starts{};           // takes as long as it computes
     std::shared_ptr<mark> awaited{}, reaches{};
-    range writes{}, reads{};                // of copies: so that unmapping under them is found out
-    std::shared_ptr<context> in{};          // of nodes of graphs: where they were captured, whose SMs they keep
-    bool spins = false;                     // a kernel that may wait for others
-    std::vector<std::uintptr_t> touches{};  // what a kernel's arguments point to
-    std::uint64_t order = 0;                // among all that was enqueued
-    std::uint64_t known = 0;                // see engine
+    std::optional<std::uintptr_t> until_zero{};  // the address of 64 bits that it waits for
+    ns seen_closed = ns::min();                  // when these weren't 0, last
+    range writes{}, reads{};                     // of copies: so that unmapping under them is found out
+    std::shared_ptr<context> in{};               // of nodes of graphs: where they were captured, whose SMs they keep
+    bool spins = false;                          // a kernel that may wait for others
+    std::vector<std::uintptr_t> touches{};       // what a kernel's arguments point to
+    std::uint64_t order = 0;                     // among all that was enqueued
+    std::uint64_t known = 0;                     // see engine
     std::optional<ns> begun{};
 };
 

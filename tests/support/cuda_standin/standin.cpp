@@ -51,6 +51,7 @@ ns now() {
 
 void advance(ns step) {
     locked([&](auto& m) {
+        m.run();  // what the host has opened, it opened before
         m.manual_now += step;
         m.run();
         m.changed.notify_all();

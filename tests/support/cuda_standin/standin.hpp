@@ -54,10 +54,11 @@ struct options {
     std::uint32_t sm_step = 8;  // in which SMs are split
     std::uint32_t blocks_per_sm = 2;
     int least_priority = 0, greatest_priority = -5;
-    int driver_version = 13000;  // 0: cudaErrorInsufficientDriver
-    int capability = 90;         // 80 for 8.0
-    bool rdma = true;            // network cards reach virtual memory that is made for it
-    bool peers = true;           // every device reaches every other one ...
+    int driver_version = 13000;            // 0: cudaErrorInsufficientDriver
+    int capability = 90;                   // 80 for 8.0
+    bool rdma = true;                      // network cards reach virtual memory that is made for it
+    bool stream_memory_operations = true;  // streams wait for words of 64 bits in memory
+    bool peers = true;                     // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
                                 // nor on the host's memory. Without, a compiled kernel that needs them is a finding
     timing time = timing::automatic;

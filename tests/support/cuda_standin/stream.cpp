@@ -217,11 +217,14 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) { return query("cudaStreamQuery
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     constexpr call_info info{.name = "cudaStreamSynchronize", .unsafe = true, .looks = true};
-    return on_stream(info, handle, [&](machine& m, stream& on) {
-        if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
-        const auto& device = m.device(on.in->device);
-        const auto done = [&] { return !m.has_work(on) || device.sticky != cudaSuccess; };
-        return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+    const cuStreamSynchronize_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, "cuStreamSynchronize", told, [&] {
+        return on_stream(info, handle, [&](machine& m, stream& on) {
+            if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
+            const auto& device = m.device(on.in->device);
+            const auto done = [&] { return !m.has_work(on) || device.sticky != cudaSuccess; };
+            return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+        });
     });
 }
 
@@ -281,13 +284,16 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) { return query("cudaEventQuery", 
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     constexpr call_info info{.name = "cudaEventSynchronize", .unsafe = true, .looks = true};
-    return on_event(info, handle, [&](machine& m, event& e) {
-        if (captured(m, e, info.name)) return cudaErrorCapturedEvent;
-        if (e.last == nullptr) return cudaSuccess;
-        const auto until = e.last;
-        const auto& device = m.device(e.in->device);
-        const auto done = [&] { return until->reached || device.sticky != cudaSuccess; };
-        return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+    const cuEventSynchronize_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, "cuEventSynchronize", told, [&] {
+        return on_event(info, handle, [&](machine& m, event& e) {
+            if (captured(m, e, info.name)) return cudaErrorCapturedEvent;
+            if (e.last == nullptr) return cudaSuccess;
+            const auto until = e.last;
+            const auto& device = m.device(e.in->device);
+            const auto done = [&] { return until->reached || device.sticky != cudaSuccess; };
+            return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+        });
     });
 }
 

@@ -95,6 +95,12 @@ public:
     entry_point<decltype(::cuThreadExchangeStreamCaptureMode)> exchange_capture_mode{
         "cuThreadExchangeStreamCaptureMode", 10010};
 
+    // a stream that waits for a word in memory, or writes one
+    /// cuStreamWaitValue64, as CUDA 12 has it.
+    entry_point<decltype(::cuStreamWaitValue64)> stream_wait_value{"cuStreamWaitValue64", 12000};
+    /// cuStreamWriteValue32, as CUDA 12 has it.
+    entry_point<decltype(::cuStreamWriteValue32)> stream_write_value{"cuStreamWriteValue32", 12000};
+
     // virtual memory
     /// cuMemGetAllocationGranularity.
     entry_point<decltype(::cuMemGetAllocationGranularity)> mem_get_granularity{"cuMemGetAllocationGranularity", 10020};

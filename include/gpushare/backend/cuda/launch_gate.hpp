@@ -152,6 +152,7 @@ public:
         } catch (const subscriber_taken&) {
             if (!o.calls_instead) throw;
             calls_ = true;
+            state_->hold_threads();
         }
     }
     launch_gate(const launch_gate&) = delete;
@@ -185,6 +186,8 @@ public:
 
     /// Whether single launches pass the gate; else whole calls do, since CUPTI has another subscriber.
     [[nodiscard]] bool gates_launches() const noexcept { return !calls_; }
+    /// Whether the streams of lower clients wait; else their threads are held.
+    [[nodiscard]] bool waits_in_streams() const noexcept { return state_->waits_in_streams(); }
     /// How many threads are held.
     [[nodiscard]] std::size_t held() const noexcept { return state_->held(); }
     /// How long a request of the client's that arrives now waits for what is in flight of lower

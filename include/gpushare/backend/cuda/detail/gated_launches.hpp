@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -26,6 +27,7 @@
 #include <gpushare/backend/cuda/detail/launch_batches.hpp>
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
 #include <gpushare/backend/cuda/detail/launch_hub.hpp>
+#include <gpushare/backend/cuda/detail/stream_waits.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -46,6 +48,11 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { c.arrived(who, now) } noexcept;
     { c.left(who, now) } noexcept;
     { c.ask(who, t, now, now, true) } noexcept -> std::same_as<typename C::answer>;
+    { cc.closed(who, now) } noexcept -> std::same_as<typename C::answer>;
+    { cc.overdue(who, now)->held } noexcept -> std::convertible_to<ns>;
+    { cc.overdue(who, now)->held_by } noexcept -> std::convertible_to<typename C::client>;
+    requires std::same_as<decltype(C::client_options::level), int>;
+    requires std::same_as<decltype(C::client_options::in_stream), bool>;
     { c.launched(who, {t, t}, now, true) } noexcept;
     { c.finished(who, {t, t}, {t, t}, now) } noexcept;
     { c.took(who, t) } noexcept;
@@ -55,8 +62,18 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
 };
 // clang-format on
 
+/// How a launch gate keeps lower clients back.
+enum class launch_wait : std::uint8_t {
+    thread,  ///< it holds the launching thread, whose engine loses the work that it had enqueued ahead
+    stream,  ///< the client's streams wait for a word between two batches, and its host runs ahead
+};
+
 /// How a launch gate follows launches.
 struct launch_shell_options {
+    /// stream: a thread is held only for its share, and where it is too far ahead. Where the driver
+    /// has no such waits, threads are held. A launch into the legacy default stream always holds its
+    /// thread, since a wait there would stop other streams.
+    launch_wait waits = launch_wait::thread;
     ns batch{150'000};           ///< of predicted work, behind which an event is recorded
     ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
     ns sample_each{40'000'000};  ///< that often a client's batch runs alone, to be timed, where others run beside it
@@ -88,22 +105,50 @@ template <launch_core Core, gpushare::clock Clock>
 class gated_launches final : public launch_listener {
 public:
     gated_launches(std::shared_ptr<device_state> device, Core core, const launch_shell_options& o, Clock time)
-        : device_(std::move(device)), core_(std::move(core)), options_(o), time_(std::move(time)) {}
+        : device_(std::move(device)),
+          core_(std::move(core)),
+          options_(o),
+          time_(std::move(time)),
+          waits_(device_),
+          in_stream_(o.waits == launch_wait::stream && waits_.supported()) {}
+
+    ~gated_launches() override {
+        if (launch_hub::in_child()) waits_.keep_memory();
+        if (!in_stream_ || launch_hub::in_child()) return;
+        const instant now = time_.now();
+        for (std::uint32_t n = 0; n < clients_.size(); ++n) retire(n, now);
+    }
+
+    /// Before clients are added: launches aren't seen, so that no stream can wait in front of them.
+    void hold_threads() noexcept { in_stream_ = false; }
+    [[nodiscard]] bool waits_in_streams() const noexcept { return in_stream_; }
 
     // ---- clients
 
-    [[nodiscard]] launch_owner add(const typename Core::client_options& o) {
+    [[nodiscard]] launch_owner add(typename Core::client_options o) {
         const std::lock_guard lock(mutex_);
+        o.in_stream = in_stream_;
         const auto c = static_cast<std::uint32_t>(core_.add(o));
-        if (clients_.size() <= c) clients_.resize(c + 1);
+        try {
+            if (clients_.size() <= c) clients_.resize(c + 1);
+            if (in_stream_ && !waits_.join(o.level)) throw std::bad_alloc();
+        } catch (...) {
+            core_.remove(c);
+            throw;
+        }
         client_state& s = clients_[c];
-        s = client_state{.turn = ++turns_, .used = true};
+        s = client_state{.turn = ++turns_, .used = true, .level = o.level};
         return {c, s.turn};
     }
     void remove(launch_owner who) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
-        if (find(who) == nullptr) return;
+        const client_state* const c = find(who);
+        if (c == nullptr) return;
+        if (in_stream_) {
+            retire(who.client, time_.now());
+            waits_.leave(c->level, c->requests);
+        }
         core_.remove(who.client);
         clients_[who.client] = client_state{};
         wake();
@@ -111,7 +156,11 @@ public:
     void arrived(launch_owner who) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
-        if (find(who) != nullptr) core_.arrived(who.client, time_.now());
+        client_state* const c = find(who);
+        if (c == nullptr) return;
+        core_.arrived(who.client, time_.now());
+        ++c->requests;
+        if (in_stream_) waits_.arrived(c->level);
     }
     /// Ends its launches so far as a batch, so that others learn when the batch is over.
     void left(launch_owner who) noexcept {
@@ -120,13 +169,17 @@ public:
         client_state* const c = find(who);
         if (c == nullptr) return;
         for (const auto& s : c->streams) (void)s->end();
-        core_.left(who.client, time_.now());
+        const instant now = time_.now();
+        core_.left(who.client, now);
+        --c->requests;
+        if (in_stream_ && waits_.left(c->level)) open_behind(c->level, now);
         wake();
     }
     void close() noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
         closed_ = true;
+        waits_.open_all();
         wake();
     }
 
@@ -140,7 +193,8 @@ public:
             const entry e = times_.find(call.key, call.guess);
             const ns predicted = times_.predicted(e);
             const bool alone = runs_alone(who, call, e);
-            const instant now = hold(lock, who, predicted, call.context, alone);
+            if (in_stream_ && find(who)->requests != 0) waits_.keep(find(who)->level);
+            const instant now = hold(lock, who, predicted, &call, alone);
             if (!passes_gate(who)) return false;
             follow(who, call, e, predicted, now, alone);
             note = static_cast<std::uint64_t>(predicted.count()) + 1;
@@ -168,6 +222,23 @@ public:
         c->alone = false;
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
+    }
+    // The driver will wait for the stream, the event or all, and nobody would see whether waits in the client's streams
+    // are closed for too long: the caller may have a lock of the engine's. So the thread looks here until it is over.
+    void synchronises(launch_owner who, const sync_call& call) noexcept override {
+        if (launch_hub::in_child()) return;
+        std::unique_lock lock(mutex_);
+        const client_state* c = find(who);
+        if (c == nullptr || !is_gated(*c) || (call.stream != nullptr && captured(call.stream))) return;
+        ++looking_;
+        for (unsigned looks = 0; passes_gate(who) && !is_over(who.client, call); ++looks) {
+            const instant now = time_.now();
+            settle_all(who.client, call.context, now);
+            open_overdue(who.client, now);
+            if (core_.in_flight(who.client) == ns{0}) break;
+            wait(lock, {.own = true}, looks, who.client);
+        }
+        --looking_;
     }
     void ends(CUstream s) noexcept override {
         const std::lock_guard lock(mutex_);
@@ -269,10 +340,12 @@ private:
     struct client_state {
         std::uint32_t turn = 0;
         bool used = false;
-        bool present = false;  // something of it is in flight, and the core knows
-        bool alone = false;    // its last launch isn't known, and is timed alone
-        bool samples = false;  // its next batch or the open one runs alone
-        instant sampled{};     // when the last of these was over
+        int level = 0;
+        std::uint32_t requests = 0;  // that are there
+        bool present = false;        // something of it is in flight, and the core knows
+        bool alone = false;          // its last launch isn't known, and is timed alone
+        bool samples = false;        // its next batch or the open one runs alone
+        instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
         ns call_takes{1'000'000};
         std::vector<std::unique_ptr<launch_batches>> streams{};
@@ -322,17 +395,34 @@ private:
             c.samples = true;
         return c.samples || !times_.known(e);
     }
+    // Whether the launches of the two run side by side: not where streams wait for levels above.
+    [[nodiscard]] bool run_together(std::uint32_t a, std::uint32_t b) const noexcept {
+        return a != b && clients_[b].used && (!in_stream_ || clients_[a].level == clients_[b].level);
+    }
     [[nodiscard]] bool others_in_flight(std::uint32_t number) const noexcept {
         for (std::uint32_t n = 0; n < clients_.size(); ++n)
-            if (n != number && clients_[n].used && core_.in_flight(n) != ns{0}) return true;
+            if (run_together(number, n) && core_.in_flight(n) != ns{0}) return true;
         return false;
+    }
+    // So far.
+    [[nodiscard]] std::uint64_t launches_beside(std::uint32_t number) const noexcept {
+        if (!in_stream_) return launches_ - clients_[number].launches;
+        std::uint64_t all = 0;
+        for (std::uint32_t n = 0; n < clients_.size(); ++n)
+            if (run_together(number, n)) all += clients_[n].launches;
+        return all;
     }
     void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone) {
         client_state& c = *find(who);
         launch_batches& in = c.on_or_new(call, device_);
         c.alone = !times_.known(e);
-        if (c.alone || now - in.open().begun >= options_.batch * 2) (void)in.end();
-        in.begin(now, others_in_flight(who.client), launches_ - c.launches);
+        const bool gated = is_gated(c) && !is_legacy(call);
+        if (c.alone || now - in.open().begun >= options_.batch * 2 || (gated && piece_ends(c, in, predicted)))
+            (void)in.end();
+        if (in.open().launches == 0) {
+            if (gated) put_waits(c, in);
+            in.begin(now, others_in_flight(who.client), launches_beside(who.client));
+        }
         const ns charge = charged(call, predicted);
         in.add(e, predicted, charge);
         ++launches_;
@@ -359,7 +449,7 @@ private:
     }
     void over(std::uint32_t number, const launch_batch& b, std::optional<ns> took, instant now) noexcept {
         client_state& c = clients_[number];
-        const bool shared = !b.call && (b.shared || b.of_others != launches_ - c.launches);
+        const bool shared = !b.call && (b.shared || b.of_others != launches_beside(number));
         if (shared) took.reset();
         const ns measured = took ? taken(b, *took) : b.predicted;
         const double scale =
@@ -380,20 +470,93 @@ private:
         return b.exact() || b.call ? apart : std::min(apart, b.predicted);
     }
 
+    // ---- waits in streams
+
+    [[nodiscard]] bool is_gated(const client_state& c) const noexcept {
+        return in_stream_ && waits_.any_above(c.level);
+    }
+    [[nodiscard]] static bool is_legacy(const launch_call& call) noexcept { return call.stream == CU_STREAM_LEGACY; }
+    // Whether the next launch is to be behind another wait: the piece would be too long, or the words were closed since
+    // its beginning, so that what is left of it would run beside the request.
+    [[nodiscard]] bool piece_ends(const client_state& c, const launch_batches& in, ns predicted) const noexcept {
+        if (in.open().predicted + predicted > options_.batch) return true;
+        return in.closings() != waits_.closings_above(c.level) && waits_.closed_above(c.level);
+    }
+    void put_waits(const client_state& c, launch_batches& in) noexcept {
+        const std::uint64_t closings = waits_.closings_above(c.level);
+        waits_.each_above(c.level, [&](CUdeviceptr word) { in.wait_for(word, closings); });
+    }
+    // The level's last request left. The device opens the waits behind what its requests have in flight. Of several
+    // streams the last one waits for the others' ends, which keeps back nothing but what follows there.
+    void open_behind(int level, instant now) noexcept {
+        launch_batches* last = nullptr;
+        for (std::uint32_t n = 0; n < clients_.size(); ++n) {
+            if (!clients_[n].used || clients_[n].level != level) continue;
+            settle(n, now);
+            for (const auto& in : clients_[n].streams) {
+                if (!in->in_flight() || in->gone()) continue;
+                if (last != nullptr) in->run_behind(*last);
+                last = in.get();
+            }
+        }
+        if (last == nullptr) return waits_.open(level);
+        const auto opens = waits_.hand_over(level);
+        if (opens && !last->clear_behind(opens->where)) waits_.open(level, *opens);
+    }
+    // The client goes, and its streams may not be through their waits.
+    void retire(std::uint32_t number, instant now) noexcept {
+        for (const auto& in : clients_[number].streams) (void)in->end();
+        settle(number, now);
+        for (const auto& in : clients_[number].streams)
+            if (in->in_flight()) waits_.keep_memory();
+    }
+    void open_overdue(std::uint32_t number, instant now) noexcept {
+        const client_state& c = clients_[number];
+        if (!is_gated(c) || !waits_.closed_above(c.level)) return;
+        const auto overdue = core_.overdue(number, now);
+        if (!overdue) return;
+        waits_.force_above(c.level);
+        note_forced({number, overdue->held_by, overdue->held, now});
+    }
+    [[nodiscard]] bool is_over(std::uint32_t number, const sync_call& call) const noexcept {
+        if (call.event != nullptr) {
+            const relaxed_capture relaxed(device_->api());
+            return device_->api().event_query(call.event) != CUDA_ERROR_NOT_READY;
+        }
+        if (call.stream == nullptr) return core_.in_flight(number) == ns{0};
+        const launch_batches* const in = clients_[number].on({.stream = call.stream, .context = call.context});
+        return in == nullptr || !in->in_flight();
+    }
+
     // ---- holding a thread
 
+    // Whether the launch may go now, as the core and the streams have it. `call` null: a whole call of an engine.
+    [[nodiscard]] typename Core::answer may_go(launch_owner who, ns predicted, const launch_call* call, instant now,
+                                               instant since, bool alone) noexcept {
+        auto a = core_.ask(who.client, predicted, now, since, alone);
+        const client_state& c = clients_[who.client];
+        if (!a.goes || a.forced || call == nullptr || !is_gated(c)) return a;
+        const launch_batches* const in = c.on(*call);
+        if (in != nullptr && !in->has_room()) return {.own = true};
+        if (!is_legacy(*call)) return a;
+        const auto above = core_.closed(who.client, now);
+        if (!above.goes) return above;
+        const ns already = core_.in_flight(who.client);
+        return already == ns{0} || already + predicted <= options_.batch ? a : typename Core::answer{.own = true};
+    }
     // Until the launch may go, or nobody is held any more. When that was.
-    instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, CUcontext in,
+    instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, const launch_call* call,
                  bool alone) noexcept {
         const instant since = time_.now();
-        auto a = core_.ask(who.client, predicted, since, since, alone);
+        auto a = may_go(who, predicted, call, since, since, alone);
         if (a.goes) return since;
         ++held_;
         instant now = since;
         for (unsigned looks = 0;; ++looks) {
-            settle_all(who.client, in, now);
+            settle_all(who.client, call != nullptr ? call->context : nullptr, now);
             if (!passes_gate(who)) break;
-            a = core_.ask(who.client, predicted, now, since, alone);
+            open_overdue(who.client, now);
+            a = may_go(who, predicted, call, now, since, alone);
             if (a.goes) break;
             wait(lock, a, looks, who.client);
             now = time_.now();
@@ -452,7 +615,7 @@ private:
         launch_batches::let_go(*device_, next);
     }
     void wake() noexcept {
-        if (held_ != 0) changed_.notify_all();
+        if (held_ + looking_ != 0) changed_.notify_all();
     }
     void note_forced(const forced_launch& f) noexcept {
         forced_launches_[first_forced_] = f;
@@ -470,7 +633,9 @@ private:
     std::vector<client_state> clients_;
     std::uint32_t turns_ = 0;
     std::uint64_t launches_ = 0;
-    std::size_t held_ = 0;
+    std::size_t held_ = 0, looking_ = 0;
+    stream_waits waits_;
+    bool in_stream_;
     bool closed_ = false;
     std::array<forced_launch, 64> forced_launches_{};  // the last ones
     std::size_t first_forced_ = 0, forced_ = 0;

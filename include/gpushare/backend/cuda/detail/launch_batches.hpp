@@ -109,6 +109,32 @@ public:
         return true;
     }
 
+    /// Before begin(): the launches from here on wait until the word is 0. `closings`: see below.
+    void wait_for(CUdeviceptr word, std::uint64_t closings) noexcept {
+        const relaxed_capture relaxed(device_->api());
+        closings_ = closings;
+        (void)device_->health().note(device_->api().stream_wait_value(stream_, word, 0, CU_STREAM_WAIT_VALUE_EQ),
+                                     "cuStreamWaitValue64");
+        waited_ = true;
+    }
+    /// How often the words had been closed at the last wait.
+    [[nodiscard]] std::uint64_t closings() const noexcept { return closings_; }
+    /// Behind all that is enqueued the device writes 0 there. False where it can't be told to.
+    [[nodiscard]] bool clear_behind(CUdeviceptr word) noexcept {
+        if (gone_ || captured()) return false;
+        const relaxed_capture relaxed(device_->api());
+        const CUresult code = device_->api().stream_write_value(stream_, word, 0, CU_STREAM_WRITE_VALUE_DEFAULT);
+        return device_->health().note(code, "cuStreamWriteValue32") == errc::none;
+    }
+    /// What is enqueued from here on runs behind the last batch of `other`, too.
+    void run_behind(const launch_batches& other) noexcept {
+        if (gone_ || captured() || other.edge_ == nullptr || other.edge_->event == nullptr) return;
+        const relaxed_capture relaxed(device_->api());
+        (void)handled(cudaStreamWaitEvent(stream_, other.edge_->event, 0));
+    }
+    /// Whether another batch can end.
+    [[nodiscard]] bool has_room() const noexcept { return count_ + 1 < ring_.size(); }
+
     /// Before the first launch of a batch, if none is open. `shared`, `of_others`: as in launch_batch.
     void begin(instant now, bool shared = false, std::uint64_t of_others = 0) noexcept {
         if (open_.launches != 0) return;
@@ -118,7 +144,7 @@ public:
         open_.begun = now;
         open_.shared = shared;
         open_.of_others = of_others;
-        if (edge_ != nullptr && !reached(*edge_)) {
+        if (!std::exchange(waited_, false) && edge_ != nullptr && !reached(*edge_)) {
             open_.from = edge_;
             edge_->references.fetch_add(1, std::memory_order_relaxed);
         } else {
@@ -221,6 +247,8 @@ private:
     CUstream stream_;
     CUcontext context_;
     bool gone_ = false;
+    bool waited_ = false;  // there is a wait behind the last batch, whose end isn't the beginning of the next one then
+    std::uint64_t closings_ = 0;
     launch_batch open_;
     point_state* edge_ = nullptr;  // the end of the last batch
     std::array<launch_batch, 64> ring_;

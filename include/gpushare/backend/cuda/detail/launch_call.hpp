@@ -74,6 +74,21 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
 /// And that which ends a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
 
+/// A call in which the driver waits for work.
+struct sync_call {
+    CUstream stream = nullptr;    // for that of a stream, never the null one; null: for an event, or all of the context
+    CUevent event = nullptr;      // for what is behind it
+    CUcontext context = nullptr;  // that is current
+};
+
+/// The driver's functions that do so.
+inline constexpr CUpti_CallbackId sync_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize,
+    CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize,
+    CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize,
+};
+
 namespace launches {
 
 // FNV-1a over whole words (Fowler, Noll, Vo): enough for a table that mixes once more.
@@ -231,6 +246,26 @@ template <class P, class OfThread>
         call->stream = launches::on_stream_of_thread(id) ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     call->context = data.context;
     return call;
+}
+
+/// None if the function doesn't wait. Inside the callback.
+[[nodiscard]] inline std::optional<sync_call> read_sync(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+    sync_call call{.context = data.context};
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize:
+        case CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz:
+            call.stream =
+                launches::as<cuStreamSynchronize_params, cuStreamSynchronize_ptsz_params>(data.functionParams).hStream;
+            if (call.stream == nullptr)
+                call.stream =
+                    id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
+            return call;
+        case CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize:
+            call.event = static_cast<const cuEventSynchronize_params*>(data.functionParams)->hEvent;
+            return call;
+        case CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize: return call;
+        default: return std::nullopt;
+    }
 }
 
 }  // namespace detail

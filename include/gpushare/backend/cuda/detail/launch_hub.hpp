@@ -70,6 +70,8 @@ public:
     [[nodiscard]] virtual bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept = 0;
     /// Behind it. `note`: what before() left there.
     virtual void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept = 0;
+    /// Before the calling thread waits for work inside the driver.
+    virtual void synchronises(launch_owner who, const sync_call& call) noexcept = 0;
     /// The stream is about to be destroyed.
     virtual void ends(CUstream s) noexcept = 0;
 };
@@ -194,6 +196,7 @@ private:
         if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) throw subscriber_taken(holder);
         check_cupti(code, "subscribing to the driver's launches");
         for (const CUpti_CallbackId id : launch_ids) enable(id);
+        for (const CUpti_CallbackId id : sync_ids) enable(id);
         enable(stream_end_id);
     }
     void enable(CUpti_CallbackId id) {
@@ -229,13 +232,23 @@ private:
                 stream_ends(static_cast<const cuStreamDestroy_v2_params*>(data.functionParams)->hStream);
             return;
         }
-        const auto call = read_launch(id, data);
-        if (!call) return;
-        if (any && may_be_bound(call->stream)) {
-            const bound_stream b = find(call->stream);  // keeps the gate meanwhile
-            if (b.gate != nullptr) return tell(*b.gate, b.who, *call, data);
+        if (const auto call = read_launch(id, data))
+            to_owner(thread, any, *call, data);
+        else if (const auto sync = read_sync(id, data); sync && data.callbackSite == CUPTI_API_ENTER)
+            to_owner(thread, any, *sync, data);
+    }
+    // To the client of the stream or, where that is bound to nobody, of the thread.
+    template <class Call>
+    void to_owner(const thread_binding* thread, bool any, const Call& call, const CUpti_CallbackData& data) noexcept {
+        if (any && may_be_bound(call.stream)) {
+            const bound_stream b = find(call.stream);  // keeps the gate meanwhile
+            if (b.gate != nullptr) return tell(*b.gate, b.who, call, data);
         }
-        if (thread != nullptr) tell(thread->gate(), thread->who(), *call, data);
+        if (thread != nullptr) tell(thread->gate(), thread->who(), call, data);
+    }
+    static void tell(launch_listener& gate, launch_owner who, const sync_call& call,
+                     const CUpti_CallbackData&) noexcept {
+        gate.synchronises(who, call);
     }
     static void tell(launch_listener& gate, launch_owner who, const launch_call& call,
                      const CUpti_CallbackData& data) noexcept {

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words for which streams of lower clients wait, one for each level of a launch gate.
+//
+//   stream_waits waits(device);
+//   const bool can = waits.supported();
+//   waits.join(1);                                        // a client of level 1 is added
+//   waits.arrived(1);                                     // its request: closes the waits of all below
+//   waits.each_above(0, [&](CUdeviceptr word) { ... });   // what a stream of a client of level 0 waits for
+//   if (waits.left(1)) waits.open(1);
+//
+// The words lie in pinned memory. Where waits or writes are enqueued when the gate goes, the memory
+// stays for ever: a page. (Driver API, Stream Memory Operations: waits need 64-bit support, which every device since Pascal
+// has, and drivers since CUDA 12 offer them by default.) Not thread-safe.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/closing_word.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// Pinned memory for words. Not thread-safe.
+class pinned_words {
+public:
+    using word = gpushare::detail::closing_halves;
+
+    explicit pinned_words(std::shared_ptr<device_state> device) : device_(std::move(device)) {}
+    pinned_words(const pinned_words&) = delete;
+    pinned_words& operator=(const pinned_words&) = delete;
+    ~pinned_words() {
+        if (kept_) return;
+        cudaError_t code = cudaSuccess;
+        const device_guard current(device_->context(), code);
+        const relaxed_capture relaxed(device_->api());
+        for (void* const page : pages_)
+            if (code == cudaSuccess) (void)handled(cudaFreeHost(page));
+    }
+
+    /// Null where the driver gives no pinned memory. Throws std::bad_alloc.
+    [[nodiscard]] word* take() {
+        if (free_.empty()) pin_more();
+        if (free_.empty()) return nullptr;
+        word* const w = free_.back();
+        free_.pop_back();
+        return w;
+    }
+    void give_back(word& w) noexcept { free_.push_back(&w); }  // has room: the word came from there
+    /// The device may still use some: the memory is never freed.
+    void keep() noexcept { kept_ = true; }
+
+private:
+    static constexpr std::size_t at_once = 4096 / sizeof(word);
+
+    void pin_more() {
+        free_.reserve((pages_.size() + 1) * at_once);
+        pages_.reserve(pages_.size() + 1);
+        cudaError_t code = cudaSuccess;
+        const device_guard current(device_->context(), code);
+        const relaxed_capture relaxed(device_->api());
+        void* page = nullptr;
+        if (code == cudaSuccess) code = handled(cudaHostAlloc(&page, at_once * sizeof(word), cudaHostAllocMapped));
+        if (code != cudaSuccess) return;
+        pages_.push_back(page);
+        for (std::size_t i = 0; i < at_once; ++i) free_.push_back(::new (static_cast<word*>(page) + i) word);
+    }
+
+    const std::shared_ptr<device_state> device_;
+    std::vector<void*> pages_;
+    std::vector<word*> free_;
+    bool kept_ = false;
+};
+
+class stream_waits {
+public:
+    explicit stream_waits(std::shared_ptr<device_state> device) : device_(std::move(device)), words_(device_) {}
+    stream_waits(const stream_waits&) = delete;
+    stream_waits& operator=(const stream_waits&) = delete;
+    ~stream_waits() {
+        for (level& l : levels_) drop(l);
+    }
+    /// Streams may wait for words of these when they are gone.
+    void keep_memory() noexcept { words_.keep(); }
+
+    /// Whether the device and the driver have such waits.
+    [[nodiscard]] bool supported() const noexcept {
+        const driver& api = device_->api();
+        int has = 0;
+        return api.stream_wait_value && api.stream_write_value &&
+               api.device_get_attribute(&has, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+                                        device_->context().device()) == CUDA_SUCCESS &&
+               has != 0;
+    }
+
+    /// A client of the level is added. False where there is no pinned memory for a word. Throws std::bad_alloc.
+    [[nodiscard]] bool join(int number) {
+        if (level* const there = find(number)) return ++there->clients, true;
+        levels_.reserve(levels_.size() + 1);
+        auto* const memory = words_.take();
+        if (memory == nullptr) return false;
+        levels_.push_back({.number = number, .clients = 1, .word = gpushare::detail::closing_word(*memory)});
+        return true;
+    }
+    /// One of its clients is removed, with so many requests.
+    void leave(int number, std::uint32_t requests) noexcept {
+        level* const l = find(number);
+        if (l == nullptr) return;
+        l->requests -= requests;
+        if (requests != 0 && l->requests == 0) l->word.open();
+        if (--l->clients != 0) return;
+        drop(*l);
+        levels_.erase(levels_.begin() + (l - levels_.data()));
+    }
+
+    /// A request of the level.
+    void arrived(int number) noexcept {
+        level* const l = find(number);
+        if (l != nullptr && l->requests++ == 0) l->word.close();
+    }
+    /// Whether it was the last one.
+    [[nodiscard]] bool left(int number) noexcept {
+        level* const l = find(number);
+        return l != nullptr && --l->requests == 0;
+    }
+    void open(int number) noexcept {
+        if (level* const l = find(number)) l->word.open();
+    }
+    /// Where the device writes a 0 of 32 bits to open the word behind what is enqueued by now.
+    struct device_opens {
+        CUdeviceptr where = 0;
+        unsigned half = 0;
+    };
+    [[nodiscard]] std::optional<device_opens> hand_over(int number) noexcept {
+        level* const l = find(number);
+        const auto half = l != nullptr ? l->word.hand_over() : std::nullopt;
+        if (!half) return std::nullopt;
+        return device_opens{address(l->word.memory()) + *half * sizeof(std::uint32_t), *half};
+    }
+    /// The device can't be told to.
+    void open(int number, const device_opens& instead) noexcept {
+        if (level* const l = find(number)) l->word.open(instead.half);
+    }
+    /// While a request of the level launches: closes again what was forced open.
+    void keep(int number) noexcept {
+        if (level* const l = find(number)) l->word.keep();
+    }
+
+    /// Whether anybody is above the level.
+    [[nodiscard]] bool any_above(int number) const noexcept {
+        return std::ranges::any_of(levels_, [&](const level& l) { return l.number > number; });
+    }
+    /// The words above the level, as the device addresses them.
+    template <class F>
+    void each_above(int number, F f) const noexcept {
+        for (const level& l : levels_)
+            if (l.number > number) f(address(l.word.memory()));
+    }
+    [[nodiscard]] bool closed_above(int number) const noexcept {
+        return std::ranges::any_of(levels_, [&](const level& l) { return l.number > number && l.word.is_closed(); });
+    }
+    /// How often these were closed.
+    [[nodiscard]] std::uint64_t closings_above(int number) const noexcept {
+        std::uint64_t all = 0;
+        for (const level& l : levels_)
+            if (l.number > number) all += l.word.closings();
+        return all;
+    }
+    /// Opens them beside requests that are there.
+    void force_above(int number) noexcept {
+        for (level& l : levels_)
+            if (l.number > number) l.word.force();
+    }
+    /// Opens all.
+    void open_all() noexcept {
+        for (level& l : levels_) l.word.open();
+    }
+
+private:
+    struct level {
+        int number = 0;
+        std::uint32_t clients = 0, requests = 0;
+        gpushare::detail::closing_word word;
+    };
+
+    [[nodiscard]] level* find(int number) noexcept {
+        const auto at = std::ranges::find(levels_, number, &level::number);
+        return at != levels_.end() ? &*at : nullptr;
+    }
+    // A word that the device has yet to open isn't used again.
+    void drop(level& l) noexcept {
+        l.word.open();
+        if (l.word.is_closed())
+            words_.keep();
+        else
+            words_.give_back(l.word.memory());
+    }
+    // Pinned memory has the same address on the device. (Programming Guide, Unified Virtual Addressing.)
+    [[nodiscard]] static CUdeviceptr address(const gpushare::detail::closing_halves& w) noexcept {
+        return reinterpret_cast<CUdeviceptr>(&w);
+    }
+
+    const std::shared_ptr<device_state> device_;
+    pinned_words words_;
+    std::vector<level> levels_;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launch gates whose lower clients' streams wait for a word: who opens and closes it, and what can go wrong meanwhile.
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <gpushare/backend/cuda/launch_gate.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/cupti.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+#include "support/cuda_standin/standin.hpp"
+#include "support/launch_rig.hpp"
+#include "support/threads.hpp"
+
+namespace launch_waits_test {
+
+using namespace launch_rig;
+
+namespace {
+
+constexpr cuda::launch_shell_options in_streams{.waits = cuda::launch_wait::stream};
+
+/// A rig whose clients' kernels have been timed.
+struct waiting_rig {
+    explicit waiting_rig(const launch_gate_options& how = {.longest_hold = 1h}) : r(how, in_streams) {
+        REQUIRE(r.gate->waits_in_streams());
+        {
+            const auto inside = r.gate->enter(r.batch);
+            for (const ns length : {100us, 10us})
+                CHECK(launch(s.batch, length == 10us ? norm : conv, length) == cudaSuccess);
+        }
+        standin::advance(1ms);
+        {
+            const auto inside = r.gate->enter(r.urgent);
+            CHECK(launch(s.urgent, gemm, 300us) == cudaSuccess);
+            standin::advance(1ms);
+        }
+        CHECK(r.gate->usage(r.batch).time == 110us);
+        CHECK(r.gate->usage(r.urgent).time == 300us);
+    }
+    /// Kernels of 100 us each.
+    void batch_launches(int n) {
+        const auto inside = r.gate->enter(r.batch);
+        for (int i = 0; i < n; ++i) CHECK(launch(s.batch, conv, 100us, &ran) == cudaSuccess);
+    }
+    /// And leaves, while they run.
+    void urgent_launches(int n) {
+        const auto inside = r.gate->enter(r.urgent);
+        for (int i = 0; i < n; ++i) CHECK(launch(s.urgent, gemm, 300us) == cudaSuccess);
+    }
+
+    rig r;
+    const streams s;
+    std::atomic<int> ran{0};
+};
+constexpr standin::options stepped{.devices = 1, .time = manual};
+
+}  // namespace
+
+TEST_CASE("a lower client's stream waits while a request is there, and its host runs ahead", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(20);  // comes through
+    CHECK(w.r.gate->usage(w.r.batch).held == 0);
+    standin::advance(10ms);
+    CHECK(w.ran == 0);
+    request.reset();
+    standin::advance(2ms);
+    CHECK(w.ran == 20);
+}
+
+TEST_CASE("the device opens the waits behind a request's work, with no host in between", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    w.urgent_launches(2);
+    w.batch_launches(4);
+    standin::advance(600us);
+    CHECK(w.ran == 0);
+    standin::advance(399us);
+    CHECK(w.ran == 3);
+    standin::advance(1us);
+    CHECK(w.ran == 4);
+}
+
+TEST_CASE("of a lower client's queue one piece runs beside a request, and no more", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const ns bound = w.r.gate->bound(w.r.urgent);
+    w.batch_launches(20);
+    standin::advance(250us);
+    CHECK(w.ran == 2);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    standin::advance(10ms);
+    CHECK(w.ran == 3);
+    CHECK(bound >= 100us);
+    CHECK(w.r.gate->bound(w.r.urgent) == bound);  // what is queued behind waits is in nobody's way
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 20);
+}
+
+TEST_CASE("a launch into a piece that began before the request waits as well", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const auto inside = w.r.gate->enter(w.r.batch);
+    CHECK(launch(w.s.batch, norm, 10us, &w.ran) == cudaSuccess);
+    standin::advance(1ms);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    CHECK(launch(w.s.batch, norm, 10us, &w.ran) == cudaSuccess);  // of 150 us that one piece has
+    standin::advance(1ms);
+    CHECK(w.ran == 1);
+    request.reset();
+    standin::advance(1ms);
+    CHECK(w.ran == 2);
+}
+
+TEST_CASE("the end of a request's work doesn't let lower clients in beside the next request", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    w.urgent_launches(1);
+    w.batch_launches(3);
+    auto next = std::make_optional(w.r.gate->announce(w.r.urgent));
+    standin::advance(5ms);  // the first is over
+    CHECK(w.ran == 0);
+    next.reset();
+    standin::advance(5ms);
+    CHECK(w.ran == 3);
+}
+
+TEST_CASE("requests that are enqueued ahead keep lower clients back until the last one is over",
+          "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    for (int i = 0; i < 2; ++i) w.urgent_launches(1);
+    w.batch_launches(3);
+    standin::advance(599us);
+    CHECK(w.ran == 0);
+    standin::advance(1ms);
+    CHECK(w.ran == 3);
+}
+
+TEST_CASE("of several streams of a request the last one opens the waits", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const cudaStream_t second = raw::make_stream();
+    {
+        const auto inside = w.r.gate->enter(w.r.urgent);
+        CHECK(launch(w.s.urgent, gemm, 300us) == cudaSuccess);
+        CHECK(launch(second, gemm, 300us) == cudaSuccess);
+        standin::hold(GENERATE(true, false) ? w.s.urgent : second);
+    }
+    w.batch_launches(1);
+    standin::advance(5ms);
+    CHECK(w.ran == 0);
+    for (const cudaStream_t each : {w.s.urgent, second}) standin::let_go(each);
+    standin::advance(5ms);
+    CHECK(w.ran == 1);
+    raw::destroy(second);
+}
+
+TEST_CASE("time in which a stream waited isn't charged", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const ns before = w.r.gate->usage(w.r.batch).time;
+    w.urgent_launches(2);
+    w.batch_launches(8);
+    standin::advance(1ms);
+    {
+        const auto request = w.r.gate->announce(w.r.urgent);
+        standin::advance(5ms);
+    }
+    standin::advance(5ms);
+    CHECK(w.ran == 8);
+    CHECK(w.r.gate->usage(w.r.batch).time - before == 800us);
+}
+
+TEST_CASE("a thread that is far ahead of the device is held", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 1h, .queued = 800us}};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(8);
+    auto engine = std::async(std::launch::async, [&] { w.batch_launches(1); });
+    REQUIRE(eventually([&] { return w.r.gate->held() == 1; }));
+    request.reset();
+    CHECK(w.r.gate->held() == 1);
+    standin::advance(100us);  // one is over
+    engine.get();
+    standin::advance(10ms);
+    CHECK(w.ran == 9);
+}
+
+TEST_CASE("a queue of more pieces than a gate can follow is never longer", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 1h, .queued = 1s}};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    auto engine = std::async(std::launch::async, [&] { w.batch_launches(100); });
+    REQUIRE(eventually([&] { return w.r.gate->held() == 1; }));
+    request.reset();
+    REQUIRE(eventually([&] {
+        standin::advance(100us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    standin::advance(20ms);
+    CHECK(w.ran == 100);
+}
+
+TEST_CASE("clients without anybody above them wait for no word", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first, gpushare::launch_gate(), in_streams};
+    const auto a = gate.add({}), b = gate.add({});
+    const streams s;
+    for (const auto* each : {&a, &b}) {
+        const auto inside = gate.enter(*each);
+        for (int i = 0; i < 10; ++i) {
+            CHECK(launch(each == &a ? s.batch : s.urgent, conv, 100us) == cudaSuccess);
+            standin::advance(1ms);
+        }
+    }
+    CHECK(standin::count("cuStreamWaitValue64") == 0);
+    CHECK(standin::count("cuStreamWriteValue32") == 0);
+}
+
+TEST_CASE("a driver without such waits gets a gate that holds threads", "[cuda][launch_gate]") {
+    const bool hidden = GENERATE(true, false);
+    const standin::session gpu{{.devices = 1, .stream_memory_operations = hidden}};
+    if (hidden) standin::hide_entry_point("cuStreamWaitValue64");
+    rig r{{.longest_hold = 1h}, in_streams};
+    CHECK_FALSE(r.gate->waits_in_streams());
+    const streams s;
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 10us);
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+    request.reset();
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
+// ---- what can go wrong
+
+TEST_CASE("an engine's lock beside a closed stream costs an urgent thread the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 20ms}};
+    std::mutex of_engine;
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    const bool by_event = GENERATE(true, false);
+    const cudaEvent_t end = raw::make_event();
+    std::atomic<bool> locked{false};
+    auto engine = std::async(std::launch::async, [&] {
+        const std::lock_guard lock(of_engine);
+        locked = true;
+        const auto inside = w.r.gate->enter(w.r.batch);
+        CHECK(launch(w.s.batch, conv, 100us) == cudaSuccess);
+        CHECK(cudaEventRecord(end, w.s.batch) == cudaSuccess);
+        return by_event ? cudaEventSynchronize(end) : cudaStreamSynchronize(w.s.batch);
+    });
+    REQUIRE(eventually([&] { return locked && w.r.gate->in_flight(w.r.batch) == 100us; }));
+    CHECK_FALSE(w.r.gate->take_forced());
+    const instant since = device_clock::now();
+    REQUIRE(eventually([&] {
+        standin::advance(1ms);
+        return engine.wait_for(1ms) == std::future_status::ready;
+    }));
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(device_clock::now() - since >= 19ms);
+    const auto forced = w.r.gate->take_forced();
+    REQUIRE(forced);
+    CHECK(forced->client == w.r.batch.number());
+    CHECK(forced->held_by == w.r.urgent.number());
+    CHECK(forced->held >= 20ms);
+
+    // The request goes on, and has the device to itself again.
+    w.urgent_launches(1);
+    w.batch_launches(1);
+    standin::advance(10ms);
+    CHECK(w.ran == 0);
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 1);
+    raw::destroy(end);
+}
+
+TEST_CASE("a launch into a capture waits for no word, and neither does its graph", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    standin::forget_calls();
+    REQUIRE(cudaStreamBeginCapture(w.s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    w.batch_launches(3);
+    w.urgent_launches(1);  // beside the capture of another thread's stream
+    const cudaGraph_t graph = raw::end_capture(w.s.batch);
+    CHECK(standin::count("cuStreamWaitValue64") == 0);
+    standin::advance(1ms);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+TEST_CASE("whoever closes, removes or destroys opens the waits", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    std::optional<gate_type::client> higher = w.r.gate->add({.level = 2});
+    std::optional<gate_type::request> request = w.r.gate->announce(*higher);
+    w.batch_launches(3);
+    standin::advance(1ms);
+    CHECK(w.ran == 0);
+    SECTION("the gate") { w.r.gate->close(); }
+    SECTION("the client for whom they wait") { higher.reset(); }
+    standin::advance(5ms);
+    CHECK(w.ran == 3);
+    request.reset();
+    higher.reset();
+    // Another gate has the same words.
+    w.r.gate.reset();
+    rig next{{.longest_hold = 1h}, in_streams};
+    CHECK(next.gate->waits_in_streams());
+    const auto inside = next.gate->enter(next.batch);
+    CHECK(launch(w.s.batch, conv, 100us, &w.ran) == cudaSuccess);
+    standin::advance(1ms);
+    CHECK(w.ran == 4);
+}
+
+TEST_CASE("a gate may go while streams wait for its words", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        waiting_rig w;
+        const auto request = w.r.gate->announce(w.r.urgent);
+        w.batch_launches(3);
+        w.r.gate.reset();
+        standin::advance(1ms);
+        CHECK(w.ran == 3);
+    }
+    standin::reset({});  // the page with the words stays
+}
+
+TEST_CASE("a stream of a request may be destroyed with the write that opens the waits", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}, in_streams};
+    streams s;
+    std::atomic<int> ran{0};
+    {
+        const auto inside = r.gate->enter(r.urgent);
+        CHECK(launch(s.urgent, gemm, 300us) == cudaSuccess);
+    }
+    CHECK(cudaStreamDestroy(std::exchange(s.urgent, nullptr)) == cudaSuccess);
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        return launch(s.batch, conv, 100us, &ran);
+    });
+    REQUIRE(eventually([&] {
+        standin::advance(100us);
+        return ran == 1;
+    }));
+    CHECK(engine.get() == cudaSuccess);
+}
+
+TEST_CASE("a device that is lost leaves nobody waiting for a word", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        waiting_rig w;
+        const auto request = w.r.gate->announce(w.r.urgent);
+        w.batch_launches(2);
+        auto engine = std::async(std::launch::async, [&] {
+            const auto inside = w.r.gate->enter(w.r.batch);
+            return cudaStreamSynchronize(w.s.batch);
+        });
+        standin::poison(0, cudaErrorIllegalAddress);
+        CHECK(engine.get() == cudaErrorIllegalAddress);
+    }
+    (void)standin::take_findings();
+}
+
+TEST_CASE("gates with waits in streams come and go while threads launch", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    cuda::node node;
+    const streams s;
+    std::atomic<int> failed{0}, ran{0};
+    for (int round = 0; round < 20; ++round) {
+        gate_type gate{node, first, gpushare::launch_gate({.longest_hold = 1h}), in_streams};
+        auto urgent = gate.add({.level = 1}), batch = gate.add({});
+        support::together(3, [&](unsigned rank) {
+            for (int i = 0; i < 20; ++i) {
+                const auto inside = gate.enter(rank == 0 ? urgent : batch);
+                const cudaStream_t on = rank == 0 ? s.urgent : s.batch;
+                if (launch(on, rank == 0 ? gemm : norm, 1us, &ran) != cudaSuccess) ++failed;
+                if (i % 4 == 0 && cudaStreamSynchronize(on) != cudaSuccess) ++failed;
+            }
+        });
+    }
+    for (const cudaStream_t each : {s.urgent, s.batch}) CHECK(cudaStreamSynchronize(each) == cudaSuccess);
+    CHECK(failed == 0);
+    CHECK(ran == 20 * 60);
+}
+
+}  // namespace launch_waits_test

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the launch gate share: an engine's launches on the stand-in, a gate with an urgent client and a batch.
+//
+//   const standin::session gpu{{.devices = 1, .time = manual}};
+//   rig r;
+//   const streams s;
+//   const auto inside = r.gate->enter(r.batch);
+//   launch(s.batch, conv, 10us);
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <gpushare/backend/cuda/launch_gate.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/standin.hpp"
+
+namespace launch_rig {
+
+using namespace gpushare;
+using namespace std::chrono_literals;
+
+/// The device's time, which stands still where the test steps it.
+struct device_clock {
+    [[nodiscard]] static instant now() noexcept { return instant{standin::now()}; }
+};
+using gate_type = cuda::launch_gate<gpushare::launch_gate, device_clock>;
+
+inline constexpr device_id first{0};
+inline constexpr auto manual = standin::timing::manual;
+
+/// Kernels by their names.
+inline const char conv = 0, gemm = 0, norm = 0;
+
+/// As an engine does it: through the runtime, without a word to the library.
+inline cudaError_t launch(cudaStream_t s, const char& kernel, ns length, std::atomic<int>* ran = nullptr) {
+    return standin::detail::launch(s, &kernel, false, length, [ran] {
+        if (ran != nullptr) ran->fetch_add(1);
+    });
+}
+
+/// Until it is so; false after 20 s.
+template <class F>
+bool eventually(F so) {
+    for (const auto end = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < end;) {
+        if (so()) return true;
+        std::this_thread::yield();
+    }
+    return so();
+}
+
+/// A node with a gate, and two clients: the first goes first.
+struct rig {
+    // Nobody is let go for having waited for long: how long a test takes is the machine's affair.
+    explicit rig(const launch_gate_options& how = {.longest_hold = 1h}, const cuda::launch_shell_options& shell = {})
+        : gate(std::in_place, node, first, gpushare::launch_gate(how), shell),
+          urgent(gate->add({.level = 1})),
+          batch(gate->add({})) {
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    }
+    cuda::node node;
+    std::optional<gate_type> gate;
+    gate_type::client urgent, batch;
+};
+
+/// Streams of the test, destroyed at its end.
+struct streams {
+    cudaStream_t urgent = raw::make_stream(), batch = raw::make_stream();
+    streams() = default;
+    streams(const streams&) = delete;
+    streams& operator=(const streams&) = delete;
+    ~streams() {
+        for (const cudaStream_t s : {urgent, batch})
+            if (s != nullptr) (void)cudaStreamDestroy(s);
+    }
+};
+
+}  // namespace launch_rig
