@@ -86,7 +86,7 @@ struct stage {
     gpushare::detail::launch_times times{};
     std::uint32_t clients = 0;
     std::uint64_t launches = 0, in_flight = 0;  // of busy threads
-    // Requests that are there. While there are any, and for the linger after them, waits in busy streams are closed.
+    // Requests that are there. While there are any, waits in busy streams are closed.
     unsigned present = 0;
     bool closed = false;
     std::vector<std::function<void()>> on_hold{};  // what they do when one of them is held
@@ -98,11 +98,8 @@ struct stage {
     }
     void request_left() {
         if (--present != 0) return;
-        gpu.at(gpu.now() + options.linger, [this] {
-            if (present != 0) return;
-            closed = false;
-            something_ended();
-        });
+        closed = false;
+        something_ended();
     }
     void something_ended() {
         for (const auto& f : on_open) f();
@@ -126,7 +123,7 @@ public:
     void add(gpushare::detail::launch_times::entry e, const gpushare::launch_cost& c, instant arrival, bool shared,
              std::uint64_t of_others) {
         if (open_.entries.empty()) {
-            if (in_flight_.empty()) open_.from = arrival;
+            if (in_flight_.empty() && waits_ == 0) open_.from = arrival;
             open_.shared = shared;
             open_.of_others = of_others;
         }
@@ -134,9 +131,16 @@ public:
         open_.predicted.time += c.time;
         open_.predicted.charge += c.charge;
     }
+    /// There is a wait in front of the next batch, with an event behind it. The stream passed it.
+    void put_wait() noexcept { ++waits_; }
+    void passed_wait(instant now) noexcept {
+        ++passed_;
+        last_ = now;
+    }
     /// The event behind the last launch is recorded now.
     void end(instant now) {
-        open_.busy = open_.from ? now < *open_.from : !in_flight_.empty();
+        const bool waits = passed_ != waits_;
+        open_.busy = waits || (waits_ == 0 && (open_.from ? now < *open_.from : !in_flight_.empty()));
         in_flight_.push_back(std::exchange(open_, {}));
     }
     /// The event of the oldest batch is reached. The batch, how long it took, and whether its launches took as long.
@@ -158,6 +162,7 @@ public:
 private:
     batch open_{};
     std::deque<batch> in_flight_;
+    std::uint64_t waits_ = 0, passed_ = 0;
     instant last_{};
 };
 
@@ -167,7 +172,7 @@ public:
     busy_thread(stage& on, const busy_model& m)
         : on_(on),
           engine_(m),
-          client_(on.gate.add({.level = 0, .weight = m.weight})),
+          client_(on.gate.add({.level = 0, .weight = m.weight, .in_stream = on.how == strategy::gated})),
           number_(on.clients++),
           stream_(on.gpu.make_stream({number_, 0, m.as_graph ? on.host.gap_in_graph : on.host.gap})) {
         on.on_open.emplace_back([this] { look_again(); });
@@ -191,7 +196,7 @@ public:
 private:
     static constexpr std::size_t at_once = 3, permits = 2;  // iterations in flight
     static constexpr ns batch{150'000};                     // predicted work between two events
-    static constexpr ns between_waits{200'000};             // and between two waits in the stream
+    static constexpr ns piece{200'000};                     // and at most that between two waits in the stream
     static constexpr ns idle_batch{50'000};                 // age from which others end a batch
     static constexpr ns sample_each{40'000'000};            // that often a batch runs alone, to be timed
 
@@ -208,7 +213,6 @@ private:
         const instant arrival = on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : on_.host.launch_latency);
         for (std::size_t i = 0; i < n; ++i) {
             const kernel& k = current()[next_];
-            if (on_.how == strategy::gated) put_waits(k, arrival);
             launch(k, next_ + 1 == current().size(), arrival);
             ++next_;
         }
@@ -242,9 +246,7 @@ private:
         if (first && now - sampled_ >= sample_each && on_.gate.has_neighbours(client_)) samples_ = true;
         alone |= samples_;
         if (!held_) since_ = now;
-        auto a = on_.gate.ask(client_, predicted, now, since_, alone);
-        // Waits in the stream keep the order of levels, so that the thread waits for its share alone.
-        if (on_.how == strategy::gated && !a.goes && (a.own || !on_.gate.closed(client_, now).goes)) a.goes = true;
+        const auto a = on_.gate.ask(client_, predicted, now, since_, alone);
         if (a.goes && held_) longest_hold_ = std::max(longest_hold_, now - since_);
         held_ = !a.goes;
         if (!held_) return true;
@@ -262,14 +264,13 @@ private:
         });
     }
 
-    void put_waits(const kernel& k, instant arrival) {
-        since_wait_ += k.alone;
-        if (since_wait_ < between_waits) return;
-        since_wait_ = k.alone;
+    // In front of a batch.
+    void put_wait(instant arrival) {
         on_.gpu.wait_in_stream(stream_, on_.closed, arrival);
         // An open wait takes the stream's time, and nothing of an SM to speak of.
         wait_ = {.blocks = 1, .block = {32, 0, 0, 0}, .alone = on_.host.wait_in_stream};
-        on_.gpu.launch(stream_, wait_, arrival);
+        batches_.put_wait();
+        on_.gpu.launch(stream_, wait_, arrival, [this] { batches_.passed_wait(on_.gpu.now()); });
     }
 
     void launch(const kernel& k, bool last, instant arrival) {
@@ -277,12 +278,15 @@ private:
         const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
         const bool unknown = !on_.times.known(e);  // it is timed alone
         const bool alone = unknown || samples_;
-        if (asks() && unknown && !batches_.open().entries.empty()) end_batch();
+        const bool gated = on_.how == strategy::gated;
+        const bool too_long = gated && batches_.open().predicted.time + c.time > piece;
+        if (asks() && (unknown || too_long) && !batches_.open().entries.empty()) end_batch();
+        if (gated && batches_.open().entries.empty()) put_wait(arrival);
         if (asks()) {
             on_.gate.launched(client_, c, on_.gpu.now(), alone);
             batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
-        const bool ends = asks() && (unknown || batches_.open().predicted.time >= batch);
+        const bool ends = asks() && (unknown || batches_.open().predicted.time >= (gated ? piece : batch));
         ++on_.launches;
         ++on_.in_flight;
         on_.gpu.launch(stream_, k, arrival, [this, last] {
@@ -338,7 +342,7 @@ private:
     bool waits_for_iteration_ = false, held_ = false, looks_ = false;
     bool samples_ = false;
     instant since_{}, sampled_{};
-    ns longest_hold_{0}, since_wait_{0};
+    ns longest_hold_{0};
     batch_times batches_;
     std::size_t launched_ = 0, kernels_over_ = 0;
     std::deque<std::size_t> ends_;  // behind how many launches there is an event

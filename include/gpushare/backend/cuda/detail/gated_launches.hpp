@@ -74,7 +74,12 @@ struct launch_shell_options {
     /// has no such waits, threads are held. A launch into the legacy default stream always holds its
     /// thread, since a wait there would stop other streams.
     launch_wait waits = launch_wait::thread;
-    ns batch{150'000};           ///< of predicted work, behind which an event is recorded
+    /// Waits are captured as well, so that a graph can be stopped between two pieces. Such a graph is only
+    /// for clients of the level in which it was captured and below: launched by a higher client, the graph
+    /// would wait for its own request. The words stay in memory for ever.
+    bool waits_in_graphs = false;
+    ns piece{200'000};           ///< of predicted work between two waits in a stream, or one launch
+    ns batch{150'000};           ///< of predicted work, behind which an event is recorded, where there are no waits
     ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
     ns sample_each{40'000'000};  ///< that often a client's batch runs alone, to be timed, where others run beside it
     bool calls_instead =
@@ -187,7 +192,10 @@ public:
 
     [[nodiscard]] bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept override {
         try {
-            if (captured(call.stream)) return false;  // it is recorded, and passes when its graph is launched
+            if (captured(call.stream)) {  // it is recorded, and passes when its graph is launched
+                if (in_stream_ && options_.waits_in_graphs) put_waits_in_graph(who, call);
+                return false;
+            }
             std::unique_lock lock(mutex_);
             if (!passes_gate(who)) return false;
             const entry e = times_.find(call.key, call.guess);
@@ -218,7 +226,8 @@ public:
             }
             return;
         }
-        if (in->open().predicted < options_.batch && !c->alone && !call.of_thread()) return;
+        const ns full = is_gated(*c) ? options_.piece : options_.batch;
+        if (in->open().predicted < full && !c->alone && !call.of_thread()) return;
         c->alone = false;
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
@@ -347,6 +356,7 @@ private:
         bool samples = false;        // its next batch or the open one runs alone
         instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
+        ns captured{0};  // predicted work behind the last wait that was captured
         ns call_takes{1'000'000};
         std::vector<std::unique_ptr<launch_batches>> streams{};
         launch_usage used_so_far{};
@@ -479,12 +489,27 @@ private:
     // Whether the next launch is to be behind another wait: the piece would be too long, or the words were closed since
     // its beginning, so that what is left of it would run beside the request.
     [[nodiscard]] bool piece_ends(const client_state& c, const launch_batches& in, ns predicted) const noexcept {
-        if (in.open().predicted + predicted > options_.batch) return true;
+        if (in.open().predicted + predicted > options_.piece) return true;
         return in.closings() != waits_.closings_above(c.level) && waits_.closed_above(c.level);
     }
     void put_waits(const client_state& c, launch_batches& in) noexcept {
         const std::uint64_t closings = waits_.closings_above(c.level);
         waits_.each_above(c.level, [&](CUdeviceptr word) { in.wait_for(word, closings); });
+    }
+    // A graph begins behind the waits in front of it.
+    void put_waits_in_graph(launch_owner who, const launch_call& call) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!passes_gate(who)) return;
+        client_state& c = *find(who);
+        if (!is_gated(c)) return;
+        const ns predicted = times_.predicted(times_.find(call.key, call.guess));
+        if ((c.captured += predicted) <= options_.piece) return;
+        c.captured = predicted;
+        waits_.keep_memory();
+        const relaxed_capture relaxed(device_->api());
+        waits_.each_above(c.level, [&](CUdeviceptr word) {
+            (void)device_->api().stream_wait_value(call.stream, word, 0, CU_STREAM_WAIT_VALUE_EQ);
+        });
     }
     // The level's last request left. The device opens the waits behind what its requests have in flight. Of several
     // streams the last one waits for the others' ends, which keeps back nothing but what follows there.
