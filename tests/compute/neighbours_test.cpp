@@ -370,6 +370,117 @@ TEST_CASE("beside longer calls of others a client has what its hard cap lets it 
     CHECK(in_seconds(had.of(2, instant{}, world.now())) / 2 >= 0.74);  // and the device isn't idle
 }
 
+namespace {
+
+/// A policy under which client 0 is held to `cap`, by itself or as its class, and client 1 to none.
+any_policy capping(std::uint64_t nth, share cap) {
+    policy_tree<weighted_fair, weighted_fair> by_class;
+    CHECK(by_class.set_class(0, {.weight = 50_pct, .cap = nth == 2 ? cap : share::whole()}) == errc::none);
+    CHECK(by_class.set_class(1, {.weight = 50_pct}) == errc::none);
+    switch (nth) {
+        case 0: return weighted_fair{};
+        case 1: return capped<weighted_fair>{};
+        case 4: return strict_priority<>(cap);
+        default: return by_class;
+    }
+}
+
+/// A client under a cap that has something waiting all the time, or asks for `asked` of the device
+/// by calls of lengths that it draws.
+struct capped_client {
+    double asked = 1;
+    ns longest{1'000'000}, sent{}, drawn{};
+
+    template <class Submit>
+    void send(instant now, std::uint64_t waiting, support::random& any, Submit submit) {
+        while (asked < 1 ? in_seconds(sent) < in_seconds(now - instant{}) * asked : waiting < 100) {
+            const ns length = longest * static_cast<ns::rep>(1 + any.below(10)) / 10;
+            submit(length);
+            sent += length;
+            ++waiting;
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("beside calls of any length a client has its hard cap, or what it asks for, and no more",
+          "[compute][property]") {
+    for (std::uint64_t nth = 0; nth < support::few(20); ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        sim::world world;
+        truth had(world);
+        sim::stream one(world, {0}, {}, 1), two(world, {0}, {}, 2);
+        const auto cap = share::of_permille(50 + any.below(300));
+        const bool by_policy = nth % 5 == 2 || nth % 5 == 4, by_level = nth % 5 == 4;
+        sim_limiter compute({}, sim::clock_of(world), capping(nth % 5, cap));
+        const auto c = compute.add(
+            {.weight = 50_pct, .level = priority{by_level ? 1 : 0}, .cap = by_policy ? share::whole() : cap});
+        const auto neighbour = compute.add({.weight = 50_pct, .group = nth % 5 == 2 || nth % 5 == 3 ? 1U : 0U});
+        capped_client client{.asked = any.one_in(3) ? cap.fraction() * 0.7 : 1};
+        CAPTURE(cap.permille(), client.asked);
+        const auto others = 1 + any.below(40);  // so many times as long as the client's
+        for (int ms = 0; ms < 20'000; ++ms) {
+            client.send(world.now(), compute.usage(c).waiting, any,
+                        [&](ns length) { (void)compute.submit(c, one, [length](auto& s) { s.enqueue(length); }); });
+            while (compute.usage(neighbour).waiting < 8) {
+                const ns length = client.longest * static_cast<ns::rep>(1 + any.below(others));
+                (void)compute.submit(neighbour, two, [length](auto& s) { s.enqueue(length); });
+            }
+            for (int part = 0; part < 5; ++part) {
+                world.run_until(world.now() + 200us);
+                compute.poll();
+            }
+        }
+        const double wanted = std::min(cap.fraction(), client.asked);
+        CHECK(in_seconds(had.of(1, instant{}, world.now())) / 20 == Approx(wanted).margin(0.01));
+        for (const ns window : {ns{200ms}, ns{1s}, ns{5s}})
+            CHECK(in_seconds(had.most_in(1, window)) <=
+                  cap.fraction() * in_seconds(window + 250ms) + 2 * in_seconds(client.longest));
+    }
+}
+
+TEST_CASE("what a client's hard cap keeps for it is bounded, however long it waited for others", "[compute]") {
+    sim::world world;
+    truth had(world);
+    sim::stream one(world, {0}, {}, 1), two(world, {0}, {}, 2);
+    sim_limiter compute({}, sim::clock_of(world), weighted_fair{});
+    const auto c = compute.add({.weight = 5_pct, .cap = 30_pct}), neighbour = compute.add({.weight = 95_pct});
+    for (int ms = 0; ms < 6000; ++ms) {
+        while (compute.usage(c).waiting < 100) (void)compute.submit(c, one, [](auto& s) { s.enqueue(500us); });
+        while (ms < 5000 && compute.usage(neighbour).waiting < 2)
+            (void)compute.submit(neighbour, two, [](auto& s) { s.enqueue(10ms); });
+        for (int part = 0; part < 10; ++part) {
+            world.run_until(world.now() + 100us);
+            compute.poll();
+        }
+    }
+    // For five seconds it waited in vain; then it is alone.
+    CHECK(in_seconds(had.most_in(1, 500ms)) <= 0.3 * 0.75 + 0.001);
+    CHECK(in_seconds(had.most_in(1, 500ms)) >= 0.3 * 0.6);
+}
+
+TEST_CASE("time in which nobody had the device isn't kept for who is under a hard cap", "[compute]") {
+    sim::world world;
+    truth had(world);
+    sim::stream one(world, {0}, {}, 1), two(world, {0}, {}, 2);
+    sim_limiter compute({}, sim::clock_of(world), weighted_fair{});
+    const auto c = compute.add({.weight = 50_pct, .cap = 30_pct}), neighbour = compute.add({.weight = 50_pct});
+    const auto both = [&](ns length) {
+        for (int i = 0; i < 300; ++i) (void)compute.submit(c, one, [](auto& s) { s.enqueue(500us); });
+        (void)compute.submit(neighbour, two, [=](auto& s) { s.enqueue(length); });
+    };
+    both(500us);
+    world.run_until(world.now() + 1s);  // nobody drives
+    for (int part = 0; part < 1000; ++part) {
+        compute.poll();
+        world.run_until(world.now() + 100us);
+    }
+    CHECK(in_seconds(had.most_in(1, 100ms)) <= 0.3 * 0.105 + 0.0015);
+}
+
 TEST_CASE("a client keeps what it owes when its policy is replaced, by another kind too", "[compute]") {
     for (std::uint64_t from = 0; from < 7; ++from) {
         for (std::uint64_t to = 0; to < 7; ++to) {

@@ -207,9 +207,9 @@ bool cap_holds(std::uint64_t seed, CapOf cap_of, Policy p = {}) {
     s.world.run_until(start + 3s);
     for (const auto& t : s.tenants) {
         for (const ns window : {50ms, 200ms, 1000ms}) {
-            const auto most =
-                ns{std::llround(cap_of(t.settings) * static_cast<double>((window + detail::pacer::catch_up).count()))} +
-                (depth + 1) * longest;
+            const auto most = ns{std::llround(cap_of(t.settings) *
+                                              static_cast<double>((window + detail::pacer::most_kept).count()))} +
+                              (depth + 1) * longest;
             ns sum{};
             for (std::size_t from = 0, to = 0; to < t.ends.size(); ++to) {
                 sum += t.ends[to].second;

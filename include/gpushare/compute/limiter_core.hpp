@@ -285,6 +285,7 @@ public:
         if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, lasted);
         correct(g, o.took - g.predicted);
+        detail::ended(policy_, o.took);
         const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
         client.learn_trust(o, lasted, g.width);
         const ns longest = client.longest();
@@ -327,6 +328,7 @@ public:
     void complete_late(const admission& g, ns device_time) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
+        detail::ended(policy_, device_time);
         auto& client = clients_[g.client.index];
         client.usage.ran = saturating_add(client.usage.ran, device_time);
         (void)client.add_charge(device_time, false);

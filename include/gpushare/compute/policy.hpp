@@ -190,9 +190,11 @@ inline constexpr bool is_timeless = requires {
 /// whether it holds a client to the cap in these, or else the limiter refuses such a client:
 /// without that member it does. `has_classes()` says whether it looks at client_settings::group, or
 /// else the limiter refuses another than 0: without that member it does. `hard_cap_of(c)` names a client's hard cap, or 0: the limiter then
-/// keeps what is in flight within it. `tell_standing(c, s, now)` and `resume(c, s, now)` hand over
-/// what a client owes when another policy takes over. `needs_time()`, of a timeless policy, says
-/// whether it has to know the time at present all the same.
+/// keeps what is in flight within it. `ended(took)` tells that somebody's work has ended, which took
+/// so much device time: a policy with caps measures by it how long a client waited for others' work.
+/// `tell_standing(c, s, now)` and `resume(c, s, now)` hand over what a client owes when another
+/// policy takes over. `needs_time()`, of a timeless policy, says whether it has to know the time at
+/// present all the same.
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
@@ -236,6 +238,12 @@ void correct(P& p, client_id c, ns delta, std::uint64_t lent) noexcept {
         p.correct(c, delta, lent);
     else
         p.correct(c, delta);
+}
+
+/// Tells a policy that can.
+template <class P>
+void ended(P& p, ns took) noexcept {
+    if constexpr (requires { p.ended(took); }) p.ended(took);
 }
 
 /// Tells what `p` knows of the past of `c`.

@@ -3,6 +3,10 @@
 //
 //   detail::pacer p{.per_million = 300'000};            // 30 %
 //   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms
+//
+// A client that is within its cap may still wait: others' work is on the device, and isn't
+// interrupted. What its cap would have let it have meanwhile is kept for it, so that it reaches its
+// cap beside calls of any length. Only time counts in which others had the device.
 #pragma once
 
 #include <algorithm>
@@ -15,21 +19,43 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value. Over any span of time, what is spent is at most the rate times the span and `catch_up`, and the last submission
-/// begun. The generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token bucket needs two numbers.
+/// A value. Over any span of time, what is spent is at most the rate times (the span + the time
+/// kept), and the last submission begun. The time kept is how long the client waited for others'
+/// work before the span and hadn't made up for: at least `catch_up`, at most `most_kept`. The
+/// generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token bucket
+/// needs two numbers.
 struct pacer {
-    /// So much of the time in which it waited and wasn't served is kept for it.
+    /// So much of the time in which it waited and wasn't served is kept for it, whatever the reason.
     static constexpr ns catch_up{5'000'000};
+    /// The most that is kept for it of a wait for others' work: several long calls.
+    static constexpr ns most_kept{250'000'000};
 
     std::int64_t per_million = 1'000'000;  // of the device's time; 0 counts as 1
     instant from{};                        // entitled from then on
+    instant spent_at{};                    // when it was last served, or began to want device time
+    ns all_had{};                          // the device time that all had had by then
 
     [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
-    /// It wants device time, after it wanted none: the time until now isn't kept for it.
-    void begin(instant now) noexcept { from = std::max(from, now); }
+    /// It wants device time, after it wanted none: the time until now isn't kept for it. `all`: the
+    /// device time that all have had so far, itself among them.
+    void begin(instant now, ns all = {}) noexcept {
+        from = std::max(from, now);
+        spent_at = now;
+        all_had = all;
+    }
     /// It is served, and this is the prediction.
     void spend(ns cost, instant now) noexcept {
         from = std::max(from, now - catch_up);
+        adjust(cost);
+    }
+    /// The same, where what it waited for others is kept for it. `all`: as in begin().
+    void spend(ns cost, instant now, ns all) noexcept {
+        // Its own work is among that, and has cost it more.
+        const ns waited = std::min(all - all_had, now - spent_at);
+        const ns kept = std::max(spent_at - from, ns{0});  // of earlier waits
+        from = std::max(from, now - std::clamp(saturating_add(kept, waited), catch_up, most_kept));
+        spent_at = now;
+        all_had = all;
         adjust(cost);
     }
     /// The truth less the prediction.

@@ -47,7 +47,8 @@ public:
     }  ///< Charges a prediction.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         held_->correct(c, delta, lent);
-    }  ///< Charges the difference to the truth.
+    }                                                     ///< Charges the difference to the truth.
+    void ended(ns took) noexcept { held_->ended(took); }  ///< So much device time was had.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }  ///< A cap.
     [[nodiscard]] bool has_classes() const noexcept { return held_->has_classes(); }  ///< Whether it looks at them.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return held_->hard_cap_of(c); }  ///< A cap.
@@ -73,6 +74,7 @@ private:
         virtual choice pick(instant) noexcept = 0;
         virtual std::uint64_t serve(client_id, ns, instant) noexcept = 0;
         virtual void correct(client_id, ns, std::uint64_t) noexcept = 0;
+        virtual void ended(ns) noexcept = 0;
         [[nodiscard]] virtual unsigned lent_bits() const noexcept = 0;
         [[nodiscard]] virtual bool honours(const client_settings&) const noexcept = 0;
         [[nodiscard]] virtual bool has_classes() const noexcept = 0;
@@ -101,6 +103,7 @@ private:
         void correct(client_id c, ns delta, std::uint64_t lent) noexcept override {
             detail::correct(policy, c, delta, lent);
         }
+        void ended(ns took) noexcept override { detail::ended(policy, took); }
         [[nodiscard]] bool honours(const client_settings& s) const noexcept override {
             return detail::honours(policy, s);
         }

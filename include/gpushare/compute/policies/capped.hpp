@@ -46,11 +46,13 @@ struct cap_of_settings {
 };
 
 /// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a
-/// time t, a client with a hard cap gets at most its cap times (t + 5 ms), plus the submission
-/// begun last, or those in flight at once by client_settings::longest. A client with a soft cap
-/// isn't charged for time that it borrows; borrowers go in the order in which they will be within
-/// their caps again. A value; not thread-safe. A call costs O(log waiting) plus the call of
-/// `Inner`. The members are those of compute_policy.
+/// time t, a client with a hard cap gets at most its cap times (t + w), plus the submission begun
+/// last, or those in flight at once by client_settings::longest. Here w is how long it waited for
+/// others' work before t and hadn't made up for, at least 5 ms and at most 250 ms: so it reaches its
+/// cap beside long calls of others. A client with a soft cap isn't charged for time that it borrows;
+/// borrowers go in the order in which they will be within their caps again. A value; not
+/// thread-safe. A call costs O(log waiting) plus the call of `Inner`. The members are those of
+/// compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
@@ -150,7 +152,7 @@ public:
         auto& client = clients_[c.index];
         client.head = head;
         client.held = false;
-        if (!std::exchange(client.waits, true)) client.pace.begin(now_);
+        if (!std::exchange(client.waits, true)) client.pace.begin(now_, all_had_);
         place(client);
     }
 
@@ -200,7 +202,7 @@ public:
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         if (borrowing_.contains(c.index)) return is_lent;
-        clients_[c.index].pace.spend(cost, now_);
+        clients_[c.index].pace.spend(cost, now_, all_had_);
         return detail::serve(inner_, c, cost, now_) << 1;
     }
 
@@ -214,6 +216,12 @@ public:
         client.pace.adjust(delta);
         detail::correct(inner_, c, delta, lent >> 1);
         if (client.waits) place(client);
+    }
+
+    /// So much device time was had, by anybody; see compute_policy.
+    void ended(ns took) noexcept {
+        all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
+        detail::ended(inner_, took);
     }
 
 private:
@@ -281,6 +289,7 @@ private:
     std::vector<level_state> levels_;
     detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
     instant now_{};
+    ns all_had_{};  // the device time of all that ended
 };
 
 /// The rule of hard_share and soft_share: the weight is the cap, and promised.

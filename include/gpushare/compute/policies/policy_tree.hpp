@@ -135,6 +135,7 @@ public:
         client.head = head;
         auto& group = classes_[client.group];
         if (!std::exchange(client.waits, true)) ++group.waiting;
+        tell_how_much_was_had(group);
         group.inside.wake(id_of(client.seat), head, now_);
         tell(client.group);
     }
@@ -183,6 +184,7 @@ public:
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
+        tell_how_much_was_had(classes_[group]);
         const auto inside = detail::serve(classes_[group].inside, id_of(seat), cost, now_);
         return shifted(inside, detail::lent_bits(outer_)) | detail::serve(outer_, id_of(group), cost, now_);
     }
@@ -204,6 +206,13 @@ public:
         tell(group);
     }
 
+    /// So much device time was had, by anybody; see compute_policy. The classes' policies are told
+    /// when they next need it.
+    void ended(ns took) noexcept {
+        all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
+        detail::ended(outer_, took);
+    }
+
 private:
     [[nodiscard]] static constexpr std::uint64_t shifted(std::uint64_t lent, unsigned by) noexcept {
         return by < 64 ? lent << by : 0;
@@ -222,6 +231,7 @@ private:
         std::uint32_t unused = no_member;  // the first of the seats that nobody has
         bool open = false;
         std::size_t waiting = 0;
+        ns told{};  // of what all have had, the policy knows of so much
     };
     struct place {
         std::uint32_t group = 0, seat = 0;
@@ -249,6 +259,12 @@ private:
         classes_[group].inside = std::move(detail::in_turn(inside, turns_));
         classes_[group].open = true;
         return {};
+    }
+
+    // How much device time was had, in this class and outside of it.
+    void tell_how_much_was_had(class_state& group) noexcept {
+        if (const ns more = all_had_ - std::exchange(group.told, all_had_); more > ns{0})
+            detail::ended(group.inside, more);
     }
 
     void leave(const client_state& client) noexcept {
@@ -283,6 +299,7 @@ private:
     std::vector<client_state> clients_;
     detail::client_heap held_back_;  // classes whose policy serves nobody before a time
     instant now_{};
+    ns all_had_{};  // the device time of all that ended
     bool turns_ = false;
 };
 

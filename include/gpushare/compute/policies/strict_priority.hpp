@@ -27,7 +27,8 @@ inline namespace GPUSHARE_ABI {
 /// levels, another among the low ones; either may refuse. With a cap of the whole, low work may
 /// starve. A submission of a high level, of a client of a low one, goes as high work does, within
 /// the same cap. While low levels have work, the high ones get in a time t at most the cap times (t
-/// + 5 ms), plus the submission begun last. A value; not thread-safe. A call costs what `Inner`'s
+/// + w), plus the submission begun last. Here w is how long they waited for low work before t and
+/// hadn't made up for, at least 5 ms and at most 250 ms. A value; not thread-safe. A call costs what `Inner`'s
 /// does. The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {
@@ -109,7 +110,8 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
-        if (!std::exchange(client.waits, true) && is_high(client.level) && high_waiting_++ == 0) pace_.begin(now_);
+        if (!std::exchange(client.waits, true) && is_high(client.level) && high_waiting_++ == 0)
+            pace_.begin(now_, all_had_);
         of(client.level).wake(c, head, now_);
     }
 
@@ -155,7 +157,7 @@ public:
         // Beyond its cap it was let in because nobody else wanted the device: that costs the cap nothing.
         const bool high = is_high(level), lifted = !high && is_high(clients_[c.index].head.level);
         const bool counts = (high || lifted) && pace_.entitled(now_);
-        if (counts) pace_.spend(cost, now_);
+        if (counts) pace_.spend(cost, now_, all_had_);
         const std::uint64_t of_it = high && !counts ? is_lent : lifted && counts ? is_lifted : 0;
         return detail::serve(of(level), c, cost, now_) << 2 | of_it;
     }
@@ -168,6 +170,13 @@ public:
         const bool high = is_high(clients_[c.index].level);
         if (high ? (lent & is_lent) == 0 : (lent & is_lifted) != 0) pace_.adjust(delta);
         detail::correct(of(clients_[c.index].level), c, delta, lent >> 2);
+    }
+
+    /// So much device time was had, by anybody; see compute_policy.
+    void ended(ns took) noexcept {
+        all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
+        detail::ended(high_, took);
+        detail::ended(low_, took);
     }
 
 private:
@@ -189,6 +198,7 @@ private:
     priority high_from_;
     Inner high_, low_;
     detail::pacer pace_{};  // of the high levels
+    ns all_had_{};          // the device time of all that ended
     std::size_t high_waiting_ = 0;
     std::vector<client_state> clients_;
     instant now_{};

@@ -37,9 +37,11 @@ inline namespace GPUSHARE_ABI {
 /// Shares a level's device time in proportion to `weight`. Looks at `level`, `weight`, `cap` and
 /// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses nothing.
 /// Device time that a client's submissions get at a higher level is charged to its share at its own
-/// level too. Over a time t, a client with a hard cap gets at most its cap times (t + 5 ms), plus
-/// the submission begun last, or those in flight at once by client_settings::longest; a client with
-/// a soft cap isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
+/// level too. Over a time t, a client with a hard cap gets at most its cap times (t + w), plus
+/// the submission begun last, or those in flight at once by client_settings::longest. Here w is how
+/// long it waited for others' work before t and hadn't made up for, at least 5 ms and at most 250
+/// ms: so beside long calls of others it reaches its cap all the same. A client with a soft cap
+/// isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
 /// the largest index in use. `pick` is O(1) while nobody is at its cap, the rest O(log waiting).
 /// The members are those of compute_policy.
 class weighted_fair {
@@ -71,6 +73,7 @@ public:
         // last kernel.
         client = client_state(before.id, s, 0);
         client.tag = tag_of(client, before.lead(virtual_time(before.level)));
+        client.pace.begin(now_, all_had_);
         client.pace.from = now_ + client.pace.lasts(before.is_capped ? before.pace.beyond(now_) : ns{0});
         client.waits = before.waits;
         client.held = before.held;
@@ -113,7 +116,7 @@ public:
         if (at != client.at && at > client.level) client.guest_tag = std::numeric_limits<std::int64_t>::min();
         client.at = at;
         const bool held = std::exchange(client.held, false), waited = std::exchange(client.waits, true);
-        if (!waited && client.is_capped) client.pace.begin(now_);
+        if (!waited && client.is_capped) client.pace.begin(now_, all_had_);
         if (!waited || held) catch_up(client, held ? most_owed * client.rate : 0);
         place(client);
     }
@@ -168,7 +171,7 @@ public:
         if (client.is_capped) {
             now_ = std::max(now_, now);
             if (borrowing_.contains(c.index)) return is_lent;
-            client.pace.spend(cost, now_);
+            client.pace.spend(cost, now_, all_had_);
         }
         const bool guest = client.at > client.level;
         if (auto* const l = find_level(client.at))
@@ -190,6 +193,9 @@ public:
             left_ -= std::min(left_, delta);  // the turn was longer
         if (client.waits && !client.held) place(client);
     }
+
+    /// So much device time was had, by anybody; see compute_policy.
+    void ended(ns took) noexcept { all_had_ = saturating_add(all_had_, std::max(took, ns{0})); }
 
     /// Tells how far it is ahead of its share and beyond its cap, for another policy; see
     /// client_standing.
@@ -351,6 +357,7 @@ private:
     ns left_{};                                   // of the present turn
     std::uint32_t latest_ = 0;                    // whose turn it is: who was served last
     instant now_{};                               // while somebody has a cap
+    ns all_had_{};                                // the device time of all that ended
 };
 static_assert(compute_policy<weighted_fair>);
 
@@ -378,7 +385,8 @@ public:
     [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return weighted_fair::lent_bits(); }  ///< As that.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         inner_.correct(c, delta, lent);
-    }  ///< Charges the difference to the truth.
+    }                                                     ///< Charges the difference to the truth.
+    void ended(ns took) noexcept { inner_.ended(took); }  ///< See compute_policy.
     [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
     [[nodiscard]] static bool has_classes() noexcept { return false; }                   ///< See compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
