@@ -160,8 +160,16 @@ struct priority {
 
 namespace detail {
 
+/// Whether a code point above C1 shows nothing itself but changes how text around it is shown: marks
+/// of direction, which make a name read as another one, line and paragraph separators, a byte order
+/// mark. Joiners are none: words and emoji are written with them.
+[[nodiscard]] constexpr bool misleads(std::uint32_t code) noexcept {
+    return code == 0x61c || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+           (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+}
+
 /// The length of the character that `text` begins with, in UTF-8; 0 if that is a control character
-/// (C1's too) or no UTF-8.
+/// (C1's too), misleads, or is no UTF-8.
 [[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
     const auto first = at(0);
@@ -174,7 +182,7 @@ namespace detail {
         code = (code << 6) | (at(i) & 0x3fU);
     }
     const bool overlong = size > 1 && code < (size == 2 ? 0xa0U : size == 3 ? 0x800U : 0x10000U);  // or C1
-    return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : size;
+    return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || misleads(code) ? 0 : size;
 }
 
 /// Copies as much of `text` as fits whole into `room` characters, each byte that can't be printed
@@ -197,7 +205,8 @@ constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_
 }  // namespace detail
 
 /// A tenant's name for errors, events and records: cut at 63 characters, copied without allocating,
-/// with control characters and invalid UTF-8 written as `\x1b`.
+/// with control characters, marks of direction or byte order, separators of lines and invalid UTF-8
+/// written as `\x1b`.
 class tenant_name {
 public:
     constexpr tenant_name() noexcept = default;  ///< No name.

@@ -167,6 +167,15 @@ TEST_CASE("what can't be printed is escaped, in names and in texts", "[base][err
                "31m") == "\\xc2\\x9b31m");  // a terminal takes this for ESC [
     CHECK(name("\xc0\xaf\xe0\x80\xaf\xed\xa0\x80\xf4\x90\x80\x80").find('\xaf') == std::string::npos);  // no UTF-8
     CHECK(name("\xe6\xa8") == "\\xe6\\xa8");  // the beginning of a character
+    // Marks that show nothing, and make text read as another one: by their last and first code points, and next to them.
+    CHECK(name("a\u200fb\u202etxt.exe") == "a\\xe2\\x80\\x8fb\\xe2\\x80\\xaetxt.exe");
+    for (const std::string_view mark :
+         {"\u061c", "\u200e", "\u200f", "\u2028", "\u2029", "\u202a", "\u202e", "\u2066", "\u2069", "\ufeff"}) {
+        CHECK(name(mark).size() == 4 * mark.size());
+        CHECK(text_of(over, mark).find(mark) == std::string::npos);
+    }
+    for (const std::string_view text : {"\u061b", "\u200d", "\u2010", "\u2027", "\u202f", "\u2065", "\u206a", "\ufefe"})
+        CHECK(name(text) == text);
     // Cut between characters, never within one or within an escape.
     CHECK(name(std::string(62, 'x') + "ö").size() == 62);
     CHECK(name(std::string(60, 'x') + "\x1b").size() == 60);

@@ -152,6 +152,13 @@ TEST_CASE("names that the format doesn't have, and labels of any bytes, come out
               out.family("x", metric_type::gauge, "");
               out.sample({{"tenant", std::string_view("\x1b[31m\0\x7f\xc2\x9b", 9)}}, 1);
           }) == "# HELP x \n# TYPE x gauge\nx{tenant=\"\\\\x1b[31m\\\\x00\\\\x7f\\\\xc2\\\\x9b\"} 1\n");
+    // So does what makes text read as another one.
+    CHECK(written([](metrics_text& out) {
+              out.family("x", metric_type::gauge, "");
+              out.sample({{"tenant", "a\u202eb\u2028\ufeff"}}, 1);
+          }) ==
+          "# HELP x \n# TYPE x gauge\n"
+          "x{tenant=\"a\\\\xe2\\\\x80\\\\xaeb\\\\xe2\\\\x80\\\\xa8\\\\xef\\\\xbb\\\\xbf\"} 1\n");
     const auto seed = support::seed(1);
     CAPTURE(seed);
     support::random any(seed);

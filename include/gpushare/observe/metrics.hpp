@@ -210,7 +210,7 @@ private:
                 put("\\n");
             else if (c == '\\')
                 put("\\\\");
-            else if (detail::printable_character(text) == 0)  // a control character: as `\x1b`, its backslash escaped
+            else if (detail::printable_character(text) == 0)  // as `\x1b`, its backslash escaped
                 put_control(text.substr(0, n));
             else if (c == '"' && quotes)
                 put("\\\"");
