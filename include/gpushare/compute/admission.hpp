@@ -35,7 +35,8 @@ struct limiter_options {
     std::uint32_t queue_limit = 65536;
     /// More than `depth` may be in flight while all of it takes no longer than this, a quarter of
     /// it with clients on a level above; of several clients, while it is predicted to take no
-    /// longer than a quarter of that.
+    /// longer than a quarter of that. Each submission counts as in limiter_core::bound_of: with the
+    /// largest of what was declared, seen and already taken.
     ns horizon = ns{1'000'000};
     /// How long work of lower levels is held back between two submissions of a request.
     ns anticipation = ns{200'000};

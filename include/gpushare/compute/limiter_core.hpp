@@ -397,9 +397,13 @@ public:
 
     /// The longest time that a submission of `c` arriving now waits, once admitted, for work of
     /// lower levels.
-    /// The bound counts all work that may be in flight at once, each submission as long as the
-    /// longest that a client of its level declared or lately showed. Work in flight counts as long
-    /// as it was declared, as its kind showed, or as it has already taken. If no client of a level
+    /// The bound is the larger of two sums. One is of all work that may be in flight at once, each
+    /// submission as long as the longest that a client of its level declared
+    /// (client_settings::longest) or lately took. The other is of the work in flight now, each
+    /// submission by the largest of the cost declared for it (submission_facts), the longest that
+    /// its kind lately took, and the time that it has already taken; a kind seen fewer than eight
+    /// times counts with the longest that its client declared or lately took. The same lengths
+    /// decide how much goes in (limiter_options::depth and horizon). If no client of a level
     /// declared or showed a length, the longest of all levels counts; without any, the bound is 0:
     /// unknown. Without lower levels, the bound covers the work of its own level in flight. Waits
     /// for higher levels are unbounded. A submission that takes longer breaks the bound and raises
