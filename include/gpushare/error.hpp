@@ -198,6 +198,25 @@ private:
         return {.code = errc::bad_alignment, .asked = alignment, .limit = most, .because = reason::alignment_too_large};
     return {.code = errc::size_overflow, .asked = size, .because = reason::size};
 }
+/// Whether a block fits into `most` bytes but for its alignment: why, with the largest alignment
+/// that fits; else errc::none. `charged(alignment)`: the bytes that the block takes.
+template <std::invocable<std::size_t> Charged>
+[[nodiscard]] constexpr failure too_aligned(std::size_t alignment, bytes most, Charged charged) noexcept {
+    if (!std::has_single_bit(alignment) || charged(alignment) <= most || charged(std::size_t{1}) > most) return {};
+    std::size_t fits = alignment / 2;
+    while (charged(fits) > most) fits /= 2;
+    return impossible_block(0, alignment, fits);
+}
+/// Why a layer that has `most` bytes in all never has that block, as far as it is the alignment or
+/// more than any device has; else errc::none. `charged`: as above.
+template <std::invocable<std::size_t> Charged>
+[[nodiscard]] constexpr failure never_had(std::size_t size, std::size_t alignment, bytes most,
+                                          Charged charged) noexcept {
+    if (!std::has_single_bit(alignment)) return impossible_block(size, alignment);
+    const auto why = too_aligned(alignment, std::min(most, bytes::max() - bytes{1}), charged);
+    if (why.code != errc::none) return why;
+    return charged(alignment) == bytes::max() ? impossible_block(size, alignment) : failure{};
+}
 /// The host has no memory for the record of a block.
 inline constexpr failure no_host_memory{.code = errc::out_of_memory, .because = reason::host_memory};
 

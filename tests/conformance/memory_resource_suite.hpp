@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -95,6 +97,33 @@ void check_memory_view(Memory& memory) {
         CHECK(memory.try_allocate(std::numeric_limits<std::size_t>::max() - 255, 256) == nullptr);
         CHECK_THROWS_AS((void)memory.allocate(capacity + 1, 256), std::bad_alloc);
         CHECK_THROWS_AS((void)memory.allocate(std::numeric_limits<std::size_t>::max(), 256), std::bad_alloc);
+        CHECK(memory.taken_by_others() == bytes{});
+    }
+    SECTION("an alignment that can't be had is refused as that") {
+        using gpushare::errc;
+        for (const std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{768}, capacity * 6 + 1}) {
+            gpushare::failure why;
+            CHECK(memory.try_allocate(1, alignment, &why) == nullptr);
+            CHECK(why == errc::bad_alignment);
+            CHECK(memory.refuses(1, alignment) == errc::bad_alignment);
+        }
+        for (std::size_t alignment = std::bit_ceil(2 * capacity); alignment != 0; alignment *= 2) {
+            CAPTURE(alignment);
+            gpushare::failure why;
+            void* const p = memory.try_allocate(1, alignment, &why);
+            if (p != nullptr) {  // of what a pool holds, by chance
+                CHECK(alignment < std::size_t{1} << 48);
+                CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+                memory.deallocate(p, 1, alignment);
+                continue;
+            }
+            CHECK(why == errc::bad_alignment);
+            CHECK(why.asked == alignment);
+            CHECK(why.limit < alignment);
+            CHECK(why.because == gpushare::reason::alignment_too_large);
+            CHECK(memory.refuses(1, alignment) == errc::bad_alignment);
+        }
+        CHECK(memory.try_allocate(capacity + 1, 4 * capacity, nullptr) == nullptr);
         CHECK(memory.taken_by_others() == bytes{});
     }
     SECTION("the capacity can be filled to the last charge, again and again") {

@@ -149,6 +149,14 @@ TEST_CASE_METHOD(fixture, "sizes at the edge of the type, and odd alignments, ar
             CHECK(e.code() == errc::bad_alignment);
         }
     }
+    for (const std::size_t alignment : {std::size_t{1} << 45, std::size_t{1} << 63}) {  // more than the device has
+        gpushare::failure why;
+        CHECK(memory.try_allocate(1, alignment, &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+        CHECK(memory.refuses(1, alignment) == errc::bad_alignment);
+        CHECK(memory.charged(1, static_cast<std::size_t>(why.limit)) <= memory.capacity());
+        CHECK(memory.charged(1, static_cast<std::size_t>(2 * why.limit)) > memory.capacity());
+    }
     CHECK(standin::count("cudaMalloc") == 0);
 }
 
@@ -226,6 +234,10 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
     }
     SECTION("refusals") {
         CHECK(pinned.try_allocate(most, 64) == nullptr);
+        gpushare::failure why;
+        CHECK(pinned.try_allocate(1, std::size_t{1} << 63, &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+        CHECK(pinned.refuses(1, std::size_t{1} << 63) == errc::bad_alignment);
         CHECK(pinned.try_allocate(1, 3) == nullptr);
         standin::inject({.call = "cudaHostAlloc", .code = cudaErrorMemoryAllocation});
         CHECK_THROWS_AS(pinned.allocate(1, 1), std::bad_alloc);

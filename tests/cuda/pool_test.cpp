@@ -160,6 +160,11 @@ TEST_CASE_METHOD(fixture, "a pool aligns blocks as far as is asked for, and char
         s.fill(p, std::byte{1}, 1000);
         blocks.push_back(p);
     }
+    for (const std::size_t alignment : {std::size_t{3}, std::size_t{1} << 45, std::size_t{1} << 63}) {
+        gpushare::failure why;
+        CHECK(made.try_allocate(s, 1, alignment, &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+    }
     auto pool = std::move(made);
     for (void* const p : blocks) CHECK(pool.deallocate(s, p) == errc::none);
     CHECK(s.record().wait(never));

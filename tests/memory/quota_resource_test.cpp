@@ -161,6 +161,34 @@ TEST_CASE("an alignment that is no power of two is refused", "[memory][resource]
     CHECK(upstream.calls() == 0);
 }
 
+TEST_CASE("an alignment above the quota is refused as that, and a size above it as a size", "[memory][resource]") {
+    quota q{1_MiB};
+    fault_resource upstream;
+    quota_resource mine{q, upstream, "chat"};
+    const auto check = [&](std::size_t size, std::size_t alignment, errc code, std::uint64_t limit) {
+        CAPTURE(size, alignment);
+        failure why;
+        CHECK(mine.try_allocate(size, alignment, &why) == nullptr);
+        CHECK(why.code == code);
+        CHECK(why.limit == limit);
+        CHECK(mine.refuses(size, alignment) == why.code);
+    };
+    for (const std::size_t alignment : {std::size_t{2} << 20, std::size_t{1} << 40, std::size_t{1} << 63})
+        check(100, alignment, errc::bad_alignment, 1 << 20);
+    check(600 << 10, 2 << 20, errc::bad_alignment, 1 << 20);
+    check(2 << 20, 256, errc::over_quota, 1 << 20);
+    check(2 << 20, std::size_t{1} << 40, errc::over_quota, 1 << 20);  // whatever the alignment
+    failure why;
+    CHECK(q.try_charge(512_KiB) == errc::none);
+    CHECK(mine.try_allocate(100, 1 << 20, &why) == nullptr);  // it could be had, once more is free
+    CHECK(why.code == errc::over_quota);
+    CHECK(upstream.calls() == 0);
+    q.close(gpushare::instant{});
+    CHECK(mine.try_allocate(100, std::size_t{1} << 40, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(q.release(512_KiB));
+}
+
 TEST_CASE("an upstream that throws leaks nothing, and what it throws passes through (umpire)", "[memory][resource]") {
     quota q{1_MiB};
     fault_resource upstream;

@@ -641,6 +641,28 @@ TEST_CASE("a refusal for want of one block says so, with the largest one", "[ten
     (void)a.close(soon());
 }
 
+TEST_CASE("an alignment that can't be had is refused as that by every stack", "[tenant][stack]") {
+    const auto stack = GENERATE(all_stacks());
+    CAPTURE(to_string(stack));
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto t = shared.admit({.name = "t", .memory = 16_MiB});
+    const std::size_t most = stack == memory_stack::arena ? 64 << 10 : 16 * mib;
+    for (const std::size_t alignment :
+         {std::size_t{0}, std::size_t{3}, 4 * most, 256 * mib, std::size_t{1} << 40, std::size_t{1} << 63}) {
+        CAPTURE(alignment);
+        failure why;
+        CHECK(t.memory().try_allocate(100, alignment, &why) == nullptr);
+        CHECK(why == errc::bad_alignment);
+        CHECK(why.asked == alignment);
+        CHECK(t.memory().refuses(100, alignment) == errc::bad_alignment);
+        CHECK(support::code_of([&] { (void)t.memory().allocate(100, alignment); }) == errc::bad_alignment);
+    }
+    void* const p = t.memory().allocate(100, most / 4);
+    CHECK(reinterpret_cast<std::uintptr_t>(p) % (most / 4) == 0);
+    CHECK(t.memory().deallocate(p, 100, most / 4) == errc::none);
+}
+
 TEST_CASE("an arena's guarantee is whole chunks, and is had to the last one", "[tenant][stack]") {
     host::node n(small_node());
     tenancy shared(n, {.stack = memory_stack::arena});  // chunks of 64 KiB

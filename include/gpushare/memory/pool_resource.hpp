@@ -3,10 +3,10 @@
 // without touching it. Over a quota_resource the quota counts what the pool holds.
 //
 //   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};    // or pool_resource pool{mine}, without streams
-//   void* p = pool.allocate(1 << 20, 256);                    // any thread
+//   void* p = pool.allocate(1_MiB, 256);                      // any thread
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
-//   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
+//   pool.deallocate(p, 1_MiB, 256);    pool.trim(0_B);
 //
 // Large blocks have segments that small blocks stay out of. So no small block that stays keeps a large segment.
 //
@@ -178,7 +178,7 @@ public:
                                                   std::string_view label = {}) noexcept {
         why = {};
         if (detail::pool_tag::check(size, alignment) != errc::none) {
-            why = detail::impossible_block(size, alignment);
+            why = detail::pool_tag::why(size, alignment);
             return nullptr;
         }
         const auto request = request_for(size, detail::whole_granules(size), alignment, false);
@@ -290,7 +290,7 @@ public:
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        if (detail::pool_tag::check(size, alignment) != errc::none) return detail::impossible_block(size, alignment);
+        if (detail::pool_tag::check(size, alignment) != errc::none) return detail::pool_tag::why(size, alignment);
         const auto least = detail::whole_granules(size);
         return impossible({least, least, alignment, size});
     }
@@ -351,7 +351,7 @@ private:
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
                                std::string_view label = {}, bool waits = false) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none) {
-            r.why = detail::impossible_block(size, alignment);
+            r.why = detail::pool_tag::why(size, alignment);
             r.final = true;
             return nullptr;
         }
@@ -473,7 +473,7 @@ private:
             }
             // Each further round means that another thread has got memory from the upstream or given it some.
             if (const auto [b, again] = store_.settle_and_take(request, own, seen, upstream_); b != nullptr || !again) {
-                if (b == nullptr && r.why.code == errc::none) r.why = explain(request);
+                if (b == nullptr) r.why = explain(request, r.why);
                 return b;
             }
         }
@@ -490,7 +490,12 @@ private:
         const failure why = upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
         return why.code == errc::none || store_.could_hold(request) ? failure{} : why;
     }
-    [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
+    // `upstream`: what that said when it was asked last, if it was.
+    [[nodiscard]] failure explain(const detail::pool_request& request, const failure& upstream = {}) const noexcept {
+        if (request.alignment > detail::pool_granule && is_memory_refusal(upstream.code))
+            if (const failure why = upstream_.refuses(request.least, request.alignment); why == errc::bad_alignment)
+                return why;  // what was asked for held room for it: the figures would be of that
+        if (upstream.code != errc::none) return upstream;
         if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
         const auto u = usage();
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
@@ -508,7 +513,8 @@ private:
         void* const p = upstream_.ask(range, alignment, r);
         // A request over a whole quota, or over what others' guarantees leave of it, won't fit,
         // whatever is freed.
-        if (r.why.code == errc::size_overflow || r.why.because == reason::guaranteed_to_others ||
+        if (r.why.code == errc::size_overflow || r.why.code == errc::bad_alignment ||
+            r.why.because == reason::guaranteed_to_others ||
             (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
             r.final = true;
         if (p != nullptr) {

@@ -4,8 +4,8 @@
 // the quota's.
 //
 //   gpushare::quota_resource mine{chat, node.memory(gpushare::device_id{0})};  // chat: a gpushare::quota
-//   void* p = mine.allocate(1 << 20, 256);                              // throws memory_error, a std::bad_alloc
-//   mine.deallocate(p, 1 << 20, 256);
+//   void* p = mine.allocate(1_MiB, 256);                                // throws memory_error, a std::bad_alloc
+//   mine.deallocate(p, 1_MiB, 256);
 #pragma once
 
 #include <algorithm>
@@ -164,7 +164,9 @@ public:
         answer r;
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return r.why;
-        const failure why = quota_->refuses(takes);
+        failure why = quota_->refuses(takes);
+        if (is_memory_refusal(why.code))
+            if (const auto closer = too_aligned(size, alignment, takes); closer.code != errc::none) why = closer;
         return why.code != errc::none ? why : upstream_.refuses(size, alignment);
     }
     /// The same, of a size with its unit.
@@ -226,15 +228,25 @@ private:
         bool explained = true;  // whether anybody wants the figures
     };
 
-    void* refuse(errc code, bytes size, answer& r) const noexcept {
-        if (r.explained) r.why = quota_->explain(code, size);
+    // `takes` is more than the limit, and by an alignment below it wouldn't be: else errc::none.
+    [[nodiscard]] failure too_aligned(std::size_t size, std::size_t alignment, bytes takes) const noexcept {
+        const bytes limit = quota_->usage().limit();
+        if (takes <= limit) return {};
+        return detail::too_aligned(alignment, limit, [&](std::size_t a) { return charged(size, a); });
+    }
+    void* refuse(errc code, std::size_t size, std::size_t alignment, bytes takes, answer& r) const noexcept {
+        if (!r.explained) return nullptr;
+        r.why = code == errc::closed ? failure{} : too_aligned(size, alignment, takes);
+        if (r.why.code == errc::none) r.why = quota_->explain(code, takes);
         return nullptr;
     }
     // The bytes that a request takes; bytes::max(), with the reason, if it can never be granted.
     bytes takes_for(std::size_t size, std::size_t alignment, answer& r) const noexcept {
         const bool aligned = std::has_single_bit(alignment);
         const bytes takes = aligned ? charged(size, alignment) : bytes::max();
-        if (takes == bytes::max() && r.explained) r.why = detail::impossible_block(size, alignment);
+        if (takes != bytes::max() || !r.explained) return takes;
+        if (aligned) r.why = too_aligned(size, alignment, takes);
+        if (r.why.code == errc::none) r.why = detail::impossible_block(size, alignment);
         return takes;
     }
 
@@ -245,7 +257,8 @@ private:
         for (detail::hook_cursor asked{.until = until};;) {
             if (const errc code = quota_->try_charge(takes); code != errc::none) {
                 if (settle(seen) || quota_->ask_next(asked, takes)) continue;
-                return refuse(quota_->closed() ? errc::closed : code, takes, r);  // a hook may have taken its time
+                // A hook may have taken its time.
+                return refuse(quota_->closed() ? errc::closed : code, size, alignment, takes, r);
             }
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
@@ -268,6 +281,8 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.why = charge_until(*quota_, takes, until);
+            if (is_memory_refusal(r.why.code))
+                if (const auto why = too_aligned(size, alignment, takes); why.code != errc::none) r.why = why;
             if (r.why.code != errc::none) return nullptr;
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of a CUDA device, by cudaMalloc and cudaFree.
 //
-//   void* p = node.memory(gpushare::device_id{0}).allocate(64 << 20, 256);  // memory_error when it isn't there
+//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);    // memory_error when it isn't there
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -128,9 +128,8 @@ public:
     }
     /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        const bytes takes = charged(size, alignment);
-        if (takes <= capacity_) return {};
-        if (takes == bytes::max()) return gpushare::detail::impossible_block(size, alignment);
+        if (charged(size, alignment) <= capacity_) return {};
+        if (const failure why = never(size, alignment); why.code != errc::none) return why;
         return {
             .code = errc::out_of_memory, .asked = size, .limit = capacity_.count(), .because = reason::beyond_device};
     }
@@ -165,11 +164,15 @@ private:
         return now;
     }
 
+    [[nodiscard]] failure never(std::size_t size, std::size_t alignment) const noexcept {
+        return gpushare::detail::never_had(size, alignment, capacity_, [&](std::size_t a) { return charged(size, a); });
+    }
     void* obtain(std::size_t size, std::size_t alignment, failure* why) noexcept {
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
-        if (b.charge == bytes::max()) {
-            if (why != nullptr) *why = gpushare::detail::impossible_block(size, alignment);
-            return nullptr;
+        if (b.charge > capacity_) {
+            const failure no = never(size, alignment);
+            if (no.code != errc::none && why != nullptr) *why = no;
+            if (no.code != errc::none) return nullptr;
         }
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
         cudaError_t code = cudaSuccess;

@@ -3,7 +3,7 @@
 // the link.
 //
 //   gpushare::cuda::pinned_memory staging{node};
-//   void* p = staging.allocate(1 << 20, 64);        // readable by the host, and by kernels at the same address
+//   void* p = staging.allocate(1_MiB, 64);          // readable by the host, and by kernels at the same address
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -96,8 +96,8 @@ public:
     }
     /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
-        if (charged(size, alignment) != bytes::max()) return {};
-        return gpushare::detail::impossible_block(size, alignment);
+        return gpushare::detail::never_had(size, alignment, bytes::max(),
+                                           [&](std::size_t a) { return charged(size, a); });
     }
     /// The same, of a size with its unit.
     [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
@@ -112,7 +112,7 @@ public:
 private:
     void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
-        why = b.charge == bytes::max() ? gpushare::detail::impossible_block(size, alignment) : failure{};
+        why = refuses(size, alignment);
         if (why.code != errc::none) return nullptr;
         cudaError_t code = cudaSuccess;
         {

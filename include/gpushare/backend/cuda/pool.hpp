@@ -2,7 +2,7 @@
 // Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream, without waiting for it.
 //
 //   gpushare::cuda::memory_pool pool{node, gpushare::device_id{0}, {.max_size = 4_GiB}};
-//   void* p = pool.allocate(stream, 1 << 20);     ...     // work on that stream that uses it
+//   void* p = pool.allocate(stream, 1_MiB);     ...     // work on that stream that uses it
 //   pool.deallocate(stream, p);
 #pragma once
 
@@ -307,9 +307,12 @@ private:
 
     void* obtain(stream& s, std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);
-        why = {.asked = size};
-        if (charge == bytes::max()) why = gpushare::detail::impossible_block(size, alignment);
+        why = {};
+        if (charge > device().properties().memory)
+            why = gpushare::detail::never_had(size, alignment, device().properties().memory,
+                                              [&](std::size_t a) { return charged(size, a); });
         if (why.code != errc::none) return nullptr;
+        why.asked = size;
 
         const auto none_begins = s.state().captures.hold_off();
         why.code = s.capture_status();  // captured, it would become a part of the graph, and live as long as that
@@ -400,8 +403,8 @@ public:
     }
     /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
-        if (charged(size, alignment) != bytes::max()) return {};
-        return gpushare::detail::impossible_block(size, alignment);
+        return gpushare::detail::never_had(size, alignment, bytes::max(),
+                                           [&](std::size_t a) { return charged(size, a); });
     }
     /// The same, of a size with its unit.
     [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {

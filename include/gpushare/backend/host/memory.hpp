@@ -2,7 +2,7 @@
 // The memory of a host device: real memory of this process, counted exactly against a capacity. Big blocks are mapped
 // pages, which cost the host nothing until they are touched.
 //
-//   void* p = node.memory(gpushare::device_id{0}).allocate(64 << 20, 256);  // memory_error when it isn't there
+//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);    // memory_error when it isn't there
 #pragma once
 
 #include <sys/mman.h>
@@ -135,9 +135,8 @@ public:
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
     /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        const bytes takes = charged(size, alignment);
-        if (takes <= options_.capacity) return {};
-        if (takes == bytes::max()) return gpushare::detail::impossible_block(size, alignment);
+        if (charged(size, alignment) <= options_.capacity) return {};
+        if (const failure why = never(size, alignment); why.code != errc::none) return why;
         return {.code = errc::out_of_memory,
                 .asked = size,
                 .limit = options_.capacity.count(),
@@ -219,11 +218,15 @@ private:
     static constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
     static constexpr std::uint64_t smallest_mapping = 64 << 10;
 
+    [[nodiscard]] failure never(std::size_t size, std::size_t alignment) const noexcept {
+        return gpushare::detail::never_had(size, alignment, options_.capacity,
+                                           [&](std::size_t a) { return charged(size, a); });
+    }
     void* acquire(std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);
-        if (charge == bytes::max()) {
-            why = gpushare::detail::impossible_block(size, alignment);
-            return nullptr;
+        if (charge > options_.capacity) {
+            why = never(size, alignment);
+            if (why.code != errc::none) return nullptr;
         }
         // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
         const std::lock_guard lock{mutex_};

@@ -40,6 +40,10 @@ struct pool_tag {
         if (!power_of_two(alignment)) return errc::bad_alignment;
         return std::max<std::uint64_t>(size, alignment) >= size_limit / 2 ? errc::size_overflow : errc::none;
     }
+    /// The reason in full, for what check() refuses.
+    [[nodiscard]] static constexpr failure why(std::uint64_t size, std::size_t alignment) noexcept {
+        return impossible_block(size, alignment, size_limit / 4);
+    }
     // std::has_single_bit counts all bits, which is a function call on machines that may lack the instruction.
     [[nodiscard]] static constexpr bool power_of_two(std::size_t n) noexcept { return n != 0 && (n & (n - 1)) == 0; }
 

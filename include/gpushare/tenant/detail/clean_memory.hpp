@@ -124,9 +124,9 @@ public:
     }
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         if (source_ == nullptr) return std::as_const(*below_).refuses(size, alignment);
-        const bytes takes = charged(size, alignment);
-        if (takes <= capacity()) return {};
-        if (takes == bytes::max()) return detail::impossible_block(size, alignment);
+        const auto takes = [&](std::size_t a) { return charged(size, a); };
+        if (takes(alignment) <= capacity()) return {};
+        if (const failure why = never_had(size, alignment, capacity(), takes); why.code != errc::none) return why;
         return {
             .code = errc::out_of_memory, .asked = size, .limit = capacity().count(), .because = reason::beyond_device};
     }
