@@ -25,12 +25,12 @@ int main() {
 
     void* cache = nullptr;
     const auto graph = gpushare::cuda::capture(stream, [&](gpushare::cuda::stream& to) {
-        cache = graph_memory.allocate(1 << 20, 256);
+        cache = graph_memory.allocate(1_MiB, 256);
         to.fill(cache, std::byte{0}, 1 << 20);
-        void* scratch = graph_memory.allocate(4 << 20, 256);
+        void* scratch = graph_memory.allocate(4_MiB, 256);
         to.fill(scratch, std::byte{1}, 4 << 20);
         to.copy(cache, scratch, 4096);
-        graph_memory.deallocate(scratch, 4 << 20, 256);  // may be used again within the graph
+        graph_memory.deallocate(scratch, 4_MiB, 256);  // may be used again within the graph
     });
     gpushare::cuda::graph_executable step{graph};
     expect(graph.num_nodes() == 3 && chat.usage().current == charged, "captured, without another byte of the device");
@@ -40,5 +40,5 @@ int main() {
     chat.submit([&](gpushare::cuda::stream& to) { to.copy(&first, cache, 1); }).wait();
     expect(first == 1, "its kernels and copies have run");
     expect(chat.usage().completed == 11, "each launch was one submission");
-    graph_memory.deallocate(cache, 1 << 20, 256);
+    graph_memory.deallocate(cache, 1_MiB, 256);
 }

@@ -48,7 +48,7 @@ int main() {
 
     std::map<std::string, std::vector<gpushare::moving_block>> data;
     for (auto& [name, t] : tenants) {
-        data[name].push_back({.at = t.memory().allocate(1 << 20), .size = 1 << 20});
+        data[name].push_back({.at = t.memory().allocate(1_MiB), .size = 1 << 20});
         std::memset(data[name][0].at, name[0], 1 << 20);
     }
     const auto moves = plan.make_room(large);

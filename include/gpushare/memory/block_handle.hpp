@@ -4,7 +4,7 @@
 //
 //   gpushare::handle_table blocks;                                           // one per device, for all tenants
 //   gpushare::handle_resource mine{blocks, gpushare::tenant_tag{1}, upstream};
-//   gpushare::block_handle h = mine.allocate(1 << 20, 256);
+//   gpushare::block_handle h = mine.allocate(1_MiB, 256);
 //   void* p = mine.pointer(h);    mine.deallocate(h);                        // a second time: errc::unknown_block
 #pragma once
 

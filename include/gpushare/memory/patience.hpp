@@ -2,7 +2,7 @@
 // How long to wait for memory: until a deadline by some clock, or until a stop is requested.
 //
 //   const gpushare::patience until{clock, clock.now() + 50ms, stop};
-//   auto* p = pool.allocate_until(512 << 20, 256, until);
+//   auto* p = pool.allocate_until(512_MiB, 256, until);
 #pragma once
 
 #include <stop_token>

@@ -3,10 +3,10 @@
 // fit the requests. A pool makes it; made for a stream, it frees in stream order.
 //
 //   auto cache = pool.make_cache(stream);
-//   void* p = cache.allocate(4096, 256);
+//   void* p = cache.allocate(4_KiB, 256);
 //   launch(stream, p);
-//   cache.deallocate(p, 4096, 256);            // at once; the next allocation here may be the same block
-//   void* q = cache.allocate(4096, 256);       // p again: in stream order, without an event of CUDA's
+//   cache.deallocate(p, 4_KiB, 256);           // at once; the next allocation here may be the same block
+//   void* q = cache.allocate(4_KiB, 256);      // p again: in stream order, without an event of CUDA's
 #pragma once
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 // Waiting for memory of a pool: first come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
-//   void* p = pool.allocate_until(512 << 20, 256, until);     // throws memory_error: deadline_exceeded, stopped, ...
-//   gpushare::failure why;    void* q = cache.try_allocate_until(4096, 256, until, &why);
+//   void* p = pool.allocate_until(512_MiB, 256, until);       // throws memory_error: deadline_exceeded, stopped, ...
+//   gpushare::failure why;    void* q = cache.try_allocate_until(4_KiB, 256, until, &why);
 //
 // While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later request that doesn't wait
 // is refused. So small requests don't starve a big one. The first also waits for the streams on which blocks

@@ -7,8 +7,8 @@
 //   {
 //       decltype(cache)::pause quiet{cache};     // if the captured stream has a cache: pool.make_cache(stream)
 //       begin_capture(stream);
-//       void* p = graph_memory.allocate(4096, 256);      ...
-//       graph_memory.deallocate(p, 4096, 256);                              // reused inside
+//       void* p = graph_memory.allocate(4_KiB, 256);      ...
+//       graph_memory.deallocate(p, 4_KiB, 256);                             // reused inside
 //       end_capture(stream);
 //   }
 //   ...                                                 // launch; destroy the graph, then graph_memory
@@ -220,7 +220,7 @@ private:
     template <class F>
     void set_aside(bytes reserve, F allocate) {
         if (detail::pool_tag::check(reserve.count(), 1) != errc::none)
-            raise(detail::impossible_block(reserve.count(), 1), {}, "set aside memory for a captured graph");
+            raise(detail::pool_tag::why(reserve.count(), 1), {}, "set aside memory for a captured graph");
         const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
         add(allocate(size), size, detail::pool_granule);
         closes_.emplace(pool_->closing(), [this](instant) {

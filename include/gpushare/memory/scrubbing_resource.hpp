@@ -3,8 +3,8 @@
 // they are. The overwriting is in stream order; no thread waits for it.
 //
 //   gpushare::scrubbing_resource mine{pool, stream};     // pool: shared by tenants; stream: fills with zeros
-//   void* p = mine.allocate(1 << 20, 256);
-//   mine.deallocate_after(kernels.record(), p, 1 << 20, 256);
+//   void* p = mine.allocate(1_MiB, 256);
+//   mine.deallocate_after(kernels.record(), p, 1_MiB, 256);
 #pragma once
 
 #include <algorithm>

@@ -5,8 +5,8 @@
 //   gpushare::statistics_resource mine{upstream};
 //   {
 //       gpushare::memory_scope prefill{mine, "prefill"};            // an allocator, too; scopes nest
-//       void* p = prefill.allocate(4096, 256, "kv-cache");
-//       prefill.deallocate(p, 4096, 256);                             // or mine.deallocate: any of them
+//       void* p = prefill.allocate(4_KiB, 256, "kv-cache");
+//       prefill.deallocate(p, 4_KiB, 256);                            // or mine.deallocate: any of them
 //       log(prefill.statistics().peak);
 //   }
 //   for (const auto& l : mine.leaks()) log(l.scope, l.what.label, l.what.size);

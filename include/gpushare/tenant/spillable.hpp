@@ -7,7 +7,7 @@
 //   auto chat = shared.admit({.name = "chat", .memory = 8_GiB});
 //   auto adapter = chat.allocate_spillable(512_MiB);
 //   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
-//   void* weights = chat.memory().allocate(1 << 30);                            // refused only if spilling doesn't help
+//   void* weights = chat.memory().allocate(1_GiB);                              // refused only if spilling doesn't help
 #pragma once
 
 #include <memory>

@@ -2,7 +2,7 @@
 // A tenant: one handle over its memory, its device time and its usage on the devices that it was admitted to.
 //
 //   auto chat = shared.admit({.name = "chat", .memory = 8_GiB, .compute = 60_pct});     // see tenancy.hpp
-//   void* weights = chat.memory().allocate(1 << 30);
+//   void* weights = chat.memory().allocate(1_GiB);
 //   auto step = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
 //   step.wait();
 //   chat.close();

@@ -5,8 +5,8 @@
 // (memory_stack): a pool of the tenant's own (the default), single blocks of the device, chunks
 // that tenants pass on, or a pool of the device.
 //
-//   void* p = chat.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
-//   chat.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened
+//   void* p = chat.memory().allocate(1_MiB, 256);        // throws memory_error, naming the tenant
+//   chat.memory().deallocate(p, 1_MiB, 256);             // on errc::wrong_size or unknown_block nothing happened
 #pragma once
 
 #include <atomic>

@@ -3,7 +3,7 @@
 // keeps them for later requests, as CUDA's own pools do.
 //
 //   gpushare::host::memory_pool pool{node, gpushare::device_id{0}};
-//   void* p = pool.allocate(stream, 1 << 20);     stream.launch(shape, kernel);     pool.deallocate(stream, p);
+//   void* p = pool.allocate(stream, 1_MiB);     stream.launch(shape, kernel);     pool.deallocate(stream, p);
 #pragma once
 
 #include <algorithm>
