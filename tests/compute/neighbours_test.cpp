@@ -438,7 +438,7 @@ TEST_CASE("beside calls of any length a client has its hard cap, or what it asks
         CHECK(in_seconds(had.of(1, instant{}, world.now())) / 20 == Approx(wanted).margin(0.01));
         for (const ns window : {ns{200ms}, ns{1s}, ns{5s}})
             CHECK(in_seconds(had.most_in(1, window)) <=
-                  cap.fraction() * in_seconds(window + 250ms) + 2 * in_seconds(client.longest));
+                  cap.fraction() * in_seconds(window + detail::pacer::most_kept) + 2 * in_seconds(client.longest));
     }
 }
 

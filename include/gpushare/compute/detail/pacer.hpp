@@ -28,7 +28,7 @@ struct pacer {
     /// So much of the time in which it waited and wasn't served is kept for it, whatever the reason.
     static constexpr ns catch_up{5'000'000};
     /// The most that is kept for it of a wait for others' work: several long calls.
-    static constexpr ns most_kept{250'000'000};
+    static constexpr ns most_kept{100'000'000};
 
     std::int64_t per_million = 1'000'000;  // of the device's time; 0 counts as 1
     instant from{};                        // entitled from then on

@@ -48,7 +48,7 @@ struct cap_of_settings {
 /// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a
 /// time t, a client with a hard cap gets at most its cap times (t + w), plus the submission begun
 /// last, or those in flight at once by client_settings::longest. Here w is how long it waited for
-/// others' work before t and hadn't made up for, at least 5 ms and at most 250 ms: so it reaches its
+/// others' work before t and hadn't made up for, at least 5 ms and at most 100 ms: so it reaches its
 /// cap beside long calls of others. A client with a soft cap isn't charged for time that it borrows;
 /// borrowers go in the order in which they will be within their caps again. A value; not
 /// thread-safe. A call costs O(log waiting) plus the call of `Inner`. The members are those of

@@ -28,7 +28,7 @@ inline namespace GPUSHARE_ABI {
 /// starve. A submission of a high level, of a client of a low one, goes as high work does, within
 /// the same cap. While low levels have work, the high ones get in a time t at most the cap times (t
 /// + w), plus the submission begun last. Here w is how long they waited for low work before t and
-/// hadn't made up for, at least 5 ms and at most 250 ms. A value; not thread-safe. A call costs what `Inner`'s
+/// hadn't made up for, at least 5 ms and at most 100 ms. A value; not thread-safe. A call costs what `Inner`'s
 /// does. The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {

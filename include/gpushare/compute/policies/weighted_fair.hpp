@@ -39,7 +39,7 @@ inline namespace GPUSHARE_ABI {
 /// Device time that a client's submissions get at a higher level is charged to its share at its own
 /// level too. Over a time t, a client with a hard cap gets at most its cap times (t + w), plus
 /// the submission begun last, or those in flight at once by client_settings::longest. Here w is how
-/// long it waited for others' work before t and hadn't made up for, at least 5 ms and at most 250
+/// long it waited for others' work before t and hadn't made up for, at least 5 ms and at most 100
 /// ms: so beside long calls of others it reaches its cap all the same. A client with a soft cap
 /// isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
 /// the largest index in use. `pick` is O(1) while nobody is at its cap, the rest O(log waiting).
