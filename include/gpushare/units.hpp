@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strong types for quantities: bytes, points in time, shares of device time, priorities, devices. A plain number
-// doesn't compile where one of these is asked for.
+// Strong types for quantities: bytes, points in time, shares of device time, priorities, devices,
+// tenants. A plain number doesn't compile where one of these is asked for.
 //
 //   using namespace gpushare::literals;
 //   gpushare::bytes quota = 512_MiB;       gpushare::share part = 30_pct;       gpushare::priority urgent{2};
@@ -235,6 +235,15 @@ struct device_id {
 
     friend constexpr auto operator<=>(device_id, device_id) = default;
     friend constexpr bool operator==(device_id, device_id) = default;
+};
+
+/// A number that the embedder chooses, one per tenant, as the tag of its streams. A tenant may see what an earlier one
+/// of the same tag left in memory, so don't reuse a tag before all memory of the last one is back.
+struct tenant_tag {
+    std::uint32_t value = 0;  ///< the number
+
+    friend constexpr auto operator<=>(tenant_tag, tenant_tag) = default;
+    friend constexpr bool operator==(tenant_tag, tenant_tag) = default;
 };
 
 inline namespace literals {

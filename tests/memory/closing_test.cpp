@@ -15,7 +15,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>

@@ -25,7 +25,6 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

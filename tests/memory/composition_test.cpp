@@ -16,7 +16,6 @@
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_handle.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>

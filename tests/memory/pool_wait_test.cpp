@@ -19,7 +19,6 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>

@@ -12,7 +12,6 @@
 #include <span>
 
 #include <gpushare/backend/host/memory.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/units.hpp>

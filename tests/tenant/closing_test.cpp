@@ -24,7 +24,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>

@@ -6,7 +6,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/tenant/tenancy.hpp>

@@ -25,7 +25,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/block.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -54,7 +54,7 @@ public:
     private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
         set_aside(reserve, [&](std::size_t size) { return pool.allocate(size, detail::pool_granule); });
     }
-    /// The same, but waits as the pool's allocate_until (include pool_wait.hpp). Throws what that throws.
+    /// The same, but waits as the pool's allocate_until. Throws what that throws.
     template <clock Clock>
     private_pool(Pool& pool, bytes reserve, const patience<Clock>& until) : pool_(&pool) {
         set_aside(reserve, [&](std::size_t size) { return pool.allocate_until(size, detail::pool_granule, until); });

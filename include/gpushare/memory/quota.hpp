@@ -34,7 +34,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
-#include <gpushare/memory/quota_usage.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

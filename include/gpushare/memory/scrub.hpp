@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scrubbing: memory is overwritten before another tenant gets it, so that nobody reads what a neighbour left there.
 //
-//   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see chunk_pool.hpp
+//   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see virtual_arena.hpp
 //
 // A scrubber overwrites: a stream does so in its order. For memory that the host reaches without one, host_scrubber does
 // it in the calling thread:
@@ -38,6 +38,14 @@ enum class scrub_policy : std::uint8_t {
     }
     return "unknown policy";
 }
+
+/// Options of a chunk_pool.
+struct chunk_pool_options {
+    std::size_t capacity = 0;                         ///< chunks at the most
+    std::size_t initial = 0;                          ///< of these, made by the constructor, not on demand
+    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when a chunk is overwritten
+    std::size_t window = 16;                          ///< chunks that are scrubbed at a time, 1 or more
+};
 
 /// A stream that overwrites memory.
 ///   fill(p, value, size)   enqueues setting `size` bytes

@@ -31,7 +31,7 @@
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/scoped_statistics.hpp>
-#include <gpushare/memory/memory_statistics.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -34,11 +34,9 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/serving/detail/page_book.hpp>
 #include <gpushare/serving/detail/page_growers.hpp>

@@ -23,7 +23,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/pytorch.hpp>
 #include <gpushare/memory/block_handle.hpp>
-#include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>

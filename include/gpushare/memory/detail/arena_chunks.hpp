@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maps chunks into the address ranges of arenas and takes them out again: the implementation of
-// chunk_pool.hpp and virtual_arena.hpp. A mutex of each arena guards what is mapped where
+// chunk_pool and virtual_arena. A mutex of each arena guards what is mapped where
 // (arena_space.hpp). One mutex for all guards the books of the chunks (chunk_supply.hpp); it is
 // never held while the driver makes, maps, unmaps or gives back an arena's chunks.
 //
@@ -24,14 +24,13 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/chunk_usage.hpp>
 #include <gpushare/memory/detail/arena_space.hpp>
 #include <gpushare/memory/detail/chunk_supply.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/scrub.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

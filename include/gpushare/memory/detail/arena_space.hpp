@@ -25,7 +25,7 @@
 #include <gpushare/detail/chain.hpp>
 #include <gpushare/memory/detail/chunk_registry.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

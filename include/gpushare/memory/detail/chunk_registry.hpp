@@ -17,9 +17,9 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/chain.hpp>
-#include <gpushare/memory/chunk_usage.hpp>
 #include <gpushare/memory/scrub.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/memory/usage.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -17,10 +17,9 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/chunk_usage.hpp>
 #include <gpushare/memory/detail/chunk_registry.hpp>
 #include <gpushare/memory/scrub.hpp>
-#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -27,7 +27,7 @@
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
 #include <gpushare/memory/detail/pool_index.hpp>
-#include <gpushare/memory/pool_usage.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -171,7 +171,7 @@ struct pool_wait_entry {
     std::condition_variable woken;  // with the lock of the pool
 };
 
-/// The waiters for memory of a pool, first come first served; pool_wait.hpp has the wait. Only the
+/// The waiters for memory of a pool, first come first served; pool_resource.hpp has the wait. Only the
 /// first one tries. A thread that frees memory notifies it, and a thread that leaves notifies the
 /// next one. Under the lock of the pool, except for size().
 class pool_wait_queue {
@@ -272,7 +272,7 @@ public:
         waiters_.tell();
     }
 
-    // --- waiters: see pool_wait.hpp
+    // --- waiters: see pool_resource.hpp
 
     /// While this isn't 0, later requests that don't wait are refused.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }

@@ -20,7 +20,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
 #include <gpushare/memory/detail/turn_heap.hpp>
-#include <gpushare/memory/quota_usage.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

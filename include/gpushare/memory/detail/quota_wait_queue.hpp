@@ -48,7 +48,7 @@
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
-#include <gpushare/memory/quota_usage.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

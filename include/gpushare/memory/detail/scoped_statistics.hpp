@@ -24,7 +24,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/trace_store.hpp>
-#include <gpushare/memory/memory_statistics.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -32,7 +32,6 @@
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
