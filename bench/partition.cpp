@@ -15,9 +15,9 @@
 #include <vector>
 
 #include <gpushare/placement/fragmentation.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
-#include <gpushare/placement/workload.hpp>
 
 #include "harness.hpp"
 #include "partition/experiment.hpp"

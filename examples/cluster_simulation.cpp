@@ -12,7 +12,7 @@
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/placement/admission_queue.hpp>
 #include <gpushare/placement/cluster.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
 
 #include "expect.hpp"

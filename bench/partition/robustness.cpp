@@ -12,8 +12,8 @@
 
 #include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/indexed_cluster.hpp>
+#include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/value_descent.hpp>
-#include <gpushare/placement/workload.hpp>
 
 #include "partition/experiment.hpp"
 #include "partition/other_lists.hpp"

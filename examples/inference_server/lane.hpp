@@ -25,7 +25,7 @@
 #include <gpushare/serving/leased_scratch.hpp>
 #include <gpushare/serving/sleep_levels.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/workspace.hpp>
+#include <gpushare/tenant/tenant.hpp>
 
 #include "inference_server/account.hpp"
 #include "inference_server/engine.hpp"

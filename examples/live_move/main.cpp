@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/value_descent.hpp>
-#include <gpushare/placement/workload.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant_planner.hpp>
 

@@ -35,6 +35,5 @@
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
-#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 #include <gpushare/version.hpp>

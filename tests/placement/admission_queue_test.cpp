@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <gpushare/placement/admission_queue.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <gpushare/placement/capacity_calendar.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <gpushare/placement/gang_plan.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

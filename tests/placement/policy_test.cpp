@@ -14,10 +14,8 @@
 #include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
-#include <gpushare/placement/placement_policies.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
-#include <gpushare/placement/workload.hpp>
 #include <gpushare/units.hpp>
 
 #include "placement/random_cluster.hpp"

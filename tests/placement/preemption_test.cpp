@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/preemption.hpp>
 
 #include "support/catch.hpp"

@@ -10,7 +10,6 @@
 
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/placement.hpp>
-#include <gpushare/placement/workload.hpp>
 
 #include "support/random.hpp"
 

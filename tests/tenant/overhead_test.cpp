@@ -21,7 +21,7 @@
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/foreign_memory.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/tenant_node.hpp>
+#include <gpushare/tenant/tenant.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"

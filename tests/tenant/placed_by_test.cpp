@@ -14,9 +14,9 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
-#include <gpushare/placement/workload.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/placed_by.hpp>

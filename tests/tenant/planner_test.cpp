@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant_planner.hpp>
 

@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of placement: a request, the placement that answers it, or the refusal that says what is missing.
+// The vocabulary of placement: a request, the placement that answers it, or the refusal that says what is missing; and
+// what policies look at: a node with what is free on it, and the workload that is to be expected.
 // Plain values: a placement can be looked at, stored or sent before `cluster::apply` takes its capacity.
 //
 //   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};    // 47 % of its time
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
 //   else puts(gpushare::describe(cluster.why_not(r)).c_str());
+//   auto left_on_first = [](const gpushare::node_view& node) { return node.devices[0].permille; };
+//   gpushare::workload usual(history);                   // of any range of placement_request
+//   for (const auto& [request, weight] : usual.kinds()) ...
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <compare>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <ranges>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -326,6 +335,84 @@ struct refusal {
     }
     return m;
 }
+
+/// A node as it is when nothing is placed on it.
+struct node_description {
+    std::uint64_t cpu_milli = 0;  ///< thousandths of a core
+    bytes memory{};               ///< of the host
+    std::uint32_t devices = 0;    ///< at most device_set::capacity
+    device_model model{};         ///< of all its devices
+    bytes device_memory{};        ///< of each device; of the largest, where they differ (cluster::resize)
+    node_zone_id zone{};          ///< where it is; 0: nowhere in particular
+
+    friend constexpr bool operator==(const node_description&, const node_description&) = default;
+};
+
+/// The free capacity of one device.
+struct free_device {
+    std::uint32_t permille = 0;  ///< of device time
+    bytes memory{};              ///< of the device
+    bool open = true;            ///< false: it is drained or gone, and takes nothing, not even a request for nothing
+
+    friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
+    friend constexpr bool operator==(const free_device&, const free_device&) = default;
+};
+
+/// The free capacity of one node. A view: valid until the cluster changes.
+struct node_view {
+    node_id id{};                            ///< in its cluster
+    const node_description& whole;           ///< as it is when it is empty
+    std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
+    bytes memory{};                          ///< free, of the host
+    std::span<const free_device> devices{};  ///< what is free on each
+
+    /// Free device time, of all devices.
+    [[nodiscard]] std::uint64_t permille() const noexcept {
+        std::uint64_t sum = 0;
+        for (const auto& d : devices) sum += d.permille;
+        return sum;
+    }
+};
+
+/// A distinct request with its weight: its frequency, or another measure's weight.
+struct request_kind {
+    placement_request request{};  ///< without labels
+    double weight = 0;            ///< parts of all requests
+};
+
+/// Kinds of requests, each with its frequency. A value.
+class workload {
+public:
+    workload() = default;
+    /// Labels are ignored: requests that differ in nothing else are of one kind.
+    template <std::ranges::input_range R>
+    requires std::convertible_to < std::ranges::range_reference_t<R>,
+    const placement_request& > explicit workload(R&& history) {
+        std::vector<placement_request> all;
+        for (placement_request r : history) {
+            r.group = r.near = r.apart = label{};
+            all.push_back(r);
+        }
+        std::ranges::sort(all);
+        for (auto i = all.begin(); i != all.end();) {
+            const auto next = std::upper_bound(i, all.end(), *i);
+            kinds_.push_back({*i, static_cast<double>(next - i) / static_cast<double>(all.size())});
+            i = next;
+        }
+    }
+
+    /// In ascending order of the requests; the weights are frequencies and sum to 1.
+    [[nodiscard]] std::span<const request_kind> kinds() const noexcept { return kinds_; }
+    /// Device time of an average request, in thousandths of a device.
+    [[nodiscard]] double mean_permille() const noexcept {
+        double sum = 0;
+        for (const auto& k : kinds_) sum += k.weight * static_cast<double>(device_permille(k.request));
+        return sum;
+    }
+
+private:
+    std::vector<request_kind> kinds_;
+};
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

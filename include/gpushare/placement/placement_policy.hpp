@@ -8,9 +8,15 @@
 //       }
 //   };
 //   auto p = gpushare::choose(emptiest{}, cluster, request);
+//
+// The classic policies are here, for comparison with value_descent. None needs to know what will arrive:
+//
+//   auto q = gpushare::choose(gpushare::best_fit{}, cluster, request);
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstdio>
@@ -110,6 +116,116 @@ requires placement_policy<P>
     }
     return chosen;
 }
+
+/// The first node that has room.
+struct first_fit {
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        return {static_cast<double>(n.id.index), tightest_devices(n, r)};
+    }
+};
+
+namespace detail {
+/// As a part of `whole`; of nothing it is 0.
+[[nodiscard]] constexpr double part(double of, double whole) noexcept { return whole > 0 ? of / whole : 0; }
+}  // namespace detail
+
+/// The node with the least left afterwards: cores and device time, each relative to the largest node, in a hundred steps.
+struct best_fit {
+    double most_cpu_milli = 128'000;  ///< of a node
+    double most_permille = 8'000;     ///< of a node
+
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        const double cpu = static_cast<double>(n.cpu_milli - r.cpu_milli) / most_cpu_milli;
+        const double devices = static_cast<double>(n.permille() - device_permille(r)) / most_permille;
+        return {-std::floor(100 * (1 - (cpu + devices) / 2)), tightest_devices(n, r)};
+    }
+};
+
+/// Used devices first, the fullest of them; then free devices of used nodes; untouched nodes last, the smallest first.
+struct bin_packing {
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        const auto at = tightest_devices(n, r);
+        std::uint32_t opened = 0, left = 0;
+        for (const auto d : at) {
+            const auto x = n.devices[d.index].permille;
+            opened += x == share::whole().permille() ? 1U : 0U;
+            left += x;
+        }
+        const auto untouched =
+            static_cast<double>(std::ranges::count(n.devices, share::whole().permille(), &free_device::permille));
+        constexpr double tier = 1e6;
+        if (untouched == static_cast<double>(n.devices.size())) return {2 * tier + untouched, at};
+        if (opened != 0) return {tier + opened, at};
+        return {static_cast<double>(left), at};
+    }
+};
+
+/// The node with the most left, on its emptiest devices: least interference, most fragments.
+struct spreading {
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        device_set at;
+        while (at.size() < r.devices) {
+            std::uint32_t best = 0, most = 0;
+            for (std::uint32_t d = 0; d < n.devices.size(); ++d) {
+                if (at.contains({d}) || !fits(r, n.devices[d]) || n.devices[d].permille < most) continue;
+                if (n.devices[d].permille == most && most != 0) continue;
+                best = d;
+                most = n.devices[d].permille;
+            }
+            at.add({best});
+        }
+        return {-detail::part(static_cast<double>(n.permille()), 1000.0 * n.whole.devices) -
+                    detail::part(static_cast<double>(n.cpu_milli), static_cast<double>(n.whole.cpu_milli)),
+                at};
+    }
+};
+
+/// The node whose free resources point least in the direction of the request: the smallest product of what is free and
+/// what is asked for, so that large leftovers stay. After Grandl et al., "Multi-resource packing for cluster schedulers"
+/// (Tetris), SIGCOMM 2014, in the form that the comparison of USENIX ATC 2023 uses.
+struct dot_product {
+    double most_cpu_milli = 128'000;  ///< of a node
+    double most_permille = 8'000;     ///< of a node
+
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        const double cpu =
+            static_cast<double>(n.cpu_milli) / most_cpu_milli * (static_cast<double>(r.cpu_milli) / most_cpu_milli);
+        const double devices = static_cast<double>(n.permille()) / most_permille *
+                               (static_cast<double>(device_permille(r)) / most_permille);
+        return {cpu + devices, tightest_devices(n, r)};
+    }
+};
+
+/// Any node that has room, each with the same chance. Not stable: it draws a number for every node it is asked about.
+class random_fit {
+public:
+    /// The same seed, the same choices.
+    explicit random_fit(std::uint64_t seed) noexcept : state_(seed) {}
+
+    /// See the top of the class.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) {
+        // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
+        auto z = state_ += 0x9E3779B97F4A7C15U;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+        return {static_cast<double>((z ^ (z >> 31)) >> 11), tightest_devices(n, r)};
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+static_assert(stable_placement_policy<first_fit>);
+static_assert(stable_placement_policy<best_fit>);
+static_assert(stable_placement_policy<bin_packing>);
+static_assert(stable_placement_policy<spreading>);
+static_assert(stable_placement_policy<dot_product>);
+static_assert(placement_policy<random_fit> && !placement_policy<const random_fit>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

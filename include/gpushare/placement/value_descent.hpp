@@ -18,7 +18,6 @@
 #include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
-#include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -24,7 +24,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/tenant/workspace.hpp>
+#include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

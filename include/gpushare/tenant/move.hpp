@@ -22,7 +22,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/detail/succession.hpp>
 #include <gpushare/tenant/detail/tenant_copies.hpp>
-#include <gpushare/tenant/moving_block.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>

@@ -19,7 +19,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/detail/tenant_copies.hpp>
-#include <gpushare/tenant/moving_block.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>

@@ -19,7 +19,6 @@
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
-#include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

@@ -1,22 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain values of the tenant layer: what a tenant asks for (tenant_spec), what it has used, and the events and
-// reports about it.
+// The plain values of the tenant layer: what a tenant asks for, what it has used, the events and reports about it; and
+// what a tenancy is given: its options, each with a default, and a function that chooses devices.
 //
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
+//   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
+//
+// Memory that goes with a tenant which is moved (move.hpp) or parked (park.hpp):
+//
+//   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}, {.part = 1, .at = cache, .size = 1 << 28}};
+//
+// Without a device_choice, a tenancy takes the devices with the most memory left, or the best connected ones if it was
+// given a topology. Another choice is a function of the embedder's, or placed_by(policy) of placed_by.hpp:
+//
+//   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {      // rooms: devices with time for it
+//       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
+//   };                                                                                          // shared.choose_devices(first)
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/scrub.hpp>
+#include <gpushare/partition/equal_split.hpp>
+#include <gpushare/placement/placement.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -244,6 +263,48 @@ struct close_report {
     close_wait waits_for = close_wait::nothing;  ///< of what isn't complete: what has to end first
     device_id device{};                          ///< and on which of its devices
 };
+
+/// Options of a tenancy.
+struct tenancy_options {
+    limiter_options limiter{};                    ///< of each device, or of each slice of one
+    ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
+    event_sink events{};                          ///< gets what no return value can tell
+
+    // Defaults for tenants whose specification doesn't say.
+    memory_stack stack = memory_stack::pool;          ///< what backs their memory
+    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
+    ns wait{};                                        ///< how long memory().allocate() waits for bytes
+    bytes spill{};  ///< how much a tenant may have on the host when bytes lack, of allocate_spillable()
+    std::pmr::memory_resource* spill_to =
+        nullptr;                     ///< the host's memory for that, pinned for speed; outlives the tenancy
+    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
+};
+
+namespace detail {
+/// Fills in the defaults that a tenant's specification leaves open.
+inline void fill_in(tenant_spec& spec, const tenancy_options& by_default) {
+    if (!spec.stack) spec.stack = by_default.stack;
+    if (!spec.scrub) spec.scrub = by_default.scrub;
+    if (!spec.wait) spec.wait = by_default.wait;
+    if (!spec.spill) spec.spill = by_default.spill;
+}
+}  // namespace detail
+
+/// A block of a tenant's memory that goes with it.
+struct moving_block {
+    std::size_t part = 0;         ///< which of the tenant's devices, from 0
+    void* at = nullptr;           ///< where it is; once the tenant is elsewhere, where it is from now on
+    std::size_t size = 0;         ///< as it was allocated, bytes
+    std::size_t alignment = 256;  ///< likewise
+};
+
+/// A function that chooses a tenant's devices. `rooms` are the devices with enough device time left for the tenant,
+/// with the memory that could still be promised. `node` is what is left of all devices: of a lost one nothing, of a
+/// sliced one what is left of the slice where the tenant would be. Returns the bytes on each chosen device of `rooms`,
+/// or throws operation_error, as equal_split does. Called under the tenancy's mutex, with all devices' quotas held
+/// still: it must not call the tenancy.
+using device_choice =
+    std::function<partition(const tenant_spec& spec, const std::vector<device_room>& rooms, const node_view& node)>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -51,9 +51,7 @@
 #include <gpushare/tenant/detail/tenant_admission.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
-#include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 

@@ -23,6 +23,25 @@
 // A tenant that sleeps runs nothing and gives its caches back; what comes waits until it wakes, or is refused at once:
 //
 //   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
+//
+// Blocks of a tenant may leave the device. When the tenant lacks memory there, or a neighbour wants its burst back, the
+// least recently used blocks are copied to the host. They come back when they are used. A tenancy says where to:
+// tenancy_options::spill and spill_to.
+//
+//   auto adapter = chat.allocate_spillable(512_MiB);
+//   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
+//
+// A vendor's library, such as cuBLAS, takes device memory for a tenant by itself, past the tenant's allocator. Declared,
+// this workspace is charged to that tenant instead of being set aside as overhead of the device. (The workspaces of
+// collectives are something else.)
+//
+//   auto blas = chat.declare_workspace(32_MiB);      // after the library took it; charged as long as `blas` lives
+//
+// A tenant is a node, too: its devices, with the tenant's memory on them. An object that takes a node and allocates
+// there, such as a communicator with its workspaces, is then charged to the tenant, and ends with it:
+//
+//   gpushare::tenant_node mine{node, chat};
+//   gpushare::device_communicator group{mine, visible, chat.spec().on};         // its workspaces are of chat's memory
 #pragma once
 
 #include <algorithm>
@@ -30,8 +49,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,16 +69,156 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
+#include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
+#include <gpushare/tenant/detail/spill_list.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/spillable.hpp>
-#include <gpushare/tenant/tenant_request.hpp>
-#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// Bytes that a library took of a device for a tenant, past the tenant's allocator. Charged as long as it lives; movable.
+class workspace {
+public:
+    workspace() noexcept = default;
+    /// `charged` bytes of `from` that are charged already. Both must outlive it.
+    workspace(quota& from, detail::device_overhead& on, bytes charged) noexcept
+        : from_(&from), on_(&on), size_(charged) {
+        on.declare(charged);
+    }
+    /// The same of memory that the device doesn't know of.
+    workspace(quota& from, bytes charged) noexcept : from_(&from), size_(charged) {}
+    /// Takes over the charge.
+    workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
+    /// Gives back its own charge, and takes over `other`'s.
+    workspace& operator=(workspace&& other) noexcept {
+        if (this == &other) return *this;
+        give_back();
+        from_ = other.from_;
+        on_ = other.on_;
+        size_ = other.size_;
+        other.forget();
+        return *this;
+    }
+    ~workspace() { give_back(); }
+
+    /// Bytes that are charged.
+    [[nodiscard]] bytes size() const noexcept { return size_; }
+
+private:
+    void forget() noexcept {
+        from_ = nullptr;
+        size_ = {};
+    }
+    void give_back() noexcept {
+        if (from_ == nullptr) return;
+        if (on_ != nullptr) on_->withdraw(size_);
+        from_->release(size_);
+    }
+
+    quota* from_ = nullptr;
+    detail::device_overhead* on_ = nullptr;
+    bytes size_{};
+};
+
+/// The request that tenant::request returns. Neither copied nor moved; for one thread at a time.
+/// Ends before its tenant.
+template <class Limiter>
+class [[nodiscard]] tenant_request {
+public:
+    using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
+
+    /// Called by the tenant, to which the streams and the name belong.
+    tenant_request(Limiter& limiter, client_id client, std::span<stream> streams, std::string_view name,
+                   const request_options& options)
+        : request_(limiter, client, options), streams_(streams), name_(name) {}
+
+    /// As tenant::submit. The remaining time is the request's; so is the deadline, if it is earlier
+    /// than the deadline of `o`.
+    typename Limiter::ticket submit(submission_work<stream> work, const submit_options& o = {},
+                                    submission_callback on_done = {}) {
+        return try_submit(std::move(work), o, std::move(on_done)).value(name_, "submit");
+    }
+    /// As submit; the reason instead of an exception.
+    [[nodiscard]] result<typename Limiter::ticket> try_submit(submission_work<stream> work,
+                                                              const submit_options& o = {},
+                                                              submission_callback on_done = {}) {
+        if (o.stream >= streams_.size())
+            return failure{errc::invalid_specification, o.stream, 0, streams_.size(), reason::no_such_stream};
+        return request_.submit(streams_[o.stream], std::move(work), o, std::move(on_done));
+    }
+
+private:
+    gpushare::request<Limiter> request_;
+    std::span<stream> streams_;
+    std::string_view name_;
+};
+
+/// A block that may be on the host. Movable; one owner. Frees it when it goes, which must be before
+/// the tenancy does; its tenant may be closed by then. Safe from any thread but for moves.
+template <class List>
+class spillable {
+    using entry = typename List::entry;
+
+public:
+    /// Keeps the block on its device, at one address. Movable; must not outlive the block.
+    class lease {
+    public:
+        /// Takes over `other`'s.
+        lease(lease&& other) noexcept
+            : of_(std::exchange(other.of_, nullptr)), block_(other.block_), why_(other.why_) {}
+        lease& operator=(lease&&) = delete;
+        ~lease() {
+            if (of_ != nullptr) of_->let_go(*block_);
+        }
+
+        /// Whether it is there.
+        [[nodiscard]] explicit operator bool() const noexcept { return of_ != nullptr; }
+        /// Why it isn't: out_of_memory (the device has no room), deadline_exceeded, closed, or what
+        /// the copy failed with.
+        [[nodiscard]] errc code() const noexcept { return why_; }
+        /// Where it is, for work on any stream; null if it isn't there. Nothing may use it once the lease is gone.
+        [[nodiscard]] void* data() const noexcept { return of_ != nullptr ? block_->block.data() : nullptr; }
+
+    private:
+        friend spillable;
+        lease(List& of, entry& block, errc why) noexcept
+            : of_(why == errc::none ? &of : nullptr), block_(&block), why_(why) {}
+
+        List* of_;
+        entry* block_;
+        errc why_;
+    };
+
+    /// Called by the tenant, to whose memory `of` belongs.
+    spillable(std::shared_ptr<List> of, entry& block) noexcept : of_(std::move(of)), block_(&block) {}
+    /// Takes over `other`'s block.
+    spillable(spillable&& other) noexcept : of_(std::move(other.of_)), block_(std::exchange(other.block_, nullptr)) {}
+    /// Frees its own block, and takes over `other`'s.
+    spillable& operator=(spillable&& other) noexcept {
+        spillable mine(std::move(other));
+        std::swap(of_, mine.of_);
+        std::swap(block_, mine.block_);
+        return *this;
+    }
+    ~spillable() {
+        if (block_ != nullptr) of_->remove(*block_);
+    }
+
+    /// Brings the block back if it is on the host, and waits until it is there. Others of the
+    /// tenant's may have to leave for it.
+    [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
+    /// Whether it is on the device now, used or not; not while it is on its way.
+    [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }
+    /// As it was made with.
+    [[nodiscard]] bytes size() const noexcept { return block_->block.size(); }
+
+private:
+    std::shared_ptr<List> of_;
+    entry* block_;
+};
 
 template <node Node, compute_policy Policy>
 class tenancy;
@@ -155,7 +316,7 @@ public:
     }
 
     /// A block that is on the device while it is used, and may be on the host else; see
-    /// spillable.hpp. Throws as memory(), what an allocation throws, and not_supported where the
+    /// spillable. Throws as memory(), what an allocation throws, and not_supported where the
     /// tenant has no tenant_spec::spill.
     [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
         return make_spillable(
@@ -443,6 +604,45 @@ private:
     }
 
     std::unique_ptr<state> state_;
+};
+
+/// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
+/// outlive it, and what is made on it must be gone before the tenant closes: a close takes its
+/// memory back like any other. Streams are the node's, outside of any slice. Thread-safe.
+template <node Node, compute_policy Policy = weighted_fair>
+class tenant_node {
+public:
+    using stream = typename Node::stream;                            ///< the node's
+    using memory_type = typename tenant<Node, Policy>::memory_type;  ///< a tenant_memory
+
+    /// Where `who` is now. Throws operation_error (closed); std::bad_alloc.
+    tenant_node(Node& whole, tenant<Node, Policy>& who)
+        : whole_(&whole), tag_(who.tag()), memory_(whole.num_devices()) {
+        const auto on = who.spec().on;
+        for (std::size_t part = 0; part < on.size(); ++part) memory_[on[part].index] = &who.memory(part);
+    }
+
+    /// As the node has.
+    [[nodiscard]] std::uint32_t num_devices() const noexcept { return whole_->num_devices(); }
+    /// The tenant's. Throws operation_error (no_device) for a device that it isn't on.
+    [[nodiscard]] memory_type& memory(device_id d) const {
+        if (d.index >= memory_.size() || memory_[d.index] == nullptr)
+            raise({errc::no_device, d.index, 0, memory_.size()}, {}, "memory of a tenant's node");
+        return *memory_[d.index];
+    }
+    /// A new one of the node's, whose work is the tenant's in ledgers.
+    [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t /*tag*/ = 0) const {
+        return whole_->make_stream(d, level, tag_);
+    }
+    /// The node's.
+    [[nodiscard]] auto get_clock() const { return whole_->get_clock(); }
+    /// The node's.
+    [[nodiscard]] decltype(auto) gangs() const { return whole_->gangs(); }
+
+private:
+    Node* whole_;
+    std::uint32_t tag_;
+    std::vector<memory_type*> memory_;  // of each device; null where the tenant isn't
 };
 
 }  // namespace GPUSHARE_ABI

@@ -41,7 +41,6 @@
 #include <gpushare/placement/preemption.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/move.hpp>
-#include <gpushare/tenant/moving_block.hpp>
 #include <gpushare/tenant/placed_by.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>

@@ -17,7 +17,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/workspace.hpp>
+#include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/composition/any_upstream.hpp"

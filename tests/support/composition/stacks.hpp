@@ -31,7 +31,7 @@
 #include <gpushare/memory/spillable_block.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
-#include <gpushare/tenant/workspace.hpp>
+#include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/composition/any_upstream.hpp"

@@ -16,7 +16,6 @@
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/detail/device_filling.hpp>
 #include <gpushare/placement/placement.hpp>
-#include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

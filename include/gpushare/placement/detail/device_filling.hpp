@@ -18,7 +18,6 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/placement.hpp>
-#include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -23,7 +23,6 @@
 #include <gpushare/placement/detail/device_filling.hpp>
 #include <gpushare/placement/detail/reduced_node.hpp>
 #include <gpushare/placement/placement.hpp>
-#include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -32,7 +32,6 @@
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -19,9 +19,8 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
-#include <gpushare/placement/node_view.hpp>
+#include <gpushare/placement/placement.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
-#include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

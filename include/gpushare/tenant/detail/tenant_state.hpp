@@ -32,7 +32,6 @@
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/detail/tenant_part.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
