@@ -4,11 +4,10 @@
 // link (gradient/link.hpp).
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/partial_softmax.hpp>
-#include <gpushare/gradient/ready_board.hpp>
 #include <gpushare/gradient/sync_batch_norm.hpp>
 #include <gpushare/gradient/transport.hpp>
 

@@ -13,11 +13,8 @@
 #include <vector>
 
 #include <gpushare/backend/host/kernel_context.hpp>
-#include <gpushare/collective/element_chain.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_apply.hpp>
-#include <gpushare/collective/epilogue_norms.hpp>
-#include <gpushare/collective/epilogue_quantise.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 
 #include "support/catch.hpp"

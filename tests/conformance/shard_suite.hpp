@@ -17,7 +17,6 @@
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/buckets.hpp>
-#include <gpushare/gradient/shards.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 

@@ -3,7 +3,6 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
-#include <gpushare/gradient/bucket_tuner.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>

@@ -3,7 +3,6 @@
 // differ from them. Of hundreds of ranks without a transport.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/negotiation.hpp>
-#include <gpushare/gradient/ready_board.hpp>
 #include <gpushare/gradient/transport.hpp>
 
 #include <algorithm>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transports: each rank's end does what a transport does, also one of two levels; who is aborted is named on every rank. And the
 // collectives of lists below them.
-#include <gpushare/collective/combine.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/lists.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/top_k.hpp>

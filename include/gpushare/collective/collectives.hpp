@@ -8,16 +8,43 @@
 //   gpushare::broadcast(me, data, 0);
 //
 // All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as all_reduce does.
+//
+// Collectives of lists work on many arrays at once, in place and without packing them: ranks tell each other where their
+// lists are, and each works on its part of them. One call combines a thousand small gradients. Each element is combined
+// as all_reduce does it, so how arrays are put into lists never changes a bit.
+//
+//   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
+//   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
+//
+// In an exchange, each rank tells where its elements are, and reads those of its neighbours alone:
+//
+//   const std::uint32_t beside[] = {left, right};
+//   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));     // theirs: left's elements, then right's
+//
+// combine() combines arrays that are all here, to the same bits as a collective of as many ranks. It is for who brings
+// other ranks' elements by means of its own, over a network say:
+//
+//   gpushare::combine(3, [&](std::uint32_t r) { return parts[r].data(); }, std::span(sums), gpushare::average{});
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/collectives.hpp>
+#include <gpushare/collective/detail/list_bodies.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -114,6 +141,106 @@ template <class T>
 void all_to_all(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out,
                 instant deadline = never) {
     raise_fault(try_all_to_all(me, in, out, deadline));
+}
+
+/// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1), in this order, computed in float or wider and rounded once.
+/// from(r) points to as many elements as `out` has, and may be `out` itself. There is at least one part.
+template <reducible T, class From, class Op = sum>
+requires std::is_invocable_r_v<const T*, const From&, std::uint32_t>
+void combine(std::uint32_t parts, const From& from, std::span<T> out, const Op& op = {}) noexcept {
+    detail::thread_context ctx;
+    const auto one_by_one = [&](element_range some) {
+        detail::reduce_elements<T>(ctx, op, parts, some, from, detail::single_output<T>{out.data()});
+    };
+    if constexpr (detail::combines_lines<T, Op>) {
+        constexpr std::uint32_t most = 16;
+        const element_range lines = detail::whole_lines<T>(out.data(), {0, out.size()});
+        if (lines.size() != 0 && parts <= most && detail::lines_pay<T, Op>(parts)) {
+            detail::peer_signal arrays[most];
+            for (std::uint32_t r = 0; r < parts; ++r) arrays[r].in = from(r);
+            one_by_one({0, lines.begin});
+            detail::combine_lines_to_one<T>(op, arrays, parts, 0, lines, out.data());
+            return one_by_one({lines.end, out.size()});
+        }
+    }
+    one_by_one({0, out.size()});
+}
+
+/// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap
+/// each other. Else as try_all_reduce; errc::mismatch where the lists' sizes differ. `finite`, if
+/// given, becomes whether no combined element is infinite or NaN: the same on all ranks, and given
+/// by all or none.
+template <reducible T, class Op = sum>
+[[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
+                                                   instant deadline = never, bool* finite = nullptr) {
+    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::all_reduce, T, Op>(list, op, finite),
+                                 deadline);
+}
+
+/// The same where rank r gets its shard of each array (shard_of) alone, in its own arrays; other
+/// elements stay as they are.
+template <reducible T, class Op = sum>
+[[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
+                                                       instant deadline = never, bool* finite = nullptr) {
+    return detail::run_in_thread(
+        me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op, finite), deadline);
+}
+
+/// The way back: every rank gets each rank's shards from that rank.
+template <class T>
+requires std::is_trivially_copyable_v<T>
+[[nodiscard]] collective_fault try_all_gather_list(const member& me, std::span<const std::span<T>> list,
+                                                   instant deadline = never) {
+    return detail::run_in_thread(me, detail::all_gather_list_body<T>(list), deadline);
+}
+
+/// try_all_reduce_list, but throws operation_error.
+template <reducible T, class Op = sum>
+void all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {}, instant deadline = never) {
+    raise_fault(try_all_reduce_list<T>(me, list, op, deadline));
+}
+/// try_reduce_scatter_list, but throws operation_error.
+template <reducible T, class Op = sum>
+void reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {}, instant deadline = never) {
+    raise_fault(try_reduce_scatter_list<T>(me, list, op, deadline));
+}
+/// try_all_gather_list, but throws operation_error.
+template <class T>
+void all_gather_list(const member& me, std::span<const std::span<T>> list, instant deadline = never) {
+    raise_fault(try_all_gather_list<T>(me, list, deadline));
+}
+
+namespace detail {
+
+template <class T>
+struct exchange_body {
+    std::span<const T> in;
+    std::span<const std::uint32_t> neighbours;
+    T* out;
+    static constexpr auto kind = collective_kind::all_gather;
+
+    collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>() | 256U, 0, in.size(), blocks), in.data())) return t.fault();
+        for (std::size_t i = 0; i < neighbours.size(); ++i)
+            copy_elements(t.context(), out + i * in.size(), static_cast<const T*>(t.signal_from(neighbours[i]).in),
+                          in.size());
+        return t.finish();
+    }
+};
+
+}  // namespace detail
+
+/// `out` gets the elements of each neighbour, one behind the other. Called by all ranks, with as many elements each; each has neighbours
+/// of its own, perhaps none. errc::mismatch at once for one that isn't a rank, or an `out` of another size.
+template <class T>
+requires std::is_trivially_copyable_v<T>
+[[nodiscard]] collective_fault try_exchange(const member& me, std::span<const std::type_identity_t<T>> in,
+                                            std::span<const std::uint32_t> neighbours, std::span<T> out,
+                                            instant deadline = never) {
+    bool good = out.size() == in.size() * neighbours.size();
+    for (const std::uint32_t q : neighbours) good = good && q < me.size();
+    if (!good) return {errc::mismatch, collective_kind::all_gather, me.rank(), 0};
+    return detail::run_in_thread(me, detail::exchange_body<T>{in, neighbours, out.data()}, deadline);
 }
 
 }  // namespace GPUSHARE_ABI

@@ -6,9 +6,13 @@
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; epilogue_apply.hpp applies them,
-// behind a collective or alone. A stage is any copyable functor that takes a few floats and their place, and returns as
-// many floats:
+// Stages are in epilogue_stages.hpp; epilogue_apply.hpp applies them alone, or behind a collective of your own. An
+// all-reduce with its stages is a value, too, a pipeline. Nothing has run yet: fused_all_reduce.hpp runs it in the ranks'
+// threads, submit.hpp on the devices' streams.
+//
+//   auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F);
+//
+// A stage is any copyable functor that takes a few floats and their place, and returns as many floats:
 //
 //   struct square {
 //       static constexpr bool any_row = true;
@@ -32,10 +36,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
@@ -229,6 +235,54 @@ template <detail::epilogue_part A, detail::epilogue_part B>
 namespace detail {
 using gpushare::operator|;  // found from the stages, which are here
 }  // namespace detail
+
+namespace detail {
+
+/// The element type that the last stage to declare one makes; else T.
+template <class T, class... Stages>
+struct result_of_stages {
+    using type = T;
+};
+template <class T, class First, class... Rest>
+struct result_of_stages<T, First, Rest...> : result_of_stages<T, Rest...> {};
+template <class T, class First, class... Rest>
+requires requires { typename First::result_type; }
+struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::result_type, Rest...> {};
+
+}  // namespace detail
+
+/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A value that points to its arrays.
+/// `out_type` is the type of the result: that of the last cast() or quantise(), else T.
+template <class T, class Op, class... Stages>
+struct pipeline {
+    /// The type of the result's elements.
+    using out_type = typename detail::result_of_stages<T, Stages...>::type;
+
+    const T* in = nullptr;       ///< what this rank brings
+    std::size_t count = 0;       ///< elements
+    std::size_t width = 1;       ///< elements of a row
+    Op op{};                     ///< how ranks are combined
+    epilogue<Stages...> list{};  ///< what follows
+
+    /// Adds stages.
+    template <detail::epilogue_part S>
+    [[nodiscard]] friend constexpr auto operator|(const pipeline& p, const S& more) {
+        const auto with = [&p]<class... All>(const epilogue<All...>& all) {
+            return pipeline<T, Op, All...>{p.in, p.count, p.width, p.op, all};
+        };
+        return with(detail::joined(p.list, detail::as_epilogue(more)));
+    }
+};
+
+/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`. Nothing runs yet. The
+/// elements are whole rows of `width`.
+template <class R, class Op = sum>
+requires requires(const R& r) { std::span(r); }
+[[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {
+    using T = std::remove_cvref_t<decltype(*std::data(in))>;
+    static_assert(reducible<T>);
+    return pipeline<T, Op>{std::data(in), std::size(in), width, op, {}};
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

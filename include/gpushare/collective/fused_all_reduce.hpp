@@ -18,11 +18,8 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/fused_body.hpp>
 #include <gpushare/collective/epilogue.hpp>
-#include <gpushare/collective/epilogue_norms.hpp>
-#include <gpushare/collective/epilogue_quantise.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/pipeline.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/units.hpp>

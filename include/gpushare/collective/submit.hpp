@@ -19,7 +19,7 @@
 //  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
 //  submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
 //
-// The `run` forms take pipelines (pipeline.hpp), one for each rank, which differ only in the memory that they point to:
+// The `run` forms take pipelines (epilogue.hpp), one for each rank, which differ only in the memory that they point to:
 //
 //   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
 //   auto fused = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
@@ -33,8 +33,8 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/collectives.hpp>
 #include <gpushare/collective/detail/submit.hpp>
+#include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/pipeline.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>

@@ -1,20 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which gradients go together in one all-reduce, and in which order: a value.
+// How gradients are cut into buckets: which go together in one all-reduce, and in which order. A value.
 //
 //   const gpushare::bucket_plan plan(sizes, order, 4_MiB);      // order: as they become ready in the backward pass
 //   for (std::uint32_t g : plan.gradients(0)) ...               // those of the first bucket
+//
+// A bucket_tuner finds on line the best size of buckets and number of all-reduces in flight: the caller reports how long
+// each training step took, and after at most 50 steps the best choice is known. A value, too: times are arguments.
+//
+//   gpushare::bucket_tuner tuner;                                            // begins with buckets of 1 MiB
+//   for (int step = 0; step < 50; ++step) {
+//       const auto use = tuner.choice();      ...                            // a step with it
+//       tuner.step_took(agreed_time);
+//   }
+//   std::ofstream("buckets.txt") << tuner.save();                            // bucket_tuner::load: settled from the first step on
+//
+// All ranks must report the same times, or they would choose differently: agree() makes the times
+// equal. The choice changes no bit of a result, only when the result is there.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -79,6 +97,175 @@ private:
     std::vector<std::uint32_t> first_;     // of each bucket, in either
     std::vector<std::uint32_t> bucket_of_;
 };
+
+/// How gradients are fused.
+struct bucket_choice {
+    /// The most bytes of a bucket. The last gradient waits for no more than that, and is combined
+    /// while it is in the caches.
+    bytes bucket{1 << 20};
+    std::uint32_t in_flight = 1;  ///< all-reduces at once: channels, or streams
+    friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
+};
+
+/// Every size once or twice, then the best three again, then more in flight; at last the winner
+/// against the default, in turn: it is taken only if it wins by more than the two differ among
+/// themselves.
+class bucket_tuner {
+public:
+    static constexpr std::uint32_t longest = 50;  ///< steps until it is settled, at most
+
+    /// `most_in_flight`: how many channels there are.
+    explicit bucket_tuner(bucket_choice by_default = {}, std::uint32_t most_in_flight = 1)
+        : default_(by_default), best_(by_default), most_in_flight_(most_in_flight) {
+        add(default_);
+        for (std::uint64_t size = std::uint64_t{128} << 10; size <= std::uint64_t{64} << 20; size *= 2)
+            add({bytes{size}, default_.in_flight});
+        for (int round = 0; round < 2; ++round)
+            for (std::size_t c = 0; c < tried_.size(); ++c) plan_.push_back(c);
+    }
+
+    /// For the next step.
+    [[nodiscard]] bucket_choice choice() const noexcept { return settled() ? best_ : tried_[plan_[at_]].choice; }
+    /// Whether the choice is final.
+    [[nodiscard]] bool settled() const noexcept { return phase_ == phase::settled; }
+    /// Steps that it was told of.
+    [[nodiscard]] std::uint32_t steps() const noexcept { return steps_; }
+
+    /// How long the step with choice() took, the same on all ranks.
+    void step_took(ns time) {
+        if (settled()) return;
+        ++steps_;
+        tried_[plan_[at_]].times.push_back(time);
+        if (++at_ == plan_.size()) next_phase();
+    }
+
+    /// The choice as text, to begin with the next time.
+    [[nodiscard]] std::string save() const {
+        return "bucket=" + std::to_string(best_.bucket.count()) + " in_flight=" + std::to_string(best_.in_flight) +
+               '\n';
+    }
+    /// One that is settled; with no more in flight than there are channels now, whatever there were
+    /// when it was saved. Throws operation_error (errc::invalid_specification) for anything but
+    /// what save() wrote.
+    [[nodiscard]] static bucket_tuner load(std::string_view text, std::uint32_t most_in_flight) {
+        bucket_choice c;
+        std::uint64_t size = 0;
+        const bool good = number(text, "bucket=", ' ', size) && number(text, "in_flight=", '\n', c.in_flight) &&
+                          text.empty() && size != 0 && c.in_flight != 0;
+        if (!good)
+            raise({.code = errc::invalid_specification, .because = reason::bad_choice}, {},
+                  "loading a choice of buckets");
+        c.bucket = bytes{size};
+        c.in_flight = std::min(c.in_flight, std::max(most_in_flight, 1U));
+        bucket_tuner t(c, most_in_flight);
+        t.phase_ = phase::settled;
+        return t;
+    }
+
+private:
+    enum class phase : std::uint8_t {
+        sizes,            ///< each of them
+        best_sizes,       ///< the best three again
+        flights,          ///< more in flight
+        against_default,  ///< the best so far, in turn with the default
+        settled,          ///< nothing is tried any more
+    };
+    struct trial {
+        bucket_choice choice;
+        std::vector<ns> times{};
+        /// Half of its steps were shorter; the shortest would be luck.
+        [[nodiscard]] ns median() const {
+            std::vector<ns> sorted = times;
+            std::sort(sorted.begin(), sorted.end());
+            return sorted.empty() ? ns::max() : sorted[(sorted.size() - 1) / 2];
+        }
+    };
+
+    std::size_t add(const bucket_choice& c) {
+        for (std::size_t i = 0; i < tried_.size(); ++i)
+            if (tried_[i].choice == c) return i;
+        tried_.push_back({c});
+        return tried_.size() - 1;
+    }
+    [[nodiscard]] std::vector<std::size_t> by_time() const {
+        std::vector<std::size_t> all(tried_.size());
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+        std::stable_sort(all.begin(), all.end(),
+                         [&](std::size_t a, std::size_t b) { return tried_[a].median() < tried_[b].median(); });
+        return all;
+    }
+    void repeat(std::span<const std::size_t> which, int rounds) {
+        for (int round = 0; round < rounds; ++round) plan_.insert(plan_.end(), which.begin(), which.end());
+    }
+    void next_phase() {
+        plan_.clear();
+        at_ = 0;
+        std::vector<std::size_t> order = by_time();
+        if (phase_ == phase::sizes) {  // 22 steps until here
+            phase_ = phase::best_sizes;
+            order.resize(std::min<std::size_t>(order.size(), 3));
+            return repeat(order, 3);
+        }
+        if (phase_ == phase::best_sizes) {  // 31
+            phase_ = phase::flights;
+            std::vector<std::size_t> more;
+            for (std::uint32_t n = 1; n <= std::min(most_in_flight_, 4U); n *= 2)
+                if (n != tried_[order.front()].choice.in_flight)
+                    more.push_back(add({tried_[order.front()].choice.bucket, n}));
+            repeat(more, 3);
+            if (!plan_.empty()) return;
+            order = by_time();
+        }
+        if (phase_ == phase::flights) {  // 40
+            phase_ = phase::against_default;
+            if (order.front() != 0) {
+                for (const std::size_t c : {std::size_t{0}, order.front()}) tried_[c].times.clear();
+                const std::array<std::size_t, 2> both{0, order.front()};
+                challenger_ = order.front();
+                return repeat(both, 5);
+            }
+        }
+        phase_ = phase::settled;
+        if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
+    }
+    /// Four of five pairs, one behind the other, so that a machine that slows down decides nothing;
+    /// and by half a percent.
+    [[nodiscard]] bool beats_default() const {
+        const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
+        std::size_t won = 0;
+        for (std::size_t i = 0; i < ours.size(); ++i) won += ours[i] < theirs[i];
+        const ns gain = tried_[0].median() - tried_[challenger_].median();
+        return won >= 4 && gain * 200 >= tried_[0].median();
+    }
+    template <class N>
+    static bool number(std::string_view& text, std::string_view name, char end, N& n) noexcept {
+        if (!text.starts_with(name)) return false;
+        text.remove_prefix(name.size());
+        const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), n);
+        text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
+        if (code != std::errc{} || text.empty() || text.front() != end) return false;
+        text.remove_prefix(1);
+        return true;
+    }
+
+    bucket_choice default_, best_;
+    std::uint32_t most_in_flight_;
+    phase phase_ = phase::sizes;
+    std::uint32_t steps_ = 0;
+    std::vector<trial> tried_;       // the default first
+    std::vector<std::size_t> plan_;  // what this phase tries, in order
+    std::size_t at_ = 0;
+    std::size_t challenger_ = 0;
+};
+
+/// The longest of all ranks' times: what a step of the whole group took.
+template <host_transport T>
+[[nodiscard]] collective_fault agree(T& net, ns& time, instant deadline = never) {
+    std::int64_t count = time.count();
+    const auto f = net.all_reduce(std::span<const std::int64_t>(&count, 1), std::span(&count, 1), maximum{}, deadline);
+    if (!f) time = ns{count};
+    return f;
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

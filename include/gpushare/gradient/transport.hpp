@@ -26,8 +26,6 @@
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/lists.hpp>
-#include <gpushare/collective/neighbours.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -110,7 +108,7 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
-/// One that combines many arrays where they lie, without packing them: see collective/lists.hpp.
+/// One that combines many arrays where they lie, without packing them: see collective/collectives.hpp.
 template <class T>
 concept list_transport = transport<T> && requires(T& t, std::span<const std::span<float>> list, instant deadline) {
     { t.all_reduce_list(list, sum{}, deadline) } -> std::same_as<collective_fault>;

@@ -39,7 +39,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>

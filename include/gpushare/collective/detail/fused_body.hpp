@@ -18,7 +18,6 @@
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/float_moves.hpp>
-#include <gpushare/collective/pipeline.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of lists.hpp: a rank's part in collectives on lists, once it knows where all ranks'
+// The bodies of collectives.hpp: a rank's part in collectives on lists, once it knows where all ranks'
 // lists are. For threads only: a device would need the lists in memory that all devices reach.
 #pragma once
 

@@ -22,7 +22,7 @@
 #include <gpushare/collective/detail/fused_body.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
-#include <gpushare/collective/pipeline.hpp>
+#include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>

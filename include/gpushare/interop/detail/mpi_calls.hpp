@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/collective/combine.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
