@@ -20,7 +20,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/random.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/request.hpp>
+#include <gpushare/compute/handles.hpp>
 
 namespace bench::compute {
 

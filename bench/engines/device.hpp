@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/sim/event_queue.hpp>
 #include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/world.hpp>
 #include <gpushare/units.hpp>
 
 namespace engines {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many SMs each partition of a device gets: plain arithmetic on the numbers that the device
-// reports. sm_plan.hpp says which clients get a partition of their own.
+// reports. compute/partitioned_limiter.hpp says which clients get a partition of their own.
 //
 //   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
 //   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 stay unused

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gpushare/sm_plan.hpp>
+#include <gpushare/compute/partitioned_limiter.hpp>
 
 #include <algorithm>
 #include <array>

@@ -17,7 +17,7 @@
 
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/request.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

@@ -14,7 +14,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/request.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>

@@ -14,11 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/async_submit.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/fifo.hpp>
-#include <gpushare/compute/request.hpp>
 #include <gpushare/gang.hpp>
 #include <gpushare/units.hpp>
 

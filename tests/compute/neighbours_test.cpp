@@ -14,6 +14,7 @@
 
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
@@ -21,7 +22,6 @@
 #include <gpushare/compute/policies/policy_tree.hpp>
 #include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
-#include <gpushare/compute/request.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

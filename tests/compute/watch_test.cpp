@@ -16,8 +16,8 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/request.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>

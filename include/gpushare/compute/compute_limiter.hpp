@@ -332,7 +332,7 @@ public:
         return errc::none;
     }
 
-    /// Begins a request of `c`; the class in request.hpp calls it. `level`: of its submissions,
+    /// Begins a request of `c`; the class in handles.hpp calls it. `level`: of its submissions,
     /// which say so themselves. closed: no such client. Throws std::bad_alloc.
     errc begin_request(client_id c, priority level = no_priority) {
         const std::lock_guard lock(engine_.mutex());

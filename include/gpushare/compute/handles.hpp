@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two handles that a compute limiter gives. At the gate a thread gets a permit, the right to
+// The handles that a compute limiter gives. At the gate a thread gets a permit, the right to
 // enqueue one submission by itself. For a callable that it queues it gets a ticket, which tells
 // when the work is done and whether it failed.
 //
@@ -8,10 +8,27 @@
 //
 //   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });      // result<ticket>
 //   t->wait();  if (t->status() != gpushare::errc::none) t->rethrow();
+//
+// A coroutine waits for a submission without keeping a thread. It resumes on the thread that drives the limiter: the
+// dispatcher, or a thread that waits or polls. A coroutine may be destroyed while it waits: what waits of it never runs
+// then, and what is on the device goes on without it.
+//
+//   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
+//   if (done.status != gpushare::errc::none) ...
+//
+// A request is for submissions of one client that belong together, one after the other, such as the layers of an
+// inference, with a deadline and a priority. While it is under way, and for a bounded time between two of its
+// submissions, work of lower levels is held back. So a chain of kernels waits for a neighbour's work once, not once per
+// kernel.
+//
+//   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
+//   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <concepts>
+#include <coroutine>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -19,6 +36,8 @@
 #include <utility>
 
 #include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -235,6 +254,139 @@ private:
     engine* engine_;
     std::shared_ptr<detail::submission_pool<stream>> pool_;
     detail::submission<stream>* submission_;
+};
+
+/// The awaitable that async_submit returns. Await it once, in the expression that made it. The
+/// limiter and the stream must outlive the wait.
+///
+/// Destroying the coroutine while it waits, from any thread but one that may resume it at that
+/// moment, ends the wait. A callable that hasn't begun never runs. If it has begun on another
+/// thread, the destructor waits for it, so the callable may use the coroutine's variables. Work
+/// that it has enqueued goes on, and must not outlive the data it uses.
+template <class Limiter>
+class [[nodiscard]] async_submission {
+public:
+    using stream = typename Limiter::stream;  ///< The stream that work is enqueued on.
+
+    /// For async_submit.
+    async_submission(Limiter& limiter, client_id c, stream& s, submission_work<stream> work,
+                     const submit_options& options) noexcept
+        : limiter_(limiter), client_(c), stream_(s), work_(std::move(work)), options_(options) {}
+    async_submission(const async_submission&) = delete;             ///< Not copied.
+    async_submission& operator=(const async_submission&) = delete;  ///< Not copied.
+    /// Ends the wait, if it is under way.
+    ~async_submission() {
+        if (ticket_) ticket_->abandon();
+    }
+
+    /// Never: the work isn't queued yet.
+    [[nodiscard]] static bool await_ready() noexcept { return false; }
+
+    /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused
+    /// within the call. Throws std::bad_alloc.
+    bool await_suspend(std::coroutine_handle<> waiting) {
+        auto ticket = limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
+            completion_ = c;
+            if (arrived()) waiting.resume();
+        });
+        if (!ticket) {
+            completion_.status = ticket.code();
+            return false;
+        }
+        ticket_.emplace(*std::move(ticket));
+        return !arrived();
+    }
+
+    /// How it went, with what the callable threw in `error`. If it was refused, the status is the code of submit.
+    [[nodiscard]] completion await_resume() noexcept {
+        ticket_.reset();
+        return std::move(completion_);
+    }
+
+private:
+    // The call that hands the work over and the one that says it is done both come here: the second of them goes on.
+    // acq_rel: it sees what the first has written.
+    [[nodiscard]] bool arrived() noexcept { return first_has_come_.exchange(true, std::memory_order_acq_rel); }
+
+    Limiter& limiter_;
+    client_id client_;
+    stream& stream_;
+    submission_work<stream> work_;
+    submit_options options_;
+    completion completion_;
+    std::optional<typename Limiter::ticket> ticket_;
+    std::atomic<bool> first_has_come_{false};
+};
+
+/// Returns an awaitable that queues `work` for client `c` as limiter.submit does. Awaiting it gives the completion.
+template <class Limiter>
+async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename Limiter::stream& s,
+                                       submission_work<typename Limiter::stream> work,
+                                       const submit_options& options = {}) {
+    return {limiter, c, s, std::move(work), options};
+}
+
+/// What the caller knows of a request beforehand.
+struct request_options {
+    instant deadline = never;      ///< when it is to be done, for policies that look at it
+    ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
+    priority level = no_priority;  ///< its own, where it is above its client's; at most client_settings::ceiling
+};
+
+/// Submissions of a client that belong together. While one of them is in flight, and for
+/// limiter_options::anticipation after the end of the latest was seen, no work of lower levels is
+/// admitted. This ends with the request. A request's own level is the level of its submissions and
+/// of nothing else: they go before waiting submissions of its client of a lower level, whatever
+/// their streams. Their time, and time held back for them, is charged to the client's share. A
+/// request above its client's ceiling goes at the ceiling. It doesn't change the priority of a
+/// stream: use a stream of that level. Neither copied nor moved; for one thread at a time, though
+/// others may wait for its tickets. Must not outlive its limiter.
+template <class Limiter>
+class [[nodiscard]] request {
+public:
+    using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
+
+    /// Begins. Throws std::bad_alloc.
+    request(Limiter& limiter, client_id client, request_options options = {})
+        : limiter_(limiter), client_(client), options_(options) {
+        const auto why = limiter_.begin_request(client_, options_.level);
+        if (why != errc::none && why != errc::closed) raise(failure{why}, {}, "request");
+    }
+    request(const request&) = delete;             ///< Not copied.
+    request& operator=(const request&) = delete;  ///< Not copied.
+    /// Ends the request. Its submissions go on.
+    ~request() { limiter_.end_request(client_, options_.level); }
+
+    /// As limiter.submit. The remaining time is the request's; so is the deadline, if it is earlier
+    /// than the deadline of `o`.
+    [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
+                                                          const submit_options& o = {},
+                                                          submission_callback on_done = {}) {
+        return limiter_.submit(client_, s, std::move(work), describe(o), std::move(on_done));
+    }
+    /// As limiter.acquire; waits until the deadline of the request.
+    [[nodiscard]] result<typename Limiter::permit> acquire(const submit_options& o = {},
+                                                           const std::stop_token& stop = {}) {
+        return limiter_.acquire(client_, options_.deadline, stop, describe(o));
+    }
+
+    /// When it is to be done.
+    [[nodiscard]] instant deadline() const noexcept { return options_.deadline; }
+
+private:
+    [[nodiscard]] submit_options describe(submit_options o) noexcept {
+        o.remaining = options_.cost;
+        o.deadline = std::min(o.deadline, options_.deadline);
+        o.of_request = true;
+        o.priority = std::max(o.priority, options_.level);
+        const ns cost = std::max(o.cost, ns{0});  // a negative one says nothing
+        options_.cost = options_.cost > cost ? options_.cost - cost : ns{0};
+        return o;
+    }
+
+    Limiter& limiter_;
+    client_id client_;
+    request_options options_;
 };
 
 }  // namespace GPUSHARE_ABI

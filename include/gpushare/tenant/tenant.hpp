@@ -57,12 +57,10 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/async_submit.hpp>
 #include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/request.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -364,7 +362,7 @@ public:
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part) {
         return try_submit(std::move(work), no_options, {}, part);
     }
-    /// As submit, for a coroutine: `co_await` gives the completion; see async_submit.hpp. Throws as work_stream.
+    /// As submit, for a coroutine: `co_await` gives the completion; see handles.hpp. Throws as work_stream.
     [[nodiscard]] async_submission<limiter> async_submit(submission_work<stream> work,
                                                          const submit_options& o = no_options, std::size_t part = 0) {
         auto& p = at(part);

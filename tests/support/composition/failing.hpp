@@ -17,11 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/async_submit.hpp>
 #include <gpushare/compute/chunked.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/gang_permit.hpp>
-#include <gpushare/compute/request.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gang.hpp>

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/backend/host/faults.hpp>
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/backend/host/memory.hpp>

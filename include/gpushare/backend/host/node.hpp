@@ -4,19 +4,23 @@
 //
 //   gpushare::host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled}};
 //   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
+//
+// For tests of code that runs on it, a device takes faults. A kernel's fault needs nothing from here: let the kernel throw.
+//
+//   node.faults(gpushare::device_id{0}).fail_allocations(10, 1);  // the 11th fails
 #pragma once
-
-#include <sys/prctl.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include <sys/prctl.h>
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/backend/host/detail/engine.hpp>
-#include <gpushare/backend/host/faults.hpp>
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/backend/host/memory.hpp>
 #include <gpushare/backend/host/options.hpp>
@@ -29,6 +33,40 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace host {
+
+/// Safe from any thread.
+class fault_injector {
+public:
+    /// After `after` more allocations, the next `count` are refused as if the memory were full.
+    void fail_allocations(std::uint64_t after, std::uint64_t count) noexcept {
+        memory().fail_allocations(after, count);
+    }
+
+    /// Somebody outside takes device memory, `wanted` bytes in all, or what is left. Returns what they have.
+    bytes take_memory(bytes wanted) noexcept { return memory().take_for_others(wanted); }
+
+    /// The stream stops before its next operation: what has started ends, what is behind it waits for `resume`.
+    void stall(stream& s) noexcept { s.engine_->stall(*s.state_); }
+    /// Ends a stall.
+    void resume(stream& s) noexcept { s.engine_->resume(*s.state_); }
+
+    /// The device is gone, for good: queued work fails with errc::device_lost, blocks that run end, their work fails
+    /// as well, and so does every later launch and allocation. All points are reached.
+    void lose_device() noexcept { engine_->lose(device_); }
+
+private:
+    friend class node;
+    fault_injector(std::shared_ptr<detail::engine> engine, std::uint32_t device) noexcept
+        : engine_(std::move(engine)), device_(device) {}
+
+    [[nodiscard]] device_memory& memory() noexcept { return engine_->device(device_).memory; }
+
+    std::shared_ptr<detail::engine> engine_;
+    std::uint32_t device_;
+};
+
+}  // namespace host
 namespace host {
 
 /// The node *is* the hardware: its constructor starts one thread per SM, and its destructor, like pulling the plug,

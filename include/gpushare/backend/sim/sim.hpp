@@ -4,7 +4,5 @@
 //   gpushare::sim::world world{{.devices = 1000}};
 #pragma once
 
-#include <gpushare/backend/sim/event_queue.hpp>
 #include <gpushare/backend/sim/random.hpp>
-#include <gpushare/backend/sim/stream.hpp>
 #include <gpushare/backend/sim/world.hpp>
