@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/value_descent.hpp>

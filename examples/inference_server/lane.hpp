@@ -23,7 +23,7 @@
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/serving/batch_queue.hpp>
 #include <gpushare/serving/leased_scratch.hpp>
-#include <gpushare/serving/sleep_levels.hpp>
+#include <gpushare/serving/sleeping_tenant.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
 

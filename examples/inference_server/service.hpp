@@ -23,7 +23,6 @@
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/observe/limiter_trace.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/serving/usage_journal.hpp>
 #include <gpushare/serving/usage_meter.hpp>

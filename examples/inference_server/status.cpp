@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <gpushare/observe/metrics.hpp>
-#include <gpushare/observe/usage_metrics.hpp>
 
 #include "inference_server/service.hpp"
 

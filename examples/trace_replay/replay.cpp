@@ -13,7 +13,6 @@
 #include <utility>
 
 #include <gpushare/gpushare.hpp>
-#include <gpushare/observe/limiter_trace.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 
 #include "trace_replay/backlog.hpp"

@@ -28,7 +28,6 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_resource.hpp>
-#include <gpushare/partition/amount.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/specification.hpp>

@@ -9,7 +9,7 @@
 #include <catch2/catch.hpp>
 
 #include <gpushare/backend/cuda/cuda.hpp>
-#include <gpushare/backend/cuda/sms.hpp>
+#include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 
 #include "support/cuda_standin/launch.hpp"

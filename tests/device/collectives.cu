@@ -3,7 +3,7 @@
 // ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
 // and that nothing lies in local memory. The all-reduce of floats is in bench/gpu/collective_kernels.cu.
 #include <gpushare/backend/cuda/cooperative.cuh>
-#include <gpushare/backend/cuda/peers.hpp>
+#include <gpushare/backend/cuda/topology.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 
 #include <gpushare/collective/all_reduce.hpp>

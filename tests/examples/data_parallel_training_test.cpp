@@ -8,8 +8,8 @@
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/averaging.hpp>
-#include <gpushare/gradient/top_k.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include <gpushare/interop/specification_error.hpp>
+#include <gpushare/tenant/specification.hpp>
 
 #include "inference_server/front_door.hpp"
 #include "inference_server/message_reader.hpp"

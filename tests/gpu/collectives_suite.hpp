@@ -7,8 +7,8 @@
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/peers.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/topology.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -16,8 +16,8 @@
 
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/peers.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/topology.hpp>
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/tuning.hpp>

@@ -11,7 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/gradient/top_k.hpp>
+#include <gpushare/gradient/wire.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

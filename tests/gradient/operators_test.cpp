@@ -5,8 +5,8 @@
 #include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/partial_softmax.hpp>
 #include <gpushare/gradient/sync_batch_norm.hpp>
-#include <gpushare/gradient/top_k.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -5,9 +5,9 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
-#include <gpushare/gradient/top_k.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
+#include <gpushare/gradient/wire.hpp>
 #include <gpushare/interop/detail/mpi_pace.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 

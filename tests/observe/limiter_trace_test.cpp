@@ -9,7 +9,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/observe/limiter_trace.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>

@@ -15,8 +15,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/observe/metrics.hpp>
-#include <gpushare/observe/tenant_table.hpp>
-#include <gpushare/observe/usage_metrics.hpp>
+#include <gpushare/observe/table.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

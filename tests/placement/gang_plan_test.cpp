@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/placement/gang_plan.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 
 #include "support/catch.hpp"

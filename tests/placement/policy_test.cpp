@@ -11,7 +11,6 @@
 
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/defragment.hpp>
-#include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>

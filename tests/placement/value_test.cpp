@@ -10,7 +10,6 @@
 #include <gpushare/placement/detail/bid_prices.hpp>
 #include <gpushare/placement/detail/device_filling.hpp>
 #include <gpushare/placement/detail/node_value.hpp>
-#include <gpushare/placement/fragmentation.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/serving/sleep_levels.hpp>
 #include <gpushare/serving/sleeping_tenant.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 

@@ -29,7 +29,6 @@
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/tenant/move.hpp>
-#include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

@@ -18,7 +18,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/move.hpp>
-#include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 

@@ -18,7 +18,6 @@
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/tenant/move.hpp>
-#include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/placed_by.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 

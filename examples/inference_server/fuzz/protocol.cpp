@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/serving/usage_line.hpp>
+#include <gpushare/tenant/specification.hpp>
 
 #include "inference_server/protocol.hpp"
 #include "inference_server/tenants_file.hpp"

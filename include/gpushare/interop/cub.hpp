@@ -12,7 +12,6 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the largest elements of a gradient on its device: top_k_feedback::select
-// (gradient/top_k.hpp) by CUB's stable radix sort. The choice is small; it is copied to the host
+// (gradient/wire.hpp) by CUB's stable radix sort. The choice is small; it is copied to the host
 // and goes over a transport as with all_reduce_top_k.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
@@ -10,7 +10,7 @@
 #pragma once
 
 #ifndef __CUDACC__
-#error "gpushare: cub_top_k.cuh needs nvcc: include it from .cu files only; gradient/top_k.hpp is the host's"
+#error "gpushare: cub_top_k.cuh needs nvcc: include it from .cu files only; gradient/wire.hpp is the host's"
 #endif
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/interop/cub.hpp>
-#include <gpushare/interop/scratch_memory.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

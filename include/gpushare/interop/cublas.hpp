@@ -20,7 +20,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/scratch_memory.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -44,7 +44,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/specification_fields.hpp>
 #include <gpushare/interop/kubernetes.hpp>
-#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

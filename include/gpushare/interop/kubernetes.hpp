@@ -32,7 +32,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
 #include <gpushare/interop/detail/specification_fields.hpp>
-#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

@@ -11,6 +11,8 @@
 // Several transports in several threads, such as those of gradient_buckets on several channels,
 // need MPI_THREAD_MULTIPLE: say so in mpi_options::threads, which is checked.
 //
+//   gpushare::mpi_transport several(MPI_COMM_WORLD, {.threads = MPI_THREAD_MULTIPLE});
+//
 // Large arrays go in chunks, a message for each process, several under way at once; each process
 // combines its part of a chunk and sends it to all: the least that a link has to carry. Nothing
 // happens between calls, for there is no thread: advance() does what can be done.
@@ -51,11 +53,25 @@
 #include <gpushare/interop/detail/mpi_requests.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
-#include <gpushare/interop/mpi_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// How messages are cut.
+struct mpi_options {
+    /// The bytes of one message, for an array that goes to a process in several. MPIs send so much
+    /// without asking first: a question and its answer would wait behind other arrays' bytes, and
+    /// the link would idle.
+    bytes message{56 << 10};
+    std::uint32_t depth = 16;                   ///< messages of one array under way to each process
+    bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
+    ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
+    /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: one
+    /// thread at a time calls it, which is up to the embedder. MPI_THREAD_MULTIPLE: several at
+    /// once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
+    int threads = MPI_THREAD_SERIALIZED;
+};
 
 /// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by
 /// one thread at a time; `abort` may come from any, and reaches the other processes with the next

@@ -39,7 +39,6 @@
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/detail/competition.hpp>
 #include <gpushare/placement/detail/gang_search.hpp>
-#include <gpushare/placement/gang_plan.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/units.hpp>

@@ -21,7 +21,6 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
-#include <gpushare/placement/gang_plan.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/units.hpp>

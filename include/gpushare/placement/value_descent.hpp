@@ -4,23 +4,165 @@
 //
 //   gpushare::value_descent policy(cluster, gpushare::workload(history));
 //   if (auto p = gpushare::choose(policy, cluster, request)) cluster.apply(*p);
+//
+// Fragmentation is the part of a node's free device time that an average next request could not use. The value counts
+// it, and a policy of its own keeps it low, after Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
+// Fragmentation Gradient Descent", USENIX ATC 2023.
+//
+//   gpushare::fragmentation_descent fragments{gpushare::workload(history)};
+//   auto q = gpushare::choose(fragments, cluster, request);
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/detail/bid_prices.hpp>
 #include <gpushare/placement/detail/node_value.hpp>
-#include <gpushare/placement/fragmentation.hpp>
+#include <gpushare/placement/detail/reduced_node.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a request of the kind can't
+/// use. That is all of it if cores, model or number of devices don't suffice, otherwise what lies on devices with too
+/// little left. Kinds that need one device are summed beforehand, so that a node costs a few additions per device
+/// instead of one per kind.
+class fragmentation {
+public:
+    /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight
+    /// below 0, or that is no finite number.
+    explicit fragmentation(std::span<const request_kind> kinds) {
+        for (const auto& k : kinds) {
+            detail::check_number(k.weight, 0, std::numeric_limits<float>::max(), "the weight of a kind of request");
+            total_weight_ += k.weight;
+            if (k.request.devices == 0) continue;
+            if (k.request.devices > 1) {
+                many_.push_back(k);
+            } else {
+                cpus_.push_back(k.request.cpu_milli);
+                shares_.push_back(k.request.each.permille());
+            }
+        }
+        unique(shares_);
+        unique(cpus_);
+        for (std::uint32_t x = 0, rank = 0; x <= whole; ++x) {
+            while (rank < shares_.size() && shares_[rank] <= x) ++rank;
+            rank_of_[x] = static_cast<std::uint16_t>(rank);
+        }
+        for (std::size_t m = 0; m < device_model::count; ++m) fill(kinds, static_cast<std::uint8_t>(m));
+    }
+
+    /// The fragmentation of a node as it is, in permille of device time.
+    [[nodiscard]] double operator()(const node_view& n) const noexcept { return (*this)(detail::reduced_node(n)); }
+    /// The fragmentation of a node as it would be with a request on it.
+    [[nodiscard]] double operator()(const detail::reduced_node& n) const noexcept {
+        const auto row = static_cast<std::size_t>(std::ranges::upper_bound(cpus_, n.cpu_milli) - cpus_.begin());
+        const auto& whole_node = n.node.whole;
+        const double* usable = tables_[table_of_[whole_node.model.index]].data() + row * (shares_.size() + 1);
+        std::uint32_t free = 0;
+        double used = 0;
+        for (std::uint32_t d = 0; d < whole_node.devices; ++d) {
+            const std::uint32_t x = n.free(d);
+            free += x;
+            used += x * usable[rank_of_[x]];
+        }
+        for (const auto& [r, weight] : many_) {
+            if (r.cpu_milli > n.cpu_milli || r.memory > n.memory || !r.models.allows(whole_node.model)) continue;
+            std::uint32_t devices = 0, sum = 0;
+            for (std::uint32_t d = 0; d < whole_node.devices; ++d) {
+                const std::uint32_t x = n.free(d);
+                devices += x >= r.each.permille() ? 1U : 0U;
+                sum += x >= r.each.permille() ? x : 0U;
+            }
+            if (devices >= r.devices) used += weight * sum;
+        }
+        return total_weight_ * free - used;
+    }
+
+private:
+    static constexpr std::uint32_t whole = 1000;
+
+    template <class T>
+    static void unique(std::vector<T>& v) {
+        std::ranges::sort(v);
+        v.erase(std::unique(v.begin(), v.end()), v.end());
+    }
+
+    // [cpu rank][share rank]: weight of the kinds for one device that find both enough.
+    void fill(std::span<const request_kind> kinds, std::uint8_t model) {
+        const auto columns = shares_.size() + 1;
+        std::vector<double> table((cpus_.size() + 1) * columns);
+        const auto rank = [](const auto& v, auto x) {
+            return static_cast<std::size_t>(std::ranges::lower_bound(v, x) - v.begin());
+        };
+        for (const auto& [r, weight] : kinds) {
+            if (r.devices != 1 || !r.models.allows({model})) continue;
+            for (auto row = rank(cpus_, r.cpu_milli) + 1; row <= cpus_.size(); ++row) {
+                for (auto c = rank(shares_, r.each.permille()) + 1; c < columns; ++c)
+                    table[row * columns + c] += weight;
+            }
+        }
+        const auto same = std::ranges::find(tables_, table);
+        table_of_[model] = static_cast<std::uint8_t>(same - tables_.begin());
+        if (same == tables_.end()) tables_.push_back(std::move(table));
+    }
+
+    double total_weight_ = 0;
+    std::vector<request_kind> many_;                  // for several devices
+    std::vector<std::uint64_t> cpus_;                 // of kinds for one device: distinct, ascending
+    std::vector<std::uint32_t> shares_;               // likewise
+    std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into so much
+    std::vector<std::vector<double>> tables_;
+    std::array<std::uint8_t, device_model::count> table_of_{};
+};
+
+/// The published policy: places where fragmentation, weighted by frequency, grows least, in the published score's
+/// hundred steps. As published, it doesn't look at memory.
+class fragmentation_descent {
+public:
+    /// See rates_by_state.
+    static constexpr bool by_state = true;
+
+    /// `expected`: what will arrive.
+    explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
+
+    /// By the growth of fragmentation.
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        const double before = measure_(blind(detail::reduced_node(n)));
+        rating best;
+        double least = 0;
+        detail::for_each_choice(n, r, [&](device_set at) {
+            const double growth = measure_(blind(detail::reduced_node(n, r, at))) - before;
+            if (best.devices.empty() || growth < least) {
+                least = growth;
+                best.devices = at;
+            }
+        });
+        best.cost = -std::floor(100 / (1 + std::exp(least / 1000)));
+        return best;
+    }
+
+private:
+    static detail::reduced_node blind(detail::reduced_node n) noexcept {
+        n.memory = bytes::max();
+        return n;
+    }
+
+    fragmentation measure_;
+};
+
+static_assert(rates_by_state<fragmentation_descent>);
 
 namespace detail {
 

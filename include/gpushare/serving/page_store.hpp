@@ -22,6 +22,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -40,11 +41,32 @@
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/serving/detail/page_book.hpp>
 #include <gpushare/serving/detail/page_growers.hpp>
-#include <gpushare/serving/page_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// The layout of pages, and limits on their number.
+struct page_options {
+    std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
+    bytes token{};              ///< of one token in one lane
+    std::uint32_t tokens = 64;  ///< of a page
+    std::uint32_t pages = 0;    ///< the most there may be: addresses are reserved for so many
+    std::uint32_t floor = 0;    ///< of memory for so many pages, what is there stays, used or not
+    /// Asked where somebody lacks memory, and nothing here is without a page: to free pages that
+    /// can be done without (of cached prefixes, of idle sequences), at most so many, now or by the
+    /// request's deadline. A hook: see quota_hook.hpp.
+    std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
+};
+
+/// A reading of a page_store.
+struct page_usage {
+    std::uint32_t out = 0;      ///< pages that are allocated
+    std::uint32_t pending = 0;  ///< freed, and their stream isn't there yet
+    std::uint32_t free = 0;     ///< with memory, for the next allocation
+    bytes committed{};          ///< charged to the quota
+    bytes given_back{};         ///< to others or by trim(), so far
+};
 
 /// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must
 /// outlive it; when the quota closes, so does the store: it refuses with errc::closed, and its

@@ -5,7 +5,7 @@
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
 //   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
 //
-// Memory that goes with a tenant which is moved (move.hpp) or parked (park.hpp):
+// Memory that goes with a tenant which is moved or parked (move.hpp):
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}, {.part = 1, .at = cache, .size = 1 << 28}};
 //
@@ -15,6 +15,12 @@
 //   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {      // rooms: devices with time for it
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
 //   };                                                                                          // shared.choose_devices(first)
+//
+// What reads specifications (interop/specification_text.hpp, environment.hpp, kubernetes.hpp) throws an error that names
+// the key which can't be read:
+//
+//   try { auto spec = gpushare::parse_specification(text); }
+//   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }
 #pragma once
 
 #include <chrono>
@@ -23,7 +29,9 @@
 #include <functional>
 #include <memory_resource>
 #include <optional>
+#include <ranges>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -305,6 +313,44 @@ struct moving_block {
 /// still: it must not call the tenancy.
 using device_choice =
     std::function<partition(const tenant_spec& spec, const std::vector<device_room>& rooms, const node_view& node)>;
+
+/// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
+class specification_error final : public std::runtime_error, public error {
+public:
+    /// The kind of error in a key.
+    enum class kind : std::uint8_t {
+        unknown_key,    ///< in a place where all keys are known
+        bad_value,      ///< not of the form, or out of the range, that is allowed
+        overflow,       ///< a number that doesn't fit
+        duplicate,      ///< the same key twice
+        contradiction,  ///< keys that can't both be meant
+    };
+
+    /// `text` is a sentence about the key, which goes before it.
+    specification_error(kind why, std::string_view key, std::string_view text)
+        : std::runtime_error(detail::whole_sentence(errc::none, std::string(key).append(": ").append(text))),
+          error(failure{why == kind::overflow ? errc::size_overflow : errc::invalid_specification}, {}),
+          why_(why),
+          key_(key) {}
+
+    /// The kind of error.
+    [[nodiscard]] kind why() const noexcept { return why_; }
+    /// The key that is to blame.
+    [[nodiscard]] const std::string& key() const noexcept { return key_; }
+    /// A sentence for people; what can't be printed of the input is escaped.
+    [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
+
+private:
+    kind why_;
+    std::string key_;
+};
+
+/// Keys with their values: a map of strings, an array of pairs of string views.
+template <class R>
+concept key_values = std::ranges::input_range<R> && requires(std::ranges::range_reference_t<R> pair) {
+    std::string_view(pair.first);
+    std::string_view(pair.second);
+};
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

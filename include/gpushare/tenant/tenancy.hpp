@@ -86,7 +86,7 @@ public:
         }
     }
     /// Tenants get the best connected of the devices with room, where `links` is the node's topology. Include
-    /// <gpushare/partition/connected_split.hpp>. Throws operation_error (invalid_specification) if it has another
+    /// <gpushare/partition/topology.hpp>. Throws operation_error (invalid_specification) if it has another
     /// number of devices.
     template <std::same_as<topology> Topology>
     tenancy(Node& shared, Topology links, tenancy_options options = {}) : tenancy(shared, std::move(options)) {

@@ -11,7 +11,6 @@
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
-#include <gpushare/backend/cuda/health.hpp>
 #include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>

@@ -22,7 +22,6 @@
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
-#include <gpushare/backend/cuda/health.hpp>
 #include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/backend/host/clock.hpp>

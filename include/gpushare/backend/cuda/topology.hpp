@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the devices of a node are connected, as far as the CUDA runtime tells.
+// How the devices of a node are connected, as far as the CUDA runtime tells; and peer access among them.
 //
 //   const gpushare::cuda::node_topology t = gpushare::cuda::query_topology(node);
 //   if (t.between(a, b).kind == gpushare::cuda::link_kind::nvlink) ...
+//   const bool peers = gpushare::cuda::connect(node, devices);     // enables peer access among all of them
+//
+// connect() is compiled and tested over the stand-in for the runtime. It hasn't run on several devices yet.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -94,6 +98,19 @@ struct node_topology {
         }
     }
     return t;
+}
+
+}  // namespace cuda
+namespace cuda {
+
+/// True if kernels on each of `devices` reach the memory of all of them from now on, for the whole process; where false, some
+/// pairs may. The same device may come several times. Throws as node::enable_peer_access.
+[[nodiscard]] inline bool connect(node& on, std::span<const device_id> devices) {
+    bool all = true;
+    for (const device_id from : devices)
+        for (const device_id to : devices)
+            if (from != to) all = on.enable_peer_access(from, to) && all;
+    return all;
 }
 
 }  // namespace cuda

@@ -10,14 +10,14 @@
 //   node.faults(gpushare::device_id{0}).fail_allocations(10, 1);  // the 11th fails
 #pragma once
 
+#include <sys/prctl.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <sys/prctl.h>
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/backend/host/detail/engine.hpp>

@@ -15,7 +15,6 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
-#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

@@ -20,7 +20,6 @@
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
-#include <gpushare/backend/cuda/health.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
