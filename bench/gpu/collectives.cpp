@@ -15,7 +15,7 @@
 
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
 #include <gpushare/error.hpp>
 

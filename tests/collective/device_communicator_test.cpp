@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups with their workspaces on devices whose memory neither the host nor, where they aren't connected, another device
 // touches: the host backend's, guarded.
-#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -19,7 +19,6 @@
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
-#include <gpushare/collective/submit.hpp>
 
 #include "support/catch.hpp"
 

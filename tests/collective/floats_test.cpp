@@ -7,7 +7,6 @@
 #include <limits>
 #include <vector>
 
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/numbers.hpp>
 

@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/submit.hpp>
 
 #include "support/catch.hpp"

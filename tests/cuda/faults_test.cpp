@@ -18,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 

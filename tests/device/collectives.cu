@@ -8,9 +8,8 @@
 
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
-#include <gpushare/collective/device_communicator.hpp>
-#include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;

@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/numbers.hpp>

@@ -12,7 +12,7 @@
 
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tuning.hpp>
 
 #include "gpu/collective_kernels.hpp"

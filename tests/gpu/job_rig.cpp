@@ -19,7 +19,7 @@
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/topology.hpp>
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tuning.hpp>
 
 #include "support/ptx/runtime.hpp"

@@ -14,7 +14,6 @@
 
 #include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/pmr.hpp>
-#include <gpushare/interop/sizeless_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_resource.hpp>

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <gpushare/interop/environment.hpp>
-#include <gpushare/interop/kubernetes.hpp>
 #include <gpushare/interop/specification_text.hpp>
 
 #include "support/catch.hpp"

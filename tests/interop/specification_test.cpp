@@ -14,7 +14,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/interop/environment.hpp>
-#include <gpushare/interop/kubernetes.hpp>
 #include <gpushare/interop/specification_text.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 

@@ -8,7 +8,7 @@
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/tune.hpp>
-#include <gpushare/compute/operator_table.hpp>
+#include <gpushare/serving/operator_selection.hpp>
 #include <gpushare/serving/tuning_operators.hpp>
 
 #include "support/catch.hpp"

@@ -22,7 +22,6 @@
 
 #include <gpushare/serving/usage_journal.hpp>
 #include <gpushare/serving/usage_line.hpp>
-#include <gpushare/serving/usage_meter.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"

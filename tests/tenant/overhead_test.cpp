@@ -17,7 +17,7 @@
 #include <sys/resource.h>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/foreign_memory.hpp>
 #include <gpushare/tenant/tenancy.hpp>

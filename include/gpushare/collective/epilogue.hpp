@@ -39,7 +39,6 @@
 #include <span>
 #include <type_traits>
 
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>

@@ -29,7 +29,6 @@
 #include <gpushare/collective/detail/epilogue_run.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>

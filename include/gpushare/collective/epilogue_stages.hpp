@@ -37,7 +37,6 @@
 #include <type_traits>
 
 #include <gpushare/collective/epilogue.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>

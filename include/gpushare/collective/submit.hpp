@@ -2,7 +2,8 @@
 // Collectives on the devices' streams: one cooperative launch per device, all of them or none, with the same body that
 // rank threads call.
 //
-//   for (unsigned r = 0; r < group.size(); ++r) members.push_back(group.rank(r));     // of a device_communicator
+//   gpushare::device_communicator group(node, pinned, devices, {.blocks = 8});        // pinned: e.g. gpushare::cuda::pinned_memory
+//   for (unsigned r = 0; r < group.size(); ++r) members.push_back(group.rank(r));
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
@@ -24,24 +25,233 @@
 //   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
 //   auto fused = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
 //                                     std::span(std::as_const(steps)), outs);
+//
+// The workspaces of a device_communicator, the memory through which the ranks talk to each other, lie on the ranks'
+// devices. The host never touches them. It sees the ranks' progress, and asks for aborts, in memory that the host and all
+// devices reach. Several ranks may be on one device. All memory is allocated by the constructor, so captured launches stay
+// valid. Where the devices don't reach each other's memory (gpushare::cuda::connect):
+//
+//   gpushare::device_communicator apart(node, pinned, devices, {.blocks = 8}, gpushare::workspaces::on_host);
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
+#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/collectives.hpp>
+#include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/detail/submit.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// Where the ranks' workspaces are.
+///   on_devices   each on its rank's device: all devices reach each other's memory
+///   on_host      in memory of the host: they don't. Only all_reduce and barrier work then: what else reads the other ranks'
+///                buffers fails with errc::not_supported.
+enum class workspaces : std::uint8_t {
+    on_devices,  ///< each on its rank's device
+    on_host,     ///< in memory of the host
+};
+
+/// A group of ranks on devices. Made and destroyed by one thread while no collective runs; const members are safe from
+/// any thread. `Visible` is memory that the host and all devices read and write at the same addresses, with single-copy
+/// atomic accesses of 8 bytes.
+template <class Node, class Visible>
+class device_communicator {
+    static_assert(node<Node> && copier<typename Node::stream>);
+    static_assert(memory_resource<Visible>);
+
+public:
+    /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must outlive it, and waits
+    /// until the memory is initialised. Throws memory_error; operation_error: errc::no_device,
+    /// errc::invalid_specification for no ranks, channels or blocks, or a device's error in initialising its memory.
+    ///
+    /// Without options it has as many blocks as tuning_table::for_devices() asks for at the most.
+    device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
+                        communicator_options options = {.blocks = 36}, workspaces where = workspaces::on_devices)
+        : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
+        state& s = *state_;
+        s.devices.assign(devices.begin(), devices.end());
+        s.tuning = options_.tuning ? *options_.tuning : tuning_table::for_devices();
+        if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
+            raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {}, "making a communicator");
+        constexpr std::size_t unit = 4 * detail::interference_bytes;
+        const std::size_t least = std::max<std::size_t>(options_.slot.count(), detail::smallest_ring_slot);
+        const std::size_t slot = (least + unit - 1) / unit * unit;
+        const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
+        s.views.resize(std::size_t{size()} * channels());
+
+        // One rank's workspace as it begins, for the devices to copy; behind it the table of where all workspaces are.
+        std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
+        void* start = image.data();
+        std::size_t space = image.size();
+        auto* const first = static_cast<std::byte*>(std::align(detail::interference_bytes, area, start, space));
+        const detail::workspace_view alone{&first, size(), options_.blocks, slot, 0, true, nullptr};
+        alone.prepare_rank(0, options_.first_epoch);
+
+        for (std::uint32_t c = 0; c < channels(); ++c) make_channel(c, first, area, slot, where);
+    }
+
+    device_communicator(device_communicator&&) noexcept = default;
+    device_communicator& operator=(device_communicator&&) noexcept = default;
+
+    /// How many ranks there are.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(state_->devices.size()); }
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }            ///< of each rank
+    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }  ///< of each rank
+
+    /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
+    [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
+        if (r >= size())
+            raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {},
+                  "asking a communicator for a rank");
+        if (channel >= channels())
+            raise({errc::invalid_specification, channel, 0, channels(), reason::no_such_channel}, {},
+                  "asking a communicator for a channel");
+        return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
+    }
+
+    /// Which algorithm for which size.
+    [[nodiscard]] const tuning_table& tuning() const noexcept { return state_->tuning; }
+    /// Sets the table. Only while no collective is submitted or runs.
+    void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
+
+    /// A group of some of the ranks, in the order given, with memory of its own: to go on with after this one was
+    /// aborted, or to use beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't
+    /// there.
+    [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
+        std::vector<device_id> of;
+        for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
+        const bool direct = state_->views[0].direct;
+        communicator_options options = options_;
+        options.tuning = state_->tuning;
+        return {state_->node, state_->visible, of, std::move(options),
+                direct ? workspaces::on_devices : workspaces::on_host};
+    }
+
+    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
+    /// notices it while its first block waits for others (every 256 polls, a fraction of a millisecond; other blocks, a hundred
+    /// times as rarely), in an all-reduce once for each MiB of that block, and rank 0 once in each collective, while the ranks
+    /// meet. The fault names the collective that rank 0 has last told of. So collectives that run may
+    /// still succeed, as may the first launch of a graph that was captured before. Collectives submitted from now on don't begin.
+    void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
+        for (std::uint32_t c = 0; c < channels(); ++c) {
+            const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);
+            const rank_progress at = first.progress();
+            first.close({why, at.what, rank, at.epoch});
+        }
+    }
+
+    /// How far each rank is on one channel, for a hang_watch.
+    [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
+        std::vector<rank_progress> all(size());
+        for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
+        return all;
+    }
+
+private:
+    struct block {
+        void* at;
+        std::size_t size;
+        bool visible;
+        device_id device;
+    };
+    /// At a fixed address, so that members stay valid when the communicator moves.
+    struct state {
+        state(Node& on, Visible& visible_memory) : node(on), visible(visible_memory) {}
+        state(const state&) = delete;
+        state& operator=(const state&) = delete;
+        ~state() {
+            for (const block& b : blocks)
+                if (b.visible)
+                    (void)visible.deallocate(b.at, b.size, detail::interference_bytes);
+                else
+                    (void)node.memory(b.device).deallocate(b.at, b.size, detail::interference_bytes);
+        }
+        [[nodiscard]] void* take(device_id d, std::size_t n) {
+            blocks.reserve(blocks.size() + 1);
+            void* const p = node.memory(d).allocate(n, detail::interference_bytes);
+            blocks.push_back({p, n, false, d});
+            return p;
+        }
+        [[nodiscard]] void* take_visible(std::size_t n) {
+            blocks.reserve(blocks.size() + 1);
+            void* const p = visible.allocate(n, detail::interference_bytes);
+            blocks.push_back({p, n, true, {}});
+            return p;
+        }
+
+        Node& node;
+        Visible& visible;
+        tuning_table tuning;
+        std::vector<device_id> devices;
+        std::vector<detail::workspace_view>
+            views;  // of each rank, channel by channel: each has its own table of workspaces
+        std::vector<block> blocks;
+    };
+
+    /// Allocates and initialises channel `c`. `image` is one rank's workspace as it begins, of `area` bytes, with room for the table of all
+    /// workspaces behind it; `slot` is in bytes.
+    void make_channel(std::uint32_t c, std::byte* image, std::size_t area, std::size_t slot, workspaces where) {
+        state& s = *state_;
+        const bool on_devices = where == workspaces::on_devices;
+        const bool one_device = on_devices && std::ranges::count(s.devices, s.devices[0]) == size();
+        const std::size_t whole = area + table_bytes();
+        std::vector<std::byte*> areas(size());
+        for (std::uint32_t r = 0; r < size(); ++r)
+            areas[r] = static_cast<std::byte*>(on_devices ? s.take(s.devices[r], whole) : s.take_visible(whole));
+        auto* const reports = static_cast<detail::host_report*>(s.take_visible(size() * sizeof(detail::host_report)));
+        std::copy_n(areas.data(), size(), reinterpret_cast<std::byte**>(image + area));
+        std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::host_report));
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            reports[r].place = std::uint64_t{options_.first_epoch} << 32;
+            write(r, areas[r], image, whole);
+            // 0 turns: for threads, of which there are none here.
+            s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(areas[r] + area),
+                                                    size(),
+                                                    options_.blocks,
+                                                    slot,
+                                                    0,
+                                                    on_devices,
+                                                    reports,
+                                                    one_device};
+        }
+    }
+
+    [[nodiscard]] std::size_t table_bytes() const noexcept {
+        const std::size_t n = size() * sizeof(std::byte*);
+        return (n + detail::interference_bytes - 1) / detail::interference_bytes * detail::interference_bytes;
+    }
+
+    void write(std::uint32_t rank, void* to, const void* from, std::size_t n) {
+        auto stream = state_->node.make_stream(state_->devices[rank], priority{}, 0);
+        stream.copy(to, from, n);
+        const auto done = stream.record();
+        done.wait(never);
+        if (done.status() != errc::none)
+            throw operation_error(done.status(), {}, "preparing the memory of a communicator");
+    }
+
+    communicator_options options_;
+    std::unique_ptr<state> state_;
+};
 
 /// Why the group's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
 [[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }

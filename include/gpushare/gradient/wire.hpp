@@ -26,7 +26,6 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/finite.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

@@ -14,7 +14,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/interop/sizeless_memory.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

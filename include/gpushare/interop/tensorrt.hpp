@@ -17,7 +17,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/native_stream.hpp>
-#include <gpushare/interop/sizeless_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/units.hpp>
 

@@ -18,8 +18,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/trace_store.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -57,7 +57,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/usage.hpp>

@@ -29,7 +29,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/scoped_statistics.hpp>
 #include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>

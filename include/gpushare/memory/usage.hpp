@@ -6,10 +6,15 @@
 //   log(p.reserved, p.used, p.external_fragmentation());
 //   const gpushare::chunk_pool_usage c{.capacity = 512, .made = 100, .mapped = 80};  // of a chunk_pool
 //   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};           // statistics() of a resource
+//   const gpushare::block kept{at, 4096_B, 256, "kv-cache"};                         // an allocation: find() of a block_table
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -109,6 +114,24 @@ struct chunk_pool_usage {
 struct chunk_usage {
     std::size_t out = 0;   ///< taken and not given back
     std::size_t kept = 0;  ///< free, and this tenant can have them without scrubbing
+};
+
+/// Writes the return addresses of its callers, the nearest first, and returns how many.
+using trace_function = std::size_t (*)(std::span<void*>) noexcept;
+
+/// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
+struct block {
+    void* pointer = nullptr;    ///< where it begins
+    bytes size{};               ///< as it was asked for
+    std::size_t alignment = 0;  ///< as it was asked for, bytes
+    std::string_view label{};   ///< what for
+};
+
+/// A block that hasn't been freed, and where it came from.
+struct leak {
+    block what{};                ///< the block
+    std::string scope{};         ///< "engine/prefill": empty for the whole, and where there are no scopes
+    std::vector<void*> trace{};  ///< return addresses, where they were asked for
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduces in the table of operators: one text for all that was measured on a machine, ours, a
-// vendor's and an engine's operations alike (compute/operator_table.hpp).
+// vendor's and an engine's operations alike (serving/operator_selection.hpp).
 //
 //   auto operators = gpushare::operator_table::load(text);          // every rank's thread: a table of its own, of the same text
 //   gpushare::operator_plans kept(operators, me.size());
@@ -19,9 +19,9 @@
 
 #include <gpushare/collective/tune.hpp>
 #include <gpushare/collective/tuning.hpp>
-#include <gpushare/compute/operator_table.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/serving/operator_selection.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

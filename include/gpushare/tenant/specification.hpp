@@ -16,7 +16,7 @@
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
 //   };                                                                                          // shared.choose_devices(first)
 //
-// What reads specifications (interop/specification_text.hpp, environment.hpp, kubernetes.hpp) throws an error that names
+// What reads specifications (interop/specification_text.hpp, environment.hpp) throws an error that names
 // the key which can't be read:
 //
 //   try { auto spec = gpushare::parse_specification(text); }
@@ -40,8 +40,8 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/scrub.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/units.hpp>

@@ -24,12 +24,12 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrub.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/tenant/detail/clean_memory.hpp>
 #include <gpushare/tenant/detail/direct_memory.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>

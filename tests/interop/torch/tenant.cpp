@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/interop/sizeless_memory.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include <torch/torch.h>

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <gpushare/collective/epilogue.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>

@@ -17,7 +17,7 @@
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>

@@ -13,7 +13,7 @@
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 #include <gpushare/collective/detail/values.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>

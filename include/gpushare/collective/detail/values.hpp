@@ -14,7 +14,6 @@
 #include <type_traits>
 
 #include <gpushare/collective/detail/session.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>

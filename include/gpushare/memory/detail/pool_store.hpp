@@ -22,7 +22,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
-#include <gpushare/memory/block.hpp>
+#include <gpushare/memory/usage.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -24,8 +24,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
-#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/scrub.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/units.hpp>
 

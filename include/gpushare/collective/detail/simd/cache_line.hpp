@@ -26,7 +26,6 @@
 
 #include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
-#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
