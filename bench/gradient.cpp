@@ -6,9 +6,8 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/gradient/negotiation.hpp>
-#include <gpushare/gradient/partial_softmax.hpp>
-#include <gpushare/gradient/sync_batch_norm.hpp>
 #include <gpushare/gradient/transport.hpp>
 
 #include <algorithm>

@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include <gpushare/backend/sim/random.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/placement/admission_queue.hpp>
 #include <gpushare/placement/cluster.hpp>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/backend/host/sms.hpp>
+#include <gpushare/backend/host/node.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "expect.hpp"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/handles.hpp>
 

@@ -22,8 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/sim/random.hpp>
-#include <gpushare/backend/sim/world.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/units.hpp>
 
 namespace engines {

@@ -15,7 +15,6 @@
 #include <string_view>
 
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/error.hpp>
 
 #include "experiments.hpp"

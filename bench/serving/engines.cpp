@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 
 #include "inference_server/openvino/voice_detector.hpp"
 

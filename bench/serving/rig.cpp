@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/memory/quota.hpp>

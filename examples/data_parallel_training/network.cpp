@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 
 namespace data_parallel_training {
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 
 #include "inference_server/engine.hpp"
 

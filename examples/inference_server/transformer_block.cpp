@@ -11,7 +11,7 @@
 #include <utility>
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
 #include "inference_server/engine.hpp"

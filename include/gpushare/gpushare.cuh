@@ -16,4 +16,3 @@
 #include <gpushare/backend/cuda/launch.cuh>
 #include <gpushare/gpushare.hpp>
 #include <gpushare/numbers.hpp>
-#include <gpushare/packed.hpp>

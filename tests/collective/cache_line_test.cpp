@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <gpushare/collective/detail/reduction.hpp>
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

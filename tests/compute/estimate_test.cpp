@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/units.hpp>

@@ -4,7 +4,7 @@
 #include <deque>
 #include <vector>
 
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 
 #include "support/catch.hpp"

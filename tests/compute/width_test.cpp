@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/ledger.hpp>
-#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>

@@ -10,7 +10,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
-#include <gpushare/packed.hpp>
 
 namespace conformance::kernels {
 

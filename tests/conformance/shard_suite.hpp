@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>

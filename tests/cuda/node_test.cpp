@@ -7,7 +7,6 @@
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/overhead.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/topology.hpp>

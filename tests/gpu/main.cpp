@@ -2,7 +2,6 @@
 // Catch2 with a setting that has to be made before CUDA starts, and one answer instead of many where there is no device:
 // exit code 3.
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/error.hpp>
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the wire.
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>

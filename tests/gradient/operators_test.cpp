@@ -3,8 +3,7 @@
 // of a gradient. Each held to the same on one rank, computed in double.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/averaging.hpp>
-#include <gpushare/gradient/partial_softmax.hpp>
-#include <gpushare/gradient/sync_batch_norm.hpp>
+#include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 

@@ -14,7 +14,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/partition/node_catalogue.hpp>
 #include <gpushare/partition/topology.hpp>
 
 #include "support/catch.hpp"

@@ -9,7 +9,7 @@ cmake_minimum_required(VERSION 3.25)
 # The layers, lowest first. A layer is a directory, or a header of the top directory by its name; it includes what
 # its line lists and nothing else. The four primitives know neither each other nor a backend, and no backend
 # knows who runs on it.
-set(base config version units reason error closing concepts gang sm_split atomic_ref numbers packed)
+set(base config version units reason error closing concepts gang sm_split atomic_ref numbers)
 set(primitives memory compute partition collective)
 set(may_include_config)
 set(may_include_version config)
@@ -22,7 +22,6 @@ set(may_include_gang config version units reason error concepts)
 set(may_include_sm_split config version units reason error concepts)
 set(may_include_atomic_ref config)
 set(may_include_numbers config)
-set(may_include_packed config)
 set(may_include_detail ${base} detail)
 foreach(primitive IN LISTS primitives)
     set(may_include_${primitive} ${base} detail ${primitive})

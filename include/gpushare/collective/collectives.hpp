@@ -42,7 +42,6 @@
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>

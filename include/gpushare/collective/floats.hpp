@@ -38,7 +38,6 @@
 #include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
-#include <gpushare/packed.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -20,7 +20,7 @@
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/units.hpp>
 

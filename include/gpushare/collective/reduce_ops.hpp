@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators that combine ranks, and the types that they compute in: never 16 bits.
+// What ranks do with their elements: the operators that combine them, and the types that they compute in, never 16 bits;
+// and the shards into which elements or rows are divided.
 //
 //   gpushare::all_reduce(me, in, out, gpushare::maximum{});
 //   struct loudest {
 //       template <class A> GPUSHARE_HD A operator()(A a, A b) const { return std::abs(a) < std::abs(b) ? b : a; }
 //   };
 //   gpushare::all_reduce(me, in, out, loudest{});              // a user's: called with float, double or integers
+//   const auto mine = gpushare::shard_of(rows, me.rank(), me.size());     // rows [mine.begin, mine.end)
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -226,6 +229,27 @@ struct accumulator<T, Op> {
 /// integers of 32 or 64 bits.
 template <class T, class Op>
 using accumulator_t = typename detail::accumulator<T, Op>::type;
+
+/// Elements or rows [begin, end).
+struct element_range {
+    std::size_t begin = 0;  ///< the first
+    std::size_t end = 0;    ///< behind the last
+    /// How many there are.
+    [[nodiscard]] GPUSHARE_HD constexpr std::size_t size() const noexcept { return end - begin; }
+};
+
+/// Shard `index` of `shards` consecutive parts of `count` elements or rows, cut at multiples of
+/// `grain`. Sizes differ by a grain at most, and the last shard may be smaller still or empty. Rank
+/// r keeps shard r of the rows of a sharded result.
+[[nodiscard]] GPUSHARE_HD constexpr element_range shard_of(std::size_t count, std::uint32_t index, std::uint32_t shards,
+                                                           std::size_t grain = 1) noexcept {
+    const std::size_t grains = count / grain + (count % grain != 0 ? 1 : 0);
+    const std::size_t each = grains / shards, rest = grains % shards;
+    const std::size_t first = index * each + (index < rest ? index : rest);
+    const std::size_t begin = first * grain;
+    const std::size_t end = begin + (each + (index < rest ? 1 : 0)) * grain;
+    return {begin < count ? begin : count, end < count ? end : count};
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -44,7 +44,6 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>

@@ -11,7 +11,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/gpushare.hpp>
 #include <gpushare/numbers.hpp>
-#include <gpushare/packed.hpp>
 
 namespace contract {
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/memory.hpp>

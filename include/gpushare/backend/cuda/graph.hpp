@@ -22,7 +22,6 @@
 #include <gpushare/backend/cuda/detail/owned.hpp>
 #include <gpushare/backend/cuda/detail/partition_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/concepts.hpp>

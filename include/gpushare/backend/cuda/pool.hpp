@@ -24,7 +24,6 @@
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/detail/owned.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/stream.hpp>

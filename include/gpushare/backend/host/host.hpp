@@ -13,5 +13,4 @@
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/backend/host/pool.hpp>
-#include <gpushare/backend/host/sms.hpp>
 #include <gpushare/backend/host/stream.hpp>

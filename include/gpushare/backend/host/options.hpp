@@ -29,7 +29,7 @@ struct node_options {
     std::uint32_t devices = 1;                 ///< of the node
     bytes memory = 1_GiB;                      ///< per device
     std::uint32_t sms = 4;                     ///< per device; as many threads are started
-    std::uint32_t sm_unit = 1;                 ///< of partitions: see sms.hpp
+    std::uint32_t sm_unit = 1;                 ///< of partitions: see node.hpp
     host::timing timing = host::timing::real;  ///< how long a block takes
     bool guarded = false;    ///< device memory can't be touched from outside kernels; see device_memory
     bool stale = false;      ///< new blocks hold what isn't zero, as a device's do; see device_memory

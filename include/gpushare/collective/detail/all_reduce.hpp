@@ -22,7 +22,6 @@
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 

@@ -12,7 +12,6 @@
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {

@@ -19,7 +19,6 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 

@@ -16,7 +16,6 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/finite.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {

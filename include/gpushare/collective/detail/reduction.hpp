@@ -15,10 +15,9 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/packed.hpp>
+#include <gpushare/numbers.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

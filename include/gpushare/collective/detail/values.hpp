@@ -17,7 +17,7 @@
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/packed.hpp>
+#include <gpushare/numbers.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -16,7 +16,7 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/finite.hpp>
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/packed_list.hpp>

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 

@@ -18,7 +18,6 @@
 #include <gpushare/backend/cuda/detail/process_wide.hpp>
 #include <gpushare/backend/cuda/detail/sm_registry.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>

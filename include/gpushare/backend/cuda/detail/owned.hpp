@@ -17,7 +17,6 @@
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {
