@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors, in three forms: `errc` is the code, `failure` adds the reason with its figures but without text or allocation
-// (for `try_` calls), and exceptions add a sentence for people. reason.hpp lists codes, reasons and sentences.
+// (for `try_` calls), and exceptions add a sentence for people.
 //
 //   try { ... } catch (const gpushare::error& e) { log(e.what()); if (e.code() == gpushare::errc::over_quota) ...; }
 //
 // A refusal of memory is a std::bad_alloc, every other exception a std::runtime_error, and both are a gpushare::error.
+//
+// A `reason` says in more detail than a code why, and what the figures of a failure mean:
+//
+//   gpushare::failure why{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two};
+//
+// A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp prints them all.
 #pragma once
 
 #include <algorithm>
@@ -24,11 +30,355 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
-#include <gpushare/reason.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// Error codes.
+enum class errc : std::uint8_t {
+    none,  ///< nothing
+    // memory
+    over_quota,     ///< the tenant's own limit
+    out_of_memory,  ///< the device, or whatever lies below the quota
+    size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
+    bad_alignment,  ///< zero, not a power of two, or larger than can be had
+    unknown_block,  ///< a free of something never allocated here, or freed already
+    wrong_size,     ///< a free with another size or alignment than the allocation's
+    // admission and partitions
+    invalid_specification,  ///< the request makes no sense
+    duplicate_name,         ///< a tenant has that name
+    not_whole,              ///< N doesn't divide into M parts of whole units
+    too_few_devices,        ///< fewer devices than asked for
+    duplicate_device,       ///< the same device twice in one partition
+    different_nodes,        ///< devices of several nodes in one partition
+    no_room,                ///< not enough unpromised memory
+    share_exceeded,         ///< promised shares would sum over the whole device
+    too_few_sms,            ///< fewer SMs than asked for
+    slo_unreachable,        ///< others' longest work alone takes longer than the objective
+    // compute
+    deadline_exceeded,  ///< it took longer than the caller would wait
+    stopped,            ///< a stop was requested while waiting
+    closed,             ///< the tenant or limiter is closing
+    queue_full,         ///< the tenant's queue limit
+    quarantined,        ///< the tenant failed too often in a row
+    asleep,             ///< the tenant sleeps, and refuses what comes
+    too_many_blocks,    ///< a cooperative launch that can't be resident at once
+    submission_failed,  ///< the callable that enqueues work threw
+    kernel_failed,      ///< the work itself failed on the device
+    stuck,              ///< the work doesn't end
+    device_lost,        ///< the device is gone: everything on it failed
+    // backends
+    no_driver,       ///< the machine has no driver, or one that doesn't fit
+    not_supported,   ///< the driver or device can't do that
+    capturing,       ///< not while work is captured into a graph
+    backend_failed,  ///< the device's runtime refused a call for another reason
+    no_device,       ///< there is no such device
+    io_failed,       ///< a file couldn't be read or written
+    // collectives
+    in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
+    mismatch,  ///< ranks called different collectives, or with different sizes
+    aborted,   ///< a rank, or the embedder, gave up the collective
+};
+
+/// In English, without a full stop.
+[[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
+    switch (code) {
+        case errc::none: return "no error";
+        case errc::over_quota: return "over the quota";
+        case errc::out_of_memory: return "out of device memory";
+        case errc::size_overflow: return "more than any device has";
+        case errc::bad_alignment: return "no such alignment";
+        case errc::unknown_block: return "block is not allocated here";
+        case errc::wrong_size: return "block was allocated with another size or alignment";
+        case errc::invalid_specification: return "invalid specification";
+        case errc::duplicate_name: return "name is taken";
+        case errc::not_whole: return "does not divide into equal whole parts";
+        case errc::too_few_devices: return "not enough devices";
+        case errc::duplicate_device: return "the same device twice";
+        case errc::different_nodes: return "devices are not on one node";
+        case errc::no_room: return "not enough unpromised memory";
+        case errc::share_exceeded: return "shares would sum over the whole device";
+        case errc::too_few_sms: return "not enough SMs";
+        case errc::slo_unreachable: return "others' longest work makes the objective impossible";
+        case errc::deadline_exceeded: return "deadline exceeded";
+        case errc::stopped: return "stop requested";
+        case errc::closed: return "closed";
+        case errc::queue_full: return "queue is full";
+        case errc::quarantined: return "quarantined after repeated failures";
+        case errc::asleep: return "asleep";
+        case errc::too_many_blocks: return "blocks cannot all be resident";
+        case errc::submission_failed: return "enqueuing the work threw";
+        case errc::kernel_failed: return "the work failed on the device";
+        case errc::stuck: return "the work does not end";
+        case errc::device_lost: return "device lost";
+        case errc::no_driver: return "no usable device driver";
+        case errc::not_supported: return "not supported by the driver or device";
+        case errc::capturing: return "not during a graph capture";
+        case errc::backend_failed: return "the device's runtime refused the call";
+        case errc::no_device: return "no such device";
+        case errc::io_failed: return "a file could not be read or written";
+        case errc::in_flight: return "something that must be done first is in flight";
+        case errc::mismatch: return "the ranks called different collectives";
+        case errc::aborted: return "aborted";
+    }
+    return "unknown error";
+}
+
+/// The unit of a failure's figures.
+enum class figure_unit : std::uint8_t {
+    none,          ///< the failure has no figures
+    bytes,         ///< of memory
+    permille,      ///< of a device's time
+    nanoseconds,   ///< of time
+    count,         ///< of the things that the reason names
+    position,      ///< an index or rank from 0, or a line from 1, as the reason says
+    error_number,  ///< `asked` is errno
+};
+
+/// The detailed reason for a refusal, which also says what `failure::asked`, `left` and `limit`
+/// are. Figures that aren't named are 0.
+enum class reason : std::uint16_t {
+    unsaid,  ///< as the code alone says
+    // of any code
+    size,          ///< bytes: asked
+    size_left,     ///< bytes: asked, left, limit
+    size_limit,    ///< bytes: asked; limit: the most that is allowed
+    count_limit,   ///< a count: asked; limit: the most that is allowed
+    wrong_count,   ///< a count: asked: how many were given; limit: how many are needed
+    system_error,  ///< asked: errno
+    text_line,     ///< asked: the line of a text, from 1, that can't be read
+    host_memory,   ///< the host, not the device, is out of memory: no figures
+    // memory
+    quota_above,           ///< bytes: asked, left, limit of a quota whose rest others have
+    guaranteed_to_others,  ///< bytes: asked; left: the most that others' guarantees leave; limit: of the quota
+    beyond_device,         ///< bytes: asked; limit: the device's size
+    largest_block,         ///< bytes: asked; left: the largest contiguous block; limit: all free bytes
+    no_power_of_two,       ///< asked: the alignment
+    alignment_too_large,   ///< asked: the alignment; limit: the largest that can be had
+    whole_sizes,           ///< bytes: asked; limit: the required unit
+    no_addresses,          ///< bytes: asked
+    beyond_arena,          ///< bytes: asked; left: from its offset to the end; limit: the arena
+    occupied,              ///< memory is there already, or the ranges overlap: no figures
+    other_pool,            ///< the arenas are of two pools: no figures
+    no_lender,             ///< bytes: asked to borrow, by a quota without one above it
+    other_tree,            ///< the quota isn't below the one that is exchanged: no figures
+    other_part,            ///< asked: the part that the block says it is of; limit: how many there are
+    pages_of_nothing,      ///< bytes: asked: the page
+    // admission and partitions
+    shares_exceeded,   ///< permille: asked, left, limit
+    too_few_devices,   ///< a count: asked; left: how many there are
+    share_there,       ///< permille: asked; left: in the best place
+    memory_there,      ///< bytes: asked; left: in the best place
+    cpu_there,         ///< thousandths of a CPU: asked; left: on the best node
+    no_such_node,      ///< no node that is of the model, in the zone or near what was asked: no figures
+    named_devices,     ///< a count: asked; left: how many the placement names
+    node_size,         ///< asked: devices of a node; limit: the most that its type has
+    weights_exceeded,  ///< permille: asked: the sum of all shares; limit: the whole
+    no_such_part,      ///< asked: the part; limit: on how many devices the tenant is
+    device_twice,      ///< asked: the device's index
+    other_node,        ///< asked: the index of the device that isn't on the first one's node
+    no_such_device,    ///< asked: the device's index; limit: how many there are
+    no_such_slice,     ///< asked: the slice; limit: how many the device has
+    sms_left,          ///< SMs: asked, left, limit
+    whole_sms,         ///< SMs: asked; left: the next smaller number that can be had; limit: the unit
+    no_memory_named,   ///< neither memory nor burst: no figures
+    burst_limit,       ///< bytes: asked: memory and burst of a device; limit: the most of a quota
+    has_source,        ///< the device has memory of that kind already: no figures
+    no_spill,          ///< the tenant was admitted without `spill`: no figures
+    no_spill_target,   ///< the tenancy was made without `spill_to`: no figures
+    no_such_stack,     ///< the device doesn't offer the tenant's memory stack: no figures
+    bad_usage_line,    ///< a line of a usage journal without a name or a length: no figures
+    no_time,           ///< it ends before it begins: no figures
+    other_place,       ///< the tenant isn't where the plan has it: no figures
+    victims_left,      ///< a count: asked: who is still there; limit: of all that were told to go
+    wrong_blocks,      ///< a count: asked: how many were given; limit: how many were parked
+    unknown_number,    ///< asked: a reservation's or a notice's number
+    // compute
+    objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
+    queue_limit,          ///< limit: how many submissions may wait
+    no_caps,              ///< a cap, under a policy that has none: no figures
+    no_classes,           ///< a class, under a policy that has none: no figures
+    empty_callable,       ///< the callable that enqueues the work is empty: no figures
+    no_such_stream,       ///< asked: the stream; limit: how many the tenant has
+    no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
+    no_candidates,        ///< nothing to choose from: no figures
+    no_words,             ///< a name with blanks, or a time below 0: no figures
+    no_members,           ///< a gang, or a set of ranks, of nobody: no figures
+    // collectives
+    rank_failed,      ///< asked: the epoch; left: the rank
+    no_such_rank,     ///< asked: the rank; limit: how many there are
+    no_ranks,         ///< a communicator without a rank, a channel or a block: no figures
+    rank_twice,       ///< asked: the rank
+    no_such_channel,  ///< asked: the channel; limit: how many there are
+    tuned_sizes,      ///< bytes: asked: the smallest size; limit: the largest
+    unequal_parts,    ///< a count: asked: elements; limit: parts
+    no_such_link,     ///< asked: the larger rank of a link; limit: how many there are
+    no_order,         ///< a count: asked: how many are named; limit: of how many
+    bad_choice,       ///< text that isn't what save() wrote: no figures
+    not_float,        ///< 16 bits for what is no float: no figures
+    no_channel,       ///< nothing in flight: no figures
+    no_mpi,           ///< MPI isn't initialised: no figures
+    main_thread,      ///< MPI is the main thread's, and this is another: no figures
+    mpi_threads,      ///< levels of MPI_Init_thread: asked, limit
+    all               ///< no reason: how many there are
+};
+
+namespace detail {
+
+/// How a reason is told.
+struct sentence {
+    reason of = reason::unsaid;            ///< whose it is
+    errc code = errc::none;                ///< the only code that it comes with; none: any
+    figure_unit unit = figure_unit::none;  ///< of its figures
+    std::string_view text{};               ///< {asked}, {left}, {limit} in its unit, {code} as to_string() says it
+};
+
+/// One line for each reason, in their order.
+inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sentences{{
+    {reason::unsaid, errc::none, figure_unit::none, "{code}"},
+    {reason::size, errc::none, figure_unit::bytes, "asked {asked} ({code})"},
+    {reason::size_left, errc::none, figure_unit::bytes, "asked {asked}, {left} of {limit} left ({code})"},
+    {reason::size_limit, errc::none, figure_unit::bytes, "asked {asked}, at most {limit} is allowed ({code})"},
+    {reason::count_limit, errc::none, figure_unit::count, "asked {asked}, at most {limit} is allowed ({code})"},
+    {reason::wrong_count, errc::none, figure_unit::count, "{asked} given, {limit} needed ({code})"},
+    {reason::system_error, errc::none, figure_unit::error_number, "{code}: {asked}"},
+    {reason::text_line, errc::invalid_specification, figure_unit::position, "line {asked} can't be read"},
+    {reason::host_memory, errc::out_of_memory, figure_unit::none, "the host, not the device, is out of memory"},
+    {reason::quota_above, errc::out_of_memory, figure_unit::bytes,
+     "asked {asked}, {left} of {limit} left (the rest is with others who share the memory)"},
+    {reason::guaranteed_to_others, errc::none, figure_unit::bytes,
+     "asked {asked}, and what others are guaranteed leaves at most {left} of {limit} ({code})"},
+    {reason::beyond_device, errc::out_of_memory, figure_unit::bytes, "asked {asked}, and the device has {limit}"},
+    {reason::largest_block, errc::none, figure_unit::bytes,
+     "asked {asked} in one block, and the largest free one has {left}, of {limit} free in all ({code})"},
+    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} is no power of two"},
+    {reason::alignment_too_large, errc::bad_alignment, figure_unit::count,
+     "alignment {asked} can't be had: at most {limit}"},
+    {reason::whole_sizes, errc::not_whole, figure_unit::bytes,
+     "asked {asked}, which must be more than 0 and a multiple of {limit}"},
+    {reason::no_addresses, errc::none, figure_unit::bytes, "no range of addresses is left for {asked}"},
+    {reason::beyond_arena, errc::size_overflow, figure_unit::bytes,
+     "asked {asked} at an offset from which {left} of {limit} follow"},
+    {reason::occupied, errc::invalid_specification, figure_unit::none,
+     "memory is there already, or two ranges overlap"},
+    {reason::other_pool, errc::invalid_specification, figure_unit::none, "the two arenas are of different pools"},
+    {reason::no_lender, errc::invalid_specification, figure_unit::bytes,
+     "asked to borrow {asked}, and there is no quota above to borrow from"},
+    {reason::other_tree, errc::invalid_specification, figure_unit::none,
+     "the quota isn't below the one whose bytes are exchanged"},
+    {reason::other_part, errc::unknown_block, figure_unit::position,
+     "the block says that it is of part {asked}: there are {limit}, from 0"},
+    {reason::pages_of_nothing, errc::invalid_specification, figure_unit::bytes,
+     "a page of {asked}: pages have 1 B or more, and a store 1 to 1073741824 of them"},
+    {reason::shares_exceeded, errc::share_exceeded, figure_unit::permille,
+     "asked {asked} of the device's time, {left} of {limit} left ({code})"},
+    {reason::too_few_devices, errc::none, figure_unit::count, "asked {asked} devices, and there are {left}"},
+    {reason::share_there, errc::share_exceeded, figure_unit::permille,
+     "asked {asked} of a device's time, and the best place has {left}"},
+    {reason::memory_there, errc::no_room, figure_unit::bytes, "asked {asked}, and the best place has {left}"},
+    {reason::cpu_there, errc::no_room, figure_unit::count,
+     "asked {asked} thousandths of a CPU, and the best node has {left}"},
+    {reason::no_such_node, errc::no_device, figure_unit::none,
+     "no node is of that model, or where the placement has to be"},
+    {reason::named_devices, errc::invalid_specification, figure_unit::count,
+     "asked {asked} devices, and the placement names {left}"},
+    {reason::node_size, errc::invalid_specification, figure_unit::count,
+     "nodes of this type don't come with {asked} devices (at most {limit})"},
+    {reason::weights_exceeded, errc::share_exceeded, figure_unit::permille, "the shares sum to {asked} of the device"},
+    {reason::no_such_part, errc::no_device, figure_unit::position, "no part {asked}: the tenant has {limit}, from 0"},
+    {reason::device_twice, errc::duplicate_device, figure_unit::position, "device {asked} is named twice"},
+    {reason::other_node, errc::different_nodes, figure_unit::position,
+     "device {asked} is on another node than the first"},
+    {reason::no_such_device, errc::no_device, figure_unit::position, "no device {asked}: there are {limit}, from 0"},
+    {reason::no_such_slice, errc::invalid_specification, figure_unit::position,
+     "no slice {asked}: the device has {limit}, from 0"},
+    {reason::sms_left, errc::too_few_sms, figure_unit::count, "asked {asked} SMs, {left} of {limit} left"},
+    {reason::whole_sms, errc::not_whole, figure_unit::count, "asked {asked} SMs, which come in units of {limit}"},
+    {reason::no_memory_named, errc::invalid_specification, figure_unit::none, "needs memory, or burst: both are 0"},
+    {reason::burst_limit, errc::invalid_specification, figure_unit::bytes,
+     "memory and burst are {asked} on a device, and a quota has at most {limit}"},
+    {reason::has_source, errc::invalid_specification, figure_unit::none, "the device has such memory already"},
+    {reason::no_spill, errc::not_supported, figure_unit::none, "the tenant was admitted without `spill`"},
+    {reason::no_spill_target, errc::not_supported, figure_unit::none,
+     "the tenant has `spill`, and the tenancy no `spill_to`"},
+    {reason::no_such_stack, errc::not_supported, figure_unit::none,
+     "the device doesn't offer the tenant's memory stack"},
+    {reason::bad_usage_line, errc::invalid_specification, figure_unit::none,
+     "a line needs a tenant's name, and an end after its beginning"},
+    {reason::no_time, errc::invalid_specification, figure_unit::none, "the reservation ends before it begins"},
+    {reason::other_place, errc::invalid_specification, figure_unit::none,
+     "the tenant isn't where the plan moves it from"},
+    {reason::victims_left, errc::no_room, figure_unit::count,
+     "{asked} of the {limit} tenants that were told to go are still there"},
+    {reason::wrong_blocks, errc::invalid_specification, figure_unit::count,
+     "{asked} blocks given, and they must be the {limit} that were parked"},
+    {reason::unknown_number, errc::invalid_specification, figure_unit::position,
+     "nothing has the number {asked}, or it is another tenant's, or over"},
+    {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
+     "{code} (asked {asked}, needed {limit})"},
+    {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
+    {reason::no_caps, errc::invalid_specification, figure_unit::none,
+     "the policy has no caps: weighted_fair has, and capped<> around any other"},
+    {reason::no_classes, errc::invalid_specification, figure_unit::none,
+     "the policy has no classes, so `group` is 0: policy_tree<> has"},
+    {reason::empty_callable, errc::invalid_specification, figure_unit::none,
+     "the callable is empty: there is nothing to enqueue"},
+    {reason::no_such_stream, errc::invalid_specification, figure_unit::position,
+     "no stream {asked}: the tenant has {limit}, from 0"},
+    {reason::no_such_width, errc::invalid_specification, figure_unit::none, "a part of the SMs is from 0 to 1"},
+    {reason::no_candidates, errc::invalid_specification, figure_unit::none, "there is nothing to choose from"},
+    {reason::no_words, errc::invalid_specification, figure_unit::none,
+     "a name has a blank, or is empty or too long, or a time is below 0"},
+    {reason::no_members, errc::invalid_specification, figure_unit::none, "a gang needs a member"},
+    {reason::rank_failed, errc::none, figure_unit::position, "epoch {asked}: rank {left} ({code})"},
+    {reason::no_such_rank, errc::invalid_specification, figure_unit::position,
+     "no rank {asked}: there are {limit}, from 0"},
+    {reason::no_ranks, errc::invalid_specification, figure_unit::none,
+     "a communicator needs a rank, a channel and a block"},
+    {reason::rank_twice, errc::invalid_specification, figure_unit::position, "rank {asked} is in two groups"},
+    {reason::no_such_channel, errc::invalid_specification, figure_unit::position,
+     "no channel {asked}: there are {limit}, from 0"},
+    {reason::tuned_sizes, errc::invalid_specification, figure_unit::bytes,
+     "asked sizes from {asked} to {limit}: they go from 4 B to 4294967296 GiB"},
+    {reason::unequal_parts, errc::mismatch, figure_unit::count,
+     "{asked} elements don't divide into {limit} equal parts"},
+    {reason::no_such_link, errc::invalid_specification, figure_unit::position,
+     "a link to rank {asked}, or of a rank with itself: there are {limit}, from 0"},
+    {reason::no_order, errc::invalid_specification, figure_unit::count,
+     "an order names each of the {limit} gradients once; this one names {asked}"},
+    {reason::bad_choice, errc::invalid_specification, figure_unit::none, "the text isn't one that save() wrote"},
+    {reason::not_float, errc::invalid_specification, figure_unit::none, "only gradients of float go in 16 bits"},
+    {reason::no_channel, errc::invalid_specification, figure_unit::none, "at least one bucket must be in flight"},
+    {reason::no_mpi, errc::not_supported, figure_unit::none, "MPI is not initialised: call MPI_Init_thread first"},
+    {reason::main_thread, errc::not_supported, figure_unit::none,
+     "MPI was initialised for its main thread alone, and this is another one"},
+    {reason::mpi_threads, errc::not_supported, figure_unit::count,
+     "needs level {asked} of MPI_Init_thread, and has {limit}"},
+}};
+
+/// How `r` is told.
+[[nodiscard]] constexpr const sentence& sentence_of(reason r) noexcept {
+    return sentences[r < reason::all ? static_cast<std::size_t>(r) : 0];
+}
+
+/// Whether every line is where its reason looks for it, says something, and names figures only.
+[[nodiscard]] constexpr bool in_order(const decltype(sentences)& all) noexcept {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        auto rest = all[i].text;
+        if (static_cast<std::size_t>(all[i].of) != i || rest.empty()) return false;
+        for (auto at = rest.find('{'); at != rest.npos; at = rest.find('{')) {
+            rest.remove_prefix(at + 1);
+            const auto name = rest.substr(0, rest.find('}'));
+            const bool figure = name == "asked" || name == "left" || name == "limit";
+            if (!(name == "code" || (figure && all[i].unit != figure_unit::none))) return false;
+        }
+    }
+    return true;
+}
+static_assert(in_order(sentences), "a line of `sentences` is missing, misplaced, empty, or names an unknown figure");
+
+}  // namespace detail
 
 /// Whether raise() throws a memory_error for it.
 [[nodiscard]] constexpr bool is_memory_refusal(errc code) noexcept {

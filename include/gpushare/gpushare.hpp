@@ -35,4 +35,3 @@
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
-#include <gpushare/version.hpp>
