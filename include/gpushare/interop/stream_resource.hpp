@@ -3,7 +3,7 @@
 // Work that is enqueued on the stream may still use a freed block; the block is free for others once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
-//   void* p = ordered.allocate(1 << 20);     stream.launch(shape, kernel);     ordered.deallocate(p, 1 << 20);    // at once
+//   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);    // at once
 //
 // Vendors' libraries that ask their caller for scratch memory (cuBLAS, cuBLASLt, cuDNN, cuFFT, CUB) get it from there. It
 // is kept as long as work may use it:

@@ -5,7 +5,7 @@
 //   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};    // or pool_resource pool{mine}, without streams
 //   void* p = pool.allocate(1_MiB, 256);                      // any thread
 //   auto cache = pool.make_cache();                           // one worker: faster
-//   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
+//   pool.deallocate(p, 1_MiB, 256);    pool.trim(0_B);
 //
 // Large blocks have segments that small blocks stay out of. So no small block that stays keeps a large segment.
 //
@@ -18,16 +18,16 @@
 // Made for a stream, it frees in stream order:
 //
 //   auto ordered = pool.make_cache(stream);
-//   void* q = ordered.allocate(4096, 256);
+//   void* q = ordered.allocate(4_KiB, 256);
 //   launch(stream, q);
-//   ordered.deallocate(q, 4096, 256);          // at once; the next allocation here may be the same block
-//   void* again = ordered.allocate(4096, 256);  // q again: in stream order, without an event of CUDA's
+//   ordered.deallocate(q, 4_KiB, 256);          // at once; the next allocation here may be the same block
+//   void* again = ordered.allocate(4_KiB, 256);  // q again: in stream order, without an event of CUDA's
 //
 // Threads can wait for memory, first come first served, until a deadline or a stop request:
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
-//   void* large = pool.allocate_until(512 << 20, 256, until);     // throws memory_error: deadline_exceeded, stopped, ...
-//   gpushare::failure why;    void* small = cache.try_allocate_until(4096, 256, until, &why);
+//   void* large = pool.allocate_until(512_MiB, 256, until);       // throws memory_error: deadline_exceeded, stopped, ...
+//   gpushare::failure why;    void* small = cache.try_allocate_until(4_KiB, 256, until, &why);
 //
 // While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later request that doesn't wait
 // is refused. So small requests don't starve a big one. The first also waits for the streams on which blocks
