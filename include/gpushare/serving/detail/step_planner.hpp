@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides what the next step of an iteration_batch computes. In this order:
+//
+// 1. Each running text gets room for one token more, the first to keep its pages first; who comes later yields for it.
+// 2. Tokens are given out level by level; on each, a page of tokens or less at a time to the tenant with the least counter. A
+//    text that waits begins when there are pages for all that is known of it, beside what those that run still lack. Those of
+//    lower levels yield for it. If there are none, nobody who comes behind it begins: it can't be overtaken for ever.
+// 3. Who had all that it could do keeps no credit for it: its counter is lifted to the least of those who were held back.
+//
+//   planner.plan(book, now);  ...  planner.complete(book, next);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/serving/detail/text_book.hpp>
+#include <gpushare/serving/detail/text_record.hpp>
+#include <gpushare/serving/iteration_options.hpp>
+#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+class step_planner {
+public:
+    explicit step_planner(const iteration_options& o) : o_(o) {}
+
+    [[nodiscard]] const step_plan& current() const noexcept { return plan_; }
+    [[nodiscard]] bool in_flight() const noexcept { return in_flight_; }
+    [[nodiscard]] std::uint64_t computed() const noexcept { return computed_; }
+    [[nodiscard]] std::uint64_t recomputed() const noexcept { return recomputed_; }
+    [[nodiscard]] std::uint64_t found() const noexcept { return found_; }
+
+    /// So that no plan of so many texts allocates.
+    void reserve(std::size_t texts) {
+        detail::make_room(in_step_, texts);
+        detail::make_room(entries_, texts);
+    }
+    void plan(text_book& b, instant now) noexcept {
+        b.pages().moves().clear();
+        entries_.clear();
+        in_step_.clear();
+        expire(b, now);
+        budget_ = o_.step_tokens;
+        may_begin_ = true;
+        make_room(b);
+        give_out(b);
+        for (std::size_t i = 0; i < b.flows().size(); i = behind_level(b, i)) lift(b, i, behind_level(b, i));
+        for (const auto* r : in_step_) entries_.push_back(entry_of(*r));
+        plan_ = {b.pages().moves(), entries_, o_.step_tokens - budget_};
+        in_flight_ = !entries_.empty() || !b.pages().moves().empty();
+    }
+    /// `next` has a token for each entry.
+    void complete(text_book& b, std::span<const text_token> next) noexcept {
+        in_flight_ = false;
+        for (std::size_t i = 0; i < entries_.size(); ++i) {
+            auto& r = *in_step_[i];
+            const bool samples = entries_[i].samples;
+            r.computed += std::exchange(r.planned, 0);
+            b.pages().publish(r);
+            if (samples) r.tokens.push_back(next[i]);
+            const bool whole = samples && (r.known() == r.most || (r.has_last_token && next[i] == r.last_token));
+            if (whole || r.ends != errc::none) b.end(r, whole ? errc::none : r.ends);
+        }
+    }
+    /// Nobody knows what is in the pages.
+    void fail(text_book& b, errc why) noexcept {
+        in_flight_ = false;
+        for (auto* r : in_step_) r->planned = 0;
+        while (!b.running().empty()) b.end(*b.running().back(), why);
+        for (const auto& f : b.flows())
+            for (auto at = f->waiting.begin(); at != f->waiting.end();)
+                if (auto& r = **at++; !r.parked.empty()) b.end(r, why);
+        b.pages().all().forget_unused();
+    }
+
+private:
+    static void expire(text_book& b, instant now) noexcept {
+        for (auto i = b.running().size(); i-- > 0;)
+            if (b.running()[i]->deadline <= now) b.end(*b.running()[i], errc::deadline_exceeded);
+        for (const auto& f : b.flows())
+            while (!f->waiting.empty() && (*f->waiting.begin())->deadline <= now)
+                b.end(**f->waiting.begin(), errc::deadline_exceeded);
+    }
+    static std::size_t behind_level(text_book& b, std::size_t first) noexcept {
+        auto last = first;
+        while (last < b.flows().size() && b.flows()[last]->level == b.flows()[first]->level) ++last;
+        return last;
+    }
+
+    // ---- pages for those that run
+
+    void make_room(text_book& b) noexcept {
+        for (std::size_t i = 0; i < b.running().size();) {
+            auto& r = *b.running()[i];
+            while (b.pages().fits(r, 1) == 0 && yield_behind(b, i)) {
+            }
+            if (b.pages().fits(r, 1) != 0)
+                b.pages().extend(r, 1);
+            else if (never_has_room(b, i)) {
+                b.end(r, b.pages().wants_quota(r) ? errc::over_quota : errc::no_room);
+                continue;
+            }
+            ++i;
+        }
+    }
+    // The last one behind it yields, of its tenant if it is the tenant's quota that it lacks.
+    bool yield_behind(text_book& b, std::size_t i) noexcept {
+        const auto* const t = b.running()[i]->flow->tenant;
+        const bool own = b.pages().wants_quota(*b.running()[i]);
+        for (auto j = b.running().size(); --j > i;) {
+            if (own && b.running()[j]->flow->tenant != t) continue;
+            b.yield(*b.running()[j], moves());
+            return true;
+        }
+        return false;
+    }
+    // Nobody is left who could yield: its tenant, or the device, has fewer pages than when it came.
+    static bool never_has_room(text_book& b, std::size_t i) noexcept {
+        if (i == 0) return true;
+        const auto* const t = b.running()[i]->flow->tenant;
+        const auto first = b.running().begin();
+        return b.pages().wants_quota(*b.running()[i]) &&
+               std::none_of(first, first + static_cast<std::ptrdiff_t>(i), [&](const auto* r) { return r->flow->tenant == t; });
+    }
+    [[nodiscard]] bool moves() const noexcept { return o_.on_yield == yields_by::moving; }
+
+    // ---- tokens
+
+    void give_out(text_book& b) noexcept {
+        for (const auto& f : b.flows()) {
+            f->turn.clear();
+            f->next = 0;
+            f->may_begin = true;
+            f->held_back = false;
+        }
+        for (auto* r : b.running())
+            if (r->missing() == 1) r->flow->turn.push_back(r);
+        for (auto* r : b.running())
+            if (r->missing() != 1) r->flow->turn.push_back(r);
+        for (std::size_t i = 0; i < b.flows().size() && budget_ != 0; i = behind_level(b, i))
+            while (budget_ != 0)
+                if (auto* const f = neediest(b, i, behind_level(b, i)); f != nullptr)
+                    serve(b, *f);
+                else
+                    break;
+    }
+    text_flow* neediest(text_book& b, std::size_t first, std::size_t last) const noexcept {
+        text_flow* best = nullptr;
+        for (; first < last; ++first) {
+            auto& f = *b.flows()[first];
+            const bool more = f.next < f.turn.size() || (may_begin_ && f.may_begin && !f.waiting.empty());
+            if (more && (best == nullptr || f.counter < best->counter)) best = &f;
+        }
+        return best;
+    }
+    // A page of tokens, or less, for the next of its texts; or the next one begins.
+    void serve(text_book& b, text_flow& f) noexcept {
+        if (f.next == f.turn.size()) {
+            begin(b, f);
+            return;
+        }
+        auto& r = *f.turn[f.next];
+        const auto wants = r.running ? std::min(r.missing(), o_.prompt_chunk - r.planned) : 0;
+        const auto n = b.pages().fits(r, std::min({wants, o_.page_tokens, budget_}));
+        if (n == 0) {
+            f.held_back = f.held_back || (wants != 0 && !b.pages().wants_quota(r));
+            ++f.next;
+            return;
+        }
+        b.pages().extend(r, n);
+        if (r.planned == 0) in_step_.push_back(&r);
+        r.planned += n;
+        budget_ -= n;
+        computed_ += n;
+        const auto end = r.computed + r.planned;
+        const auto first_time = end - std::min(end, std::max(r.charged, end - n));
+        recomputed_ += n - first_time;
+        charge_tokens(f, first_time);
+        r.charged = std::max(r.charged, end);
+    }
+
+    // ---- texts begin
+
+    void begin(text_book& b, text_flow& f) noexcept {
+        auto& r = **f.waiting.begin();
+        if (const auto why = b.too_long(r.most, *f.tenant); why.code != errc::none) return b.end(r, why.code);
+        if (!has_place(b, f) || !has_pages(b, f, r)) return;
+        const bool parked = !r.parked.empty();
+        b.run(r);
+        b.pages().begin(r);
+        if (!parked) found_ += r.computed - std::min(r.computed, r.charged);
+        r.charged = std::max(r.charged, r.computed);
+        f.turn.push_back(&r);
+    }
+    bool has_place(text_book& b, text_flow& f) noexcept {
+        if (b.running().size() < o_.texts) return true;
+        if (yield_below(b, f, nullptr)) return true;
+        may_begin_ = false;
+        return false;
+    }
+    bool has_pages(text_book& b, text_flow& f, const text_record& r) noexcept {
+        for (;;) {
+            const auto needs = b.pages().to_begin(r).charged();
+            if (needs + promised(b, f, true) > text_pages::quota_left(*f.tenant)) {
+                if (yield_below(b, f, f.tenant)) continue;
+                f.may_begin = false;
+                return false;
+            }
+            if (needs + promised(b, f, false) <= b.pages().all().available()) return true;
+            if (enough_below(b, f, needs) && yield_below(b, f, nullptr)) continue;
+            may_begin_ = false;
+            return false;
+        }
+    }
+    // Pages that are still to come to texts which run: of its tenant, or of its level and those above.
+    static std::uint64_t promised(text_book& b, const text_flow& f, bool of_tenant) noexcept {
+        std::uint64_t sum = 0;
+        for (const auto* r : b.running())
+            if (of_tenant ? r->flow->tenant == f.tenant : r->flow->level >= f.level) sum += b.pages().outstanding(*r);
+        return sum;
+    }
+    static bool enough_below(text_book& b, const text_flow& f, std::uint64_t needs) noexcept {
+        std::uint64_t pages = b.pages().all().available();
+        for (const auto* r : b.running())
+            if (r->flow->level < f.level) pages += r->pages.size();
+        return needs + promised(b, f, false) <= pages;
+    }
+    // The last of a lower level yields; of the tenant, if one is given.
+    bool yield_below(text_book& b, const text_flow& f, const text_tenant* of) noexcept {
+        for (auto j = b.running().size(); j-- > 0 && b.running()[j]->flow->level < f.level;)
+            if (of == nullptr || b.running()[j]->flow->tenant == of) {
+                b.yield(*b.running()[j], moves());
+                return true;
+            }
+        return false;
+    }
+
+    // ---- counters
+
+    [[nodiscard]] bool held_back(const text_flow& f) const noexcept {
+        if (f.held_back || (f.may_begin && !f.waiting.empty())) return true;
+        return std::any_of(f.turn.begin() + static_cast<std::ptrdiff_t>(f.next), f.turn.end(), [&](const auto* r) {
+            return r->running && r->missing() != 0 && r->planned < o_.prompt_chunk;
+        });
+    }
+    void lift(text_book& b, std::size_t first, std::size_t last) const noexcept {
+        std::uint64_t least = ~std::uint64_t{0}, most = 0;
+        for (auto i = first; i < last; ++i) {
+            const auto& f = *b.flows()[i];
+            if (f.texts != 0) most = std::max(most, f.counter);
+            if (f.texts != 0 && held_back(f)) least = std::min(least, f.counter);
+        }
+        for (auto i = first; i < last; ++i)
+            if (auto& f = *b.flows()[i]; f.texts != 0 && !held_back(f))
+                f.counter = std::max(f.counter, least == ~std::uint64_t{0} ? most : least);
+    }
+
+    [[nodiscard]] static step_entry entry_of(const text_record& r) noexcept {
+        return {r.id,
+                r.flow->tenant->tag,
+                r.computed,
+                std::span<const text_token>(r.tokens).subspan(r.computed, r.planned),
+                r.pages,
+                r.computed + r.planned == r.known()};
+    }
+
+    iteration_options o_;
+    std::vector<text_record*> in_step_;
+    std::vector<step_entry> entries_;
+    step_plan plan_;
+    bool in_flight_ = false;
+    bool may_begin_ = true;  // nobody waits for pages, of this level or one above
+    std::uint32_t budget_ = 0;
+    std::uint64_t computed_ = 0, recomputed_ = 0, found_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

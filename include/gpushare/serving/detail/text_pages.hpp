@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pages of the texts of an iteration_batch: who has which, what has to be copied before it is written to, what is moved to
+// the host, and the moves that an engine has to carry out. A value.
+//
+//   if (pages.fits(text, 16) != 0) pages.extend(text, n);      // room for n tokens more, in pages that nobody else reads
+//   pages.yield(text, true);                                   // to the host, where it has room
+//   pages.release(text);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/serving/detail/shared_pages.hpp>
+#include <gpushare/serving/detail/text_record.hpp>
+#include <gpushare/serving/iteration_step.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// How many pages a text needs to begin, or to go on where it left off.
+struct pages_to_begin {
+    std::uint32_t matched = 0;  // published prefixes
+    std::uint32_t unused = 0;   // of these, nobody's so far
+    std::uint32_t fresh = 0;    // others
+
+    [[nodiscard]] std::uint32_t charged() const noexcept { return unused + fresh; }
+};
+
+class text_pages {
+public:
+    text_pages(std::uint32_t page_tokens, std::uint32_t host_pages, bool shares)
+        : tokens_(page_tokens), shares_(shares), pages_(page_tokens) {
+        host_free_.reserve(host_pages);
+        for (std::uint32_t p = host_pages; p-- > 0;) host_free_.push_back(p);
+        host_pages_ = host_pages;
+    }
+
+    [[nodiscard]] const shared_pages& all() const noexcept { return pages_; }
+    [[nodiscard]] shared_pages& all() noexcept { return pages_; }
+    [[nodiscard]] std::uint32_t host_used() const noexcept {
+        return host_pages_ - static_cast<std::uint32_t>(host_free_.size());
+    }
+    [[nodiscard]] std::uint32_t pages_for(std::uint64_t tokens) const noexcept {
+        return static_cast<std::uint32_t>((tokens + tokens_ - 1) / tokens_);
+    }
+    [[nodiscard]] std::vector<page_move>& moves() noexcept { return moves_; }
+    [[nodiscard]] std::uint32_t copies() const noexcept { return copies_; }
+
+    /// How many pages the text lacks for all that is known of it.
+    [[nodiscard]] std::uint32_t outstanding(const text_record& r) const noexcept {
+        const auto all = pages_for(r.known());
+        return all - std::min(all, static_cast<std::uint32_t>(r.pages.size()));
+    }
+    /// Of `n` tokens more in this step, for how many there are pages, of the tenant's quota as well.
+    [[nodiscard]] std::uint32_t fits(const text_record& r, std::uint32_t n) const noexcept {
+        const std::uint64_t end = r.computed + r.planned;
+        const std::uint32_t copied = copies_first(r) ? 1 : 0;
+        const auto more = std::min(pages_.available(), quota_left(*r.flow->tenant));
+        if (more < copied) return 0;
+        const auto room = (std::uint64_t{r.pages.size()} + more - copied) * tokens_;
+        return static_cast<std::uint32_t>(std::min<std::uint64_t>(n, room - std::min(room, end)));
+    }
+    [[nodiscard]] static std::uint32_t quota_left(const text_tenant& t) noexcept { return t.pages - std::min(t.pages, t.held); }
+    /// Whether one token more doesn't fit for want of the tenant's quota, whatever there is of pages.
+    [[nodiscard]] bool wants_quota(const text_record& r) const noexcept {
+        return quota_left(*r.flow->tenant) == 0 && fits(r, 1) == 0;
+    }
+    /// Has pages for `n` tokens more, which fit.
+    void extend(text_record& r, std::uint32_t n) noexcept {
+        if (copies_first(r)) copy_on_write(r, (r.computed + r.planned) / tokens_);
+        const auto all = pages_for(std::uint64_t{r.computed} + r.planned + n);
+        while (r.pages.size() < all) r.pages.push_back(acquire(*r.flow->tenant));
+    }
+
+    [[nodiscard]] pages_to_begin to_begin(const text_record& r) const noexcept {
+        pages_to_begin n;
+        if (r.parked.empty() && shares_) {
+            auto chain = shared_pages::root_of(r.flow->tenant->tag);
+            for (std::uint32_t p = 0; (p = match(r, n.matched, chain)) != shared_pages::none; ++n.matched) {
+                n.unused += pages_.users(p) == 0 ? 1 : 0;
+                chain = pages_.serial(p);
+            }
+        }
+        const bool whole = std::uint64_t{n.matched} * tokens_ >= r.known();  // its last token is computed, in a copy
+        n.fresh = pages_for(r.known()) - n.matched + (whole ? 1 : 0);
+        return n;
+    }
+    /// Takes the prefixes that to_begin() found, or brings back what is parked.
+    void begin(text_record& r) noexcept {
+        r.chained = 0;
+        r.chain = shared_pages::root_of(r.flow->tenant->tag);
+        for (const auto h : r.parked) {
+            r.pages.push_back(acquire(*r.flow->tenant));
+            moves_.push_back({page_move_kind::to_device, h, r.pages.back()});
+            host_free_.push_back(h);
+        }
+        const bool was_parked = !r.parked.empty();
+        r.parked.clear();
+        if (was_parked || !shares_) return;
+        for (std::uint32_t p = 0; (p = match(r, r.chained, r.chain)) != shared_pages::none;) chain(r, p);
+        r.computed = std::min(r.chained * tokens_, r.known() - 1);
+    }
+    /// Has it share the pages of another one, whose content it has in common so far.
+    void share(const text_record& with, text_record& r) noexcept {
+        r.computed = with.computed;
+        r.chained = with.chained;
+        r.chain = with.chain;
+        for (std::uint32_t i = 0; i < pages_for(r.computed); ++i) {
+            r.pages.push_back(with.pages[i]);
+            use(*r.flow->tenant, with.pages[i]);
+        }
+    }
+
+    /// Takes its pages away: they are moved to the host where `moves` and there is room, else it is computed again.
+    /// Whether they were moved.
+    bool yield(text_record& r, bool moves) noexcept {
+        const bool parks = moves && r.computed != 0 && pages_for(r.computed) <= host_free_.size();
+        for (std::uint32_t i = 0; parks && i < pages_for(r.computed); ++i) {
+            r.parked.push_back(host_free_.back());
+            host_free_.pop_back();
+            moves_.push_back({page_move_kind::to_host, r.pages[i], r.parked.back()});
+        }
+        leave(r);
+        if (!parks) r.computed = 0;
+        return parks;
+    }
+    void release(text_record& r) noexcept {
+        leave(r);
+        for (const auto h : r.parked) host_free_.push_back(h);
+        r.parked.clear();
+    }
+    /// Pages that became full are prefixes from now on. One that another text has published meanwhile is given back for that one.
+    void publish(text_record& r) noexcept {
+        while (shares_ && (std::uint64_t{r.chained} + 1) * tokens_ <= r.computed) {
+            const auto mine = r.pages[r.chained];
+            const auto text = std::span<const text_token>(r.tokens).subspan(std::size_t{r.chained} * tokens_, tokens_);
+            const auto theirs = pages_.find(r.chain, text);
+            if (theirs == shared_pages::none) {
+                pages_.publish(mine, r.chain, text);
+            } else if (theirs != mine) {
+                drop(*r.flow->tenant, mine);
+                use(*r.flow->tenant, theirs);
+                r.pages[r.chained] = theirs;
+            }
+            r.chain = pages_.serial(r.pages[r.chained++]);
+        }
+    }
+
+    /// So that no plan of so many texts allocates: a text begins and yields once in it, and what begins isn't made to yield.
+    void reserve(std::size_t texts) { make_room(moves_, 2 * (pages_.total() + texts) + host_pages_); }
+
+private:
+    // Whether the first page that the text writes to in this step is one that somebody else reads, or may read.
+    [[nodiscard]] bool copies_first(const text_record& r) const noexcept {
+        const auto at = (r.computed + r.planned) / tokens_;
+        return at < r.pages.size() && !pages_.writable(r.pages[at]);
+    }
+    void copy_on_write(text_record& r, std::uint32_t at) noexcept {
+        const auto shared = r.pages[at];
+        const auto mine = acquire(*r.flow->tenant);
+        moves_.push_back({page_move_kind::copy, shared, mine});
+        ++copies_;
+        if (r.chained > at) {
+            r.chained = at;
+            r.chain = pages_.parent(shared);
+        }
+        drop(*r.flow->tenant, shared);
+        r.pages[at] = mine;
+    }
+    [[nodiscard]] std::uint32_t match(const text_record& r, std::uint32_t at, std::uint64_t chain) const noexcept {
+        if ((std::uint64_t{at} + 1) * tokens_ > r.known()) return shared_pages::none;
+        return pages_.find(chain, std::span<const text_token>(r.tokens).subspan(std::size_t{at} * tokens_, tokens_));
+    }
+    void chain(text_record& r, std::uint32_t page) noexcept {
+        use(*r.flow->tenant, page);
+        r.pages.push_back(page);
+        r.chain = pages_.serial(page);
+        ++r.chained;
+    }
+    // The last ones first: of prefixes that nobody uses, the end goes before what is in front of it.
+    void leave(text_record& r) noexcept {
+        while (!r.pages.empty()) {
+            drop(*r.flow->tenant, r.pages.back());
+            r.pages.pop_back();
+        }
+        r.chained = 0;
+    }
+    std::uint32_t acquire(text_tenant& t) noexcept {
+        ++t.held;
+        return pages_.acquire();
+    }
+    void use(text_tenant& t, std::uint32_t page) noexcept {
+        t.held += pages_.users(page) == 0 ? 1 : 0;
+        pages_.use(page);
+    }
+    void drop(text_tenant& t, std::uint32_t page) noexcept {
+        pages_.drop(page);
+        t.held -= pages_.users(page) == 0 ? 1 : 0;
+    }
+
+    std::uint32_t tokens_;  // of a page
+    bool shares_;
+    shared_pages pages_;
+    std::vector<std::uint32_t> host_free_;
+    std::uint32_t host_pages_ = 0, copies_ = 0;
+    std::vector<page_move> moves_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an iteration_batch keeps of a text, of a tenant, and of a tenant's texts on one level (a flow). Texts that have pages
+// run; the others wait in their flow.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/serving/detail/shared_pages.hpp>
+#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+struct text_record;
+struct text_flow;
+
+/// The order in which the texts of a flow begin.
+struct begins_before {
+    bool operator()(const text_record* a, const text_record* b) const noexcept;
+};
+using waiting_texts = std::set<text_record*, begins_before>;
+
+struct text_tenant {
+    std::uint32_t tag = 0;
+    std::uint32_t weight = 1;
+    std::uint32_t pages = 0;  // the most
+    std::uint32_t most_waiting = 0;
+    std::uint32_t held = 0;  // pages that its texts use, shared ones once
+    std::size_t texts = 0, waiting = 0;
+    std::uint64_t tokens = 0;  // computed for it
+};
+
+struct text_record {
+    text_id id = 0;
+    text_flow* flow = nullptr;
+    instant deadline = never;
+    std::uint32_t prompt = 0, most = 0;  // tokens of the prompt, and of the whole text
+    text_token last_token = 0;
+    bool has_last_token = false;
+    std::vector<text_token> tokens{};
+    std::uint32_t computed = 0;  // whose keys and values are in pages, or in `parked`
+    std::uint32_t charged = 0;   // that its tenant was charged
+    std::uint32_t planned = 0;   // in this step
+    std::vector<std::uint32_t> pages{}, parked{};  // of the device, of the host
+    std::uint32_t chained = 0;                     // pages at the beginning that are published prefixes
+    std::uint64_t chain = 0;                       // serial of the last of them
+    std::uint32_t yields = 0;
+    bool running = false;
+    errc ends = errc::none;  // it is to end, once the step is over
+    waiting_texts::node_type place{};  // in the flow's set, while it runs
+
+    [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
+    /// Known tokens that are neither computed nor in this step.
+    [[nodiscard]] std::uint32_t missing() const noexcept { return known() - computed - planned; }
+};
+
+/// A tenant's texts on one level. `counter` is what they were given, over the tenant's weight.
+struct text_flow {
+    text_tenant* tenant = nullptr;
+    int level = 0;
+    std::uint64_t counter = 0;
+    std::size_t texts = 0;  // that haven't ended
+    waiting_texts waiting{};
+    // Of the step that is being planned:
+    std::vector<text_record*> turn{};  // its running texts, those that decode first
+    std::size_t next = 0;              // of them
+    bool may_begin = true;             // the next of those that wait
+    bool held_back = false;            // by others: it had more to do than it was given
+};
+
+inline bool begins_before::operator()(const text_record* a, const text_record* b) const noexcept {
+    return a->deadline != b->deadline ? a->deadline < b->deadline : a->id < b->id;
+}
+/// Whether `a` keeps its pages when only one of both can.
+inline bool goes_first(const text_record* a, const text_record* b) noexcept {
+    return a->flow->level != b->flow->level ? a->flow->level > b->flow->level : a->id < b->id;
+}
+
+/// Virtual token counters: each level's tenants are given tokens in proportion to their weights.
+inline constexpr std::uint64_t counter_of_token = std::uint64_t{1} << 20;
+inline constexpr std::uint32_t most_weight = 1024;
+
+/// Room for `n` in all, so that adding one at a time stays cheap.
+template <class T>
+void make_room(std::vector<T>& v, std::size_t n) {
+    if (n > v.capacity()) v.reserve(std::max(n, 2 * v.capacity()));
+}
+
+inline void charge_tokens(text_flow& f, std::uint32_t n) noexcept {
+    f.counter += counter_of_token * n / f.tenant->weight;
+    f.tenant->tokens += n;
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

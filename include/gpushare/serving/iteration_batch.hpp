@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batching by iteration, for texts: which requests' tokens an engine computes in its next step. Requests join and leave between
+// two steps, prompts are computed in chunks beside others' decoding, and keys and values are in pages. A value: time comes in as
+// an argument, and whoever drives it has the lock, the clock and the engine.
+//
+//   gpushare::iteration_batch texts({.page_tokens = 16, .pages = 4096, .step_tokens = 512});
+//   texts.set_tenant(1, {.weight = 3, .pages = 2048});
+//   const auto id = texts.try_push({.tenant = 1, .prompt = {7, 8, 9}, .most_new = 100}, now).value();
+//   while (gpushare::run_step(texts, engine, now) != 0)                  // plan(), engine.step(), complete()
+//       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
+//
+// Who goes first: a higher level; on one level the tenant that was given the fewest tokens for its weight; of one tenant what is
+// under way, then the earliest deadline, then who came first. A text whose pages another one needs yields: it is computed again
+// later, or its pages are moved to the host. It keeps its tokens either way. Of two texts that need pages the one on the higher
+// level keeps them, or the older one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/serving/detail/step_planner.hpp>
+#include <gpushare/serving/detail/text_book.hpp>
+#include <gpushare/serving/iteration_options.hpp>
+#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Decides which texts are computed in each step. Texts of different tenants share no page. No text
+/// is lost: each is in take_ended() once. Not thread-safe. A step costs O(texts with pages), and
+/// O(tenants with texts) for each page of tokens that it computes; it allocates nothing.
+class iteration_batch {
+public:
+    /// Throws operation_error (invalid_specification) for pages, steps or chunks of no tokens, or
+    /// no texts.
+    explicit iteration_batch(const iteration_options& o) : book_(checked(o)), planner_(o) {}
+
+    /// A new tenant, or new settings of one. Its texts stay: those that need more pages than it has
+    /// now end with over_quota. invalid_specification for a weight that isn't from 1 to 1,024.
+    failure set_tenant(std::uint32_t tenant, const text_tenant_spec& spec = {}) {
+        if (spec.weight == 0 || spec.weight > detail::most_weight)
+            return {errc::invalid_specification, spec.weight, 0, detail::most_weight, reason::count_limit};
+        book_.set_tenant(tenant, spec);
+        return {};
+    }
+    /// Ends the tenant's texts with errc::closed; then there is no such tenant any more. in_flight
+    /// between plan() and complete(), and nothing has changed.
+    failure remove_tenant(std::uint32_t tenant) noexcept {
+        auto* const t = book_.find_tenant(tenant);
+        if (t == nullptr) return no_such(tenant);
+        if (planner_.in_flight()) return {errc::in_flight};
+        book_.remove_tenant(*t);
+        return {};
+    }
+
+    /// Adds pages by their numbers, but for those that it has: as of a page_store, which has
+    /// allocated them.
+    void add_pages(std::span<const std::uint32_t> numbers) {
+        for (const auto p : numbers)
+            if (!book_.pages().all().knows(p)) book_.pages().all().add(p);
+        book_.pages().reserve(book_.size());
+    }
+    /// Gives up as many pages as `to` has room for, as page_options::evict of a page_store asks
+    /// for: of those that hold nothing, then the prefixes that nobody used for longest. How many;
+    /// none between plan() and complete().
+    std::uint32_t take_pages(std::span<std::uint32_t> to) noexcept {
+        auto& all = book_.pages().all();
+        const auto n = planner_.in_flight() ? 0 : std::min<std::size_t>(to.size(), all.available());
+        for (std::size_t i = 0; i < n; ++i) to[i] = all.remove();
+        return static_cast<std::uint32_t>(n);
+    }
+
+    /// Adds a text, which waits. Refused with queue_full, deadline_exceeded, over_quota (it may
+    /// need more pages than its tenant has), no_room (than there are), invalid_specification. Throws
+    /// std::bad_alloc. Either way nothing has changed.
+    [[nodiscard]] result<text_id> try_push(const text_request& request, instant now) { return add(request, {}, now); }
+    /// Adds a text that begins with all that is known of another one, `of`, and goes on with its
+    /// own prompt, which may be empty. Both share pages until one of them writes to them. Its
+    /// tenant is the other one's. Refused as try_push(), and where there is no such text.
+    [[nodiscard]] result<text_id> try_fork(text_id of, text_request request, instant now) {
+        auto* const from = book_.find(of);
+        if (from == nullptr) return no_such(of);
+        request.tenant = from->flow->tenant->tag;
+        const auto made = add(request, from->tokens, now);
+        if (made && from->running && from->computed != 0 && book_.running().size() < texts_) {
+            auto& r = *book_.find(*made);
+            book_.run(r);
+            book_.pages().share(*from, r);
+            r.charged = r.computed;
+        }
+        return made;
+    }
+    /// Ends a text with `why`, at any time: one that is in a step, once the step is completed. Its
+    /// pages are free then. False where there is no such text.
+    bool abort(text_id id, errc why = errc::stopped) noexcept {
+        auto* const r = book_.find(id);
+        if (r != nullptr) book_.end(*r, why);
+        return r != nullptr;
+    }
+    /// Ends all texts, as a server does that ends.
+    void abort_all(errc why = errc::closed) noexcept { book_.end_all(why, nullptr); }
+
+    /// The next step, after texts whose deadline is over have ended. Without entries and moves
+    /// there is nothing to do. It stays the same until complete() or fail().
+    const step_plan& plan(instant now) noexcept {
+        if (!planner_.in_flight()) planner_.plan(book_, now);
+        return planner_.current();
+    }
+    /// The step is done. `next` has a token for each entry, read where it samples. Throws
+    /// operation_error (mismatch) where it has fewer; the step isn't completed then.
+    void complete(std::span<const text_token> next) {
+        if (!planner_.in_flight()) return;
+        if (const auto n = planner_.current().entries.size(); next.size() < n)
+            raise({errc::mismatch, next.size(), 0, n, reason::wrong_count}, {}, "complete a step");
+        planner_.complete(book_, next);
+    }
+    /// The step failed, so nobody knows what is in the pages: texts that have any, on the device or
+    /// the host, end with `why`, and no prefix is kept. Those that wait without stay.
+    void fail(errc why) noexcept { planner_.fail(book_, why); }
+    /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has them.
+    [[nodiscard]] std::vector<ended_text> take_ended() { return book_.take_ended(); }
+
+    /// Whether no text waits or runs.
+    [[nodiscard]] bool empty() const noexcept { return book_.size() == 0; }
+    /// All tokens that are known of a text, prompt included, until the next call that changes
+    /// anything. None where there is no such text.
+    [[nodiscard]] std::span<const text_token> tokens(text_id id) const noexcept {
+        const auto* const r = book_.find(id);
+        return r == nullptr ? std::span<const text_token>{} : r->tokens;
+    }
+    /// As of now.
+    [[nodiscard]] iteration_usage usage() const noexcept {
+        const auto& all = book_.pages().all();
+        return {.pages = all.total(),
+                .free = all.free(),
+                .unused = all.unused(),
+                .host_pages = book_.pages().host_used(),
+                .running = book_.running().size(),
+                .waiting = book_.size() - book_.running().size(),
+                .computed = planner_.computed(),
+                .found = planner_.found(),
+                .recomputed = planner_.recomputed(),
+                .yields = book_.yields(),
+                .moved = book_.moved(),
+                .copies = book_.pages().copies()};
+    }
+    /// Of a tenant as of now; zeros where there is none.
+    [[nodiscard]] text_tenant_usage usage(std::uint32_t tenant) const noexcept {
+        const auto* const t = book_.find_tenant(tenant);
+        if (t == nullptr) return {};
+        return {.pages = t->held, .running = t->texts - t->waiting, .waiting = t->waiting, .tokens = t->tokens};
+    }
+
+    /// Plans a step, has the engine do it, and completes it. How many tokens were computed; 0:
+    /// nothing was left to do. What the engine throws passes through, after fail(kernel_failed).
+    template <iteration_engine Engine>
+    friend std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
+        const auto& plan = texts.plan(now);
+        if (!texts.planner_.in_flight()) return 0;
+        const auto next = std::span(texts.next_).first(plan.entries.size());
+        try {
+            engine.step(plan, next);
+        } catch (...) {
+            texts.fail(errc::kernel_failed);
+            throw;
+        }
+        texts.complete(next);
+        return plan.tokens;
+    }
+
+private:
+    static constexpr int lowest_level = -64, highest_level = 63;
+
+    const iteration_options& checked(const iteration_options& o) {
+        if (o.page_tokens == 0 || o.step_tokens == 0 || o.prompt_chunk == 0 || o.texts == 0)
+            raise({.code = errc::invalid_specification}, {}, "batching by iteration");
+        texts_ = o.texts;
+        return o;
+    }
+    static failure no_such(std::uint64_t number) noexcept {
+        return {.code = errc::invalid_specification, .asked = number, .because = reason::unknown_number};
+    }
+    [[nodiscard]] failure refuses(const text_request& q, std::size_t before, instant now) const noexcept {
+        const auto* const t = book_.find_tenant(q.tenant);
+        if (t == nullptr) return no_such(q.tenant);
+        if (before + q.prompt.size() == 0 || q.most_new == 0 || q.level < lowest_level || q.level > highest_level)
+            return {errc::invalid_specification};
+        if (q.deadline <= now) return {errc::deadline_exceeded};
+        if (t->waiting >= t->most_waiting)
+            return {errc::queue_full, t->waiting + 1, 0, t->most_waiting, reason::count_limit};
+        return book_.too_long(std::uint64_t{before} + q.prompt.size() + q.most_new, *t);
+    }
+    result<text_id> add(const text_request& q, std::span<const text_token> before, instant now) {
+        if (const failure why = refuses(q, before.size(), now); why.code != errc::none) return why;
+        planner_.reserve(book_.size() + 1);
+        if (next_.size() <= book_.size()) next_.resize(2 * (book_.size() + 1));
+        return book_.add(q, before).id;
+    }
+
+    std::uint32_t texts_ = 0;
+    detail::text_book book_;
+    detail::step_planner planner_;
+    std::vector<text_token> next_;  // of run_step()
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
