@@ -19,6 +19,7 @@
 #include "harness.hpp"
 #include "inference_server/json.hpp"
 #include "serving/cores.hpp"
+#include "serving/iteration.hpp"
 #include "serving/parts.hpp"
 #include "serving/rig.hpp"
 #include "serving/server.hpp"
@@ -303,14 +304,15 @@ double answers_off_by_a_call_left_out(engine& e) {
 int main(int argc, char** argv) {
     try {
         begin_on_first_cores(2, argv);
-        const bench::arguments asked(argc, argv,
-                                     {"two", "kept", "one", "decode", "cost", "parts", "server", "bursts", "outside"},
-                                     {"--gemma-terms-accepted",
-                                      "with Gemma 3 270M, whose weights are under Google's terms, "
-                                      "https://ai.google.dev/gemma/terms; else single lines of "
-                                      "text are read in its place, and all figures end in _without_model"});
+        const bench::arguments asked(
+            argc, argv, {"two", "kept", "one", "decode", "cost", "parts", "server", "bursts", "outside", "iteration"},
+            {"--gemma-terms-accepted",
+             "with Gemma 3 270M, whose weights are under Google's terms, "
+             "https://ai.google.dev/gemma/terms; else single lines of "
+             "text are read in its place, and all figures end in _without_model"});
         const bool model = asked.has_option();
-        const bool no_engines = asked.wants_only("parts") || asked.wants_only("bursts") || asked.wants_only("outside");
+        const bool no_engines = asked.wants_only("parts") || asked.wants_only("bursts") ||
+                                asked.wants_only("outside") || asked.wants_only("iteration");
         const bool one_here = asked.wants_only("one") && cores() == 1;
         const std::string end_of_all = model || no_engines ? "" : "_without_model";
         bench::start_a_second_thread();
@@ -320,6 +322,7 @@ int main(int argc, char** argv) {
             "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second",
             end_of_all);
         if (asked.wants("parts")) parts(r);
+        if (asked.wants("iteration")) iteration(r);
         if (asked.wants("outside")) from_outside(r);
         if (asked.wants("server")) through_the_server(r, model);
         if (asked.wants("bursts")) cache_bursts(r);

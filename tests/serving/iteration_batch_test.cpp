@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batching by iteration in virtual time: what is in a step, who has pages, who goes first; and that each text is, to the token,
-// what it would be by itself.
+// Batching by iteration in virtual time: what is in a step, who has pages, who goes first; and that
+// each text is, to the token, what it would be by itself.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -142,15 +142,18 @@ TEST_CASE("what makes no sense is refused with its reason, and nothing has chang
     iteration_batch b({.page_tokens = 4, .pages = 8});
     CHECK(b.set_tenant(1, {.weight = 0}).code == errc::invalid_specification);
     CHECK(b.set_tenant(1, {.weight = 1025}).code == errc::invalid_specification);
-    CHECK(refusal(b, {.tenant = 1, .prompt = {1}}) == errc::invalid_specification);  // there is no such tenant
+    // there is no such tenant
+    CHECK(refusal(b, {.tenant = 1, .prompt = {1}}) == errc::invalid_specification);
     REQUIRE(b.set_tenant(1, {.pages = 4, .max_waiting = 2}).code == errc::none);
     REQUIRE(b.set_tenant(2).code == errc::none);
     CHECK(refusal(b, {.tenant = 1}) == errc::invalid_specification);
     CHECK(refusal(b, {.tenant = 1, .prompt = {1}, .most_new = 0}) == errc::invalid_specification);
     CHECK(refusal(b, {.tenant = 1, .prompt = {1}, .level = 64}) == errc::invalid_specification);
     CHECK(refusal(b, {.tenant = 1, .prompt = {1}, .deadline = start}) == errc::deadline_exceeded);
-    CHECK(refusal(b, {.tenant = 1, .prompt = counted(10), .most_new = 7}) == errc::over_quota);  // five pages
-    CHECK(refusal(b, {.tenant = 2, .prompt = counted(10), .most_new = 23}) == errc::no_room);   // nine
+    // five pages
+    CHECK(refusal(b, {.tenant = 1, .prompt = counted(10), .most_new = 7}) == errc::over_quota);
+    // nine
+    CHECK(refusal(b, {.tenant = 2, .prompt = counted(10), .most_new = 23}) == errc::no_room);
     CHECK(refusal(b, {.tenant = 2, .prompt = counted(10), .most_new = ~0U}) == errc::no_room);
     (void)push(b, {.tenant = 1, .prompt = counted(10), .most_new = 6});
     (void)push(b, {.tenant = 1, .prompt = counted(10), .most_new = 6});
@@ -268,7 +271,8 @@ TEST_CASE("a fork shares its pages until one of both writes", "[serving]") {
 TEST_CASE("a text that must yield goes on where it was, computed again or moved", "[serving]") {
     const auto how = GENERATE(yields_by::recompute, yields_by::moving);
     CAPTURE(static_cast<int>(how));
-    iteration_batch b({.page_tokens = 4, .pages = 8, .host_pages = 8, .step_tokens = 32, .on_yield = how, .share_prefixes = false});
+    iteration_batch b(
+        {.page_tokens = 4, .pages = 8, .host_pages = 8, .step_tokens = 32, .on_yield = how, .share_prefixes = false});
     toy_decoder e(4, 8, 8);
     (void)b.set_tenant(1);
     const auto older = push(b, {.tenant = 1, .prompt = counted(10), .most_new = 22});
@@ -285,7 +289,8 @@ TEST_CASE("a text that must yield goes on where it was, computed again or moved"
 }
 
 TEST_CASE("where the host has no room a text that yields is computed again", "[serving]") {
-    iteration_batch b({.page_tokens = 4, .pages = 8, .host_pages = 2, .step_tokens = 32, .on_yield = yields_by::moving});
+    iteration_batch b(
+        {.page_tokens = 4, .pages = 8, .host_pages = 2, .step_tokens = 32, .on_yield = yields_by::moving});
     toy_decoder e(4, 8, 2);
     (void)b.set_tenant(1);
     (void)push(b, {.tenant = 1, .prompt = counted(10), .most_new = 22});
@@ -301,7 +306,8 @@ TEST_CASE("a tenant has no more pages than its quota, and its neighbour doesn't 
     (void)b.set_tenant(1, {.pages = 8});
     (void)b.set_tenant(2);
     std::vector<text_id> ids;
-    for (text_token i = 0; i < 4; ++i) ids.push_back(push(b, {.tenant = 1, .prompt = counted(10, 100 * i), .most_new = 20}));
+    for (text_token i = 0; i < 4; ++i)
+        ids.push_back(push(b, {.tenant = 1, .prompt = counted(10, 100 * i), .most_new = 20}));
     const auto neighbour = push(b, {.tenant = 2, .prompt = counted(6, 900), .most_new = 10});
     std::map<text_id, ended_text> all;
     do {
@@ -317,14 +323,16 @@ TEST_CASE("a tenant has no more pages than its quota, and its neighbour doesn't 
 TEST_CASE("a level above begins with the next step, though those below have all pages and places", "[serving]") {
     const bool by_places = GENERATE(false, true);
     CAPTURE(by_places);
-    iteration_batch b({.page_tokens = 4, .pages = by_places ? 64U : 16U, .step_tokens = 16, .texts = by_places ? 4U : 64U});
+    iteration_batch b(
+        {.page_tokens = 4, .pages = by_places ? 64U : 16U, .step_tokens = 16, .texts = by_places ? 4U : 64U});
     toy_decoder e(4, 64);
     (void)b.set_tenant(1);
     (void)b.set_tenant(2);
     for (text_token i = 0; i < 8; ++i) (void)push(b, {.tenant = 1, .prompt = counted(10, 100 * i), .most_new = 30});
     for (int i = 0; i < 5; ++i) (void)step(b, e);
     const auto urgent = push(b, {.tenant = 2, .prompt = counted(40, 2000), .most_new = 4, .level = 1});
-    // 40 tokens of its prompt are three steps, with the fourth token six: nothing below is in its way.
+    // 40 tokens of its prompt are three steps, with the fourth token six: nothing below is in its
+    // way.
     CHECK(step(b, e) == std::vector<std::pair<text_id, std::size_t>>{{urgent, 16}});
     CHECK(step(b, e) == std::vector<std::pair<text_id, std::size_t>>{{urgent, 16}});
     (void)step(b, e);
@@ -407,6 +415,9 @@ TEST_CASE("a step that failed ends who had pages, and what waited is computed wi
     toy_decoder e(4, 16);
     failing engine{e};
     (void)b.set_tenant(1);
+    (void)push(b, {.tenant = 1, .prompt = counted(10), .most_new = 1});
+    (void)finish(b, e);
+    CHECK(b.usage().unused == 2);
     const auto first = push(b, {.tenant = 1, .prompt = counted(10), .most_new = 6});
     const auto second = push(b, {.tenant = 1, .prompt = counted(10), .most_new = 6});
     CHECK_THROWS_AS(run_step(b, engine, start), std::runtime_error);

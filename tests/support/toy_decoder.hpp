@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine for batching by iteration whose next token depends on every token of the text, as read through its page table: a
-// wrong page, a page that was overwritten, or a missing move gives another text.
+// An engine for batching by iteration whose next token depends on every token of the text, as read
+// through its page table: a wrong page, a page that was overwritten, or a missing move gives
+// another text.
 //
 //   support::toy_decoder engine(4, 16, 8);   engine.step(plan, next);
-//   support::toy_decoder::alone(prompt, most_new, last);                           // what a request by itself gets
+//   support::toy_decoder::alone(prompt, most_new, last);  // what is added to it by itself
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <gpushare/serving/iteration_step.hpp>
@@ -24,7 +28,12 @@ public:
     static constexpr token vocabulary = 1000;
 
     toy_decoder(std::uint32_t page_tokens, std::uint32_t pages, std::uint32_t host_pages = 0)
-        : page_tokens_(page_tokens), device_(std::size_t{page_tokens} * pages), host_(std::size_t{page_tokens} * host_pages) {}
+        : page_tokens_(page_tokens),
+          device_(std::size_t{page_tokens} * pages),
+          host_(std::size_t{page_tokens} * host_pages) {}
+    /// With pages of somebody else's: `address` tells where one has its slots, of eight bytes each.
+    toy_decoder(std::uint32_t page_tokens, std::function<void*(std::uint32_t)> address)
+        : page_tokens_(page_tokens), address_(std::move(address)) {}
 
     void step(const gpushare::step_plan& plan, std::span<token> next) {
         for (const auto& m : plan.moves)
@@ -34,7 +43,8 @@ public:
     }
 
     /// The tokens that are added to the prompt.
-    static std::vector<token> alone(std::span<const token> prompt, std::uint32_t most_new, std::optional<token> last = {}) {
+    static std::vector<token> alone(std::span<const token> prompt, std::uint32_t most_new,
+                                    std::optional<token> last = {}) {
         std::uint64_t read = 0;
         std::uint32_t position = 0;
         for (const auto t : prompt) read = mix(read, slot(t, position++, read));
@@ -56,21 +66,25 @@ private:
         a = (a ^ b) * 0xff51afd7ed558ccdU;
         return a ^ (a >> 29);
     }
-    /// What the cache keeps of a token: it depends on the tokens in front of it, as keys and values do.
+    /// What the cache keeps of a token: it depends on the tokens in front of it, as keys and values
+    /// do.
     static std::uint64_t slot(token t, std::uint32_t position, std::uint64_t read) noexcept {
         return mix(mix(t + 1, position + 1), read);
     }
     static token sample(std::uint64_t read) noexcept { return static_cast<token>(mix(read, 7) % vocabulary); }
 
+    std::uint64_t* page(std::vector<std::uint64_t>& in, std::uint32_t number) {
+        if (&in == &device_ && address_) return static_cast<std::uint64_t*>(address_(number));
+        return &in.at(std::size_t{number} * page_tokens_);
+    }
     void move(const gpushare::page_move& m) {
         auto& from = m.kind == gpushare::page_move_kind::to_device ? host_ : device_;
         auto& to = m.kind == gpushare::page_move_kind::to_host ? host_ : device_;
-        for (std::size_t i = 0; i < page_tokens_; ++i)
-            to.at(std::size_t{m.to} * page_tokens_ + i) = from.at(std::size_t{m.from} * page_tokens_ + i);
+        std::copy_n(page(from, m.from), page_tokens_, page(to, m.to));
     }
     std::uint64_t& at(const gpushare::step_entry& e, std::uint32_t position) {
         if (position / page_tokens_ >= e.pages.size()) throw std::logic_error("a position without a page");
-        return device_.at(std::size_t{e.pages[position / page_tokens_]} * page_tokens_ + position % page_tokens_);
+        return page(device_, e.pages[position / page_tokens_])[position % page_tokens_];
     }
     token compute(const gpushare::step_entry& e) {
         std::uint64_t read = 0;
@@ -85,7 +99,8 @@ private:
     }
 
     std::uint32_t page_tokens_;
-    std::vector<std::uint64_t> device_, host_;  // a slot for each token of each page
+    std::vector<std::uint64_t> device_{}, host_{};  // a slot for each token of each page
+    std::function<void*(std::uint32_t)> address_{};
 };
 static_assert(gpushare::iteration_engine<toy_decoder>);
 

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batching by iteration, for texts: which requests' tokens an engine computes in its next step. Requests join and leave between
-// two steps, prompts are computed in chunks beside others' decoding, and keys and values are in pages. A value: time comes in as
-// an argument, and whoever drives it has the lock, the clock and the engine.
+// Batching by iteration, for texts: which requests' tokens an engine computes in its next step.
+// Requests join and leave between two steps, prompts are computed in chunks beside others'
+// decoding, and keys and values are in pages. A value: time comes in as an argument, and whoever
+// drives it has the lock, the clock and the engine.
 //
 //   gpushare::iteration_batch texts({.page_tokens = 16, .pages = 4096, .step_tokens = 512});
 //   texts.set_tenant(1, {.weight = 3, .pages = 2048});
-//   const auto id = texts.try_push({.tenant = 1, .prompt = {7, 8, 9}, .most_new = 100}, now).value();
-//   while (gpushare::run_step(texts, engine, now) != 0)                  // plan(), engine.step(), complete()
+//   const gpushare::text_request q{.tenant = 1, .prompt = {7, 8, 9}, .most_new = 100};
+//   const gpushare::text_id id = texts.try_push(q, now).value();
+//   while (gpushare::run_step(texts, engine, now) != 0)  // plan, engine.step(), complete
 //       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
 //
-// Who goes first: a higher level; on one level the tenant that was given the fewest tokens for its weight; of one tenant what is
-// under way, then the earliest deadline, then who came first. A text whose pages another one needs yields: it is computed again
-// later, or its pages are moved to the host. It keeps its tokens either way. Of two texts that need pages the one on the higher
-// level keeps them, or the older one.
+// Who goes first: a higher level; on one level the tenant that was given the fewest tokens for its
+// weight; of one tenant what is under way, then the earliest deadline, then who came first. A text
+// whose pages another one needs yields: it is computed again later, or its pages are moved to the
+// host. It keeps its tokens either way. Of two texts that need pages the one on the higher level
+// keeps them, or the older one.
 #pragma once
 
 #include <algorithm>
@@ -77,8 +80,8 @@ public:
     }
 
     /// Adds a text, which waits. Refused with queue_full, deadline_exceeded, over_quota (it may
-    /// need more pages than its tenant has), no_room (than there are), invalid_specification. Throws
-    /// std::bad_alloc. Either way nothing has changed.
+    /// need more pages than its tenant has), no_room (than there are), invalid_specification.
+    /// Throws std::bad_alloc. Either way nothing has changed.
     [[nodiscard]] result<text_id> try_push(const text_request& request, instant now) { return add(request, {}, now); }
     /// Adds a text that begins with all that is known of another one, `of`, and goes on with its
     /// own prompt, which may be empty. Both share pages until one of them writes to them. Its
@@ -123,7 +126,8 @@ public:
     /// The step failed, so nobody knows what is in the pages: texts that have any, on the device or
     /// the host, end with `why`, and no prefix is kept. Those that wait without stay.
     void fail(errc why) noexcept { planner_.fail(book_, why); }
-    /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has them.
+    /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has
+    /// them.
     [[nodiscard]] std::vector<ended_text> take_ended() { return book_.take_ended(); }
 
     /// Whether no text waits or runs.
@@ -157,24 +161,10 @@ public:
         return {.pages = t->held, .running = t->texts - t->waiting, .waiting = t->waiting, .tokens = t->tokens};
     }
 
-    /// Plans a step, has the engine do it, and completes it. How many tokens were computed; 0:
-    /// nothing was left to do. What the engine throws passes through, after fail(kernel_failed).
-    template <iteration_engine Engine>
-    friend std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
-        const auto& plan = texts.plan(now);
-        if (!texts.planner_.in_flight()) return 0;
-        const auto next = std::span(texts.next_).first(plan.entries.size());
-        try {
-            engine.step(plan, next);
-        } catch (...) {
-            texts.fail(errc::kernel_failed);
-            throw;
-        }
-        texts.complete(next);
-        return plan.tokens;
-    }
-
 private:
+    template <iteration_engine Engine>
+    friend std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now);
+
     static constexpr int lowest_level = -64, highest_level = 63;
 
     const iteration_options& checked(const iteration_options& o) {
@@ -198,7 +188,7 @@ private:
     }
     result<text_id> add(const text_request& q, std::span<const text_token> before, instant now) {
         if (const failure why = refuses(q, before.size(), now); why.code != errc::none) return why;
-        planner_.reserve(book_.size() + 1);
+        planner_.reserve(book_.size() + 1, book_.flows().size() + 1);
         if (next_.size() <= book_.size()) next_.resize(2 * (book_.size() + 1));
         return book_.add(q, before).id;
     }
@@ -208,6 +198,24 @@ private:
     detail::step_planner planner_;
     std::vector<text_token> next_;  // of run_step()
 };
+
+/// Plans a step, has the engine do it, and completes it. How many tokens were computed; 0: nothing
+/// was left to do. What the engine throws passes through, after fail(kernel_failed).
+template <iteration_engine Engine>
+std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
+    const auto& plan = texts.plan(now);
+    if (!texts.planner_.in_flight()) return 0;
+    const auto next = std::span(texts.next_).first(plan.entries.size());
+    try {
+        engine.step(plan, next);
+    } catch (...) {
+        texts.fail(errc::kernel_failed);
+        throw;
+    }
+    const auto tokens = plan.tokens;
+    texts.complete(next);
+    return tokens;
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

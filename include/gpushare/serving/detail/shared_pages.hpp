@@ -2,13 +2,14 @@
 // Which pages of an iteration_batch are free, used, or kept as prefixes that nobody uses: a value.
 //
 //   shared_pages pages(16);  pages.add(0);
-//   const auto p = pages.acquire();               // of available(), evicting the prefix that was unused for longest
-//   pages.publish(p, parent, tokens);             // full: others with the same tokens behind the same prefix share it
+//   const auto p = pages.acquire();         // a free one, or the prefix unused for longest goes
+//   pages.publish(p, parent, tokens);       // it is full: others find it, and share it
 //   if (auto q = pages.find(parent, tokens); q != shared_pages::none) pages.use(q);
 //   pages.drop(p);
 //
-// A prefix is found by its tokens and the serial number of the page before it, both compared whole: a hash that two texts
-// have in common gives neither the other's page. Serials aren't used again, so what was behind an evicted page isn't found.
+// A prefix is found by its tokens and the serial number of the page before it, both compared whole:
+// a hash that two texts have in common gives neither the other's page. Serials aren't used again,
+// so what was behind an evicted page isn't found.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +37,15 @@ public:
 
     [[nodiscard]] std::uint32_t total() const noexcept { return total_; }
     [[nodiscard]] std::uint32_t free() const noexcept { return static_cast<std::uint32_t>(free_.size()); }
-    [[nodiscard]] std::uint32_t unused() const noexcept { return unused_; }  ///< kept as prefixes, used by nobody
+    /// kept as prefixes, used by nobody
+    [[nodiscard]] std::uint32_t unused() const noexcept { return unused_; }
     [[nodiscard]] std::uint32_t available() const noexcept { return free() + unused_; }
 
     [[nodiscard]] bool knows(std::uint32_t page) const noexcept { return page < all_.size() && all_[page].present; }
     /// One page more, which it doesn't know.
     void add(std::uint32_t page) {
         if (page >= all_.size()) all_.resize(std::size_t{page} + 1);
-        free_.reserve(total_ + 1);
+        if (free_.capacity() <= total_) free_.reserve(std::max<std::size_t>(64, 2 * free_.capacity()));
         grow_index(total_ + 1);
         all_[page].tokens.reserve(page_tokens_);  // so that publishing allocates nothing
         all_[page].present = true;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides what the next step of an iteration_batch computes. In this order:
 //
-// 1. Each running text gets room for one token more, the first to keep its pages first; who comes later yields for it.
-// 2. Tokens are given out level by level; on each, a page of tokens or less at a time to the tenant with the least counter. A
-//    text that waits begins when there are pages for all that is known of it, beside what those that run still lack. Those of
-//    lower levels yield for it. If there are none, nobody who comes behind it begins: it can't be overtaken for ever.
-// 3. Who had all that it could do keeps no credit for it: its counter is lifted to the least of those who were held back.
+// 1. Each running text gets room for one token more, the first to keep its pages first. Those that
+//    come later yield for it.
+// 2. Tokens are given out level by level. On each level the tenant with the least counter gets a
+//    page of tokens or less, again and again. A text that waits begins when there are pages for all
+//    that is known of it, beside what those that run still lack; texts of lower levels yield for
+//    it. If there are too few pages, nobody behind it begins, so that it isn't overtaken for ever.
+// 3. A tenant that had all that it could do keeps no credit for it: its counter is lifted to the
+//    least of those that were held back.
 //
 //   planner.plan(book, now);  ...  planner.complete(book, next);
 #pragma once
@@ -39,10 +42,11 @@ public:
     [[nodiscard]] std::uint64_t recomputed() const noexcept { return recomputed_; }
     [[nodiscard]] std::uint64_t found() const noexcept { return found_; }
 
-    /// So that no plan of so many texts allocates.
-    void reserve(std::size_t texts) {
+    /// So that no plan of so many texts and flows allocates.
+    void reserve(std::size_t texts, std::size_t flows) {
         detail::make_room(in_step_, texts);
         detail::make_room(entries_, texts);
+        detail::make_room(active_, flows);
     }
     void plan(text_book& b, instant now) noexcept {
         b.pages().moves().clear();
@@ -53,7 +57,7 @@ public:
         may_begin_ = true;
         make_room(b);
         give_out(b);
-        for (std::size_t i = 0; i < b.flows().size(); i = behind_level(b, i)) lift(b, i, behind_level(b, i));
+        for (std::size_t i = 0; i < active_.size(); i = behind_level(i)) lift(i, behind_level(i));
         for (const auto* r : in_step_) entries_.push_back(entry_of(*r));
         plan_ = {b.pages().moves(), entries_, o_.step_tokens - budget_};
         in_flight_ = !entries_.empty() || !b.pages().moves().empty();
@@ -90,9 +94,9 @@ private:
             while (!f->waiting.empty() && (*f->waiting.begin())->deadline <= now)
                 b.end(**f->waiting.begin(), errc::deadline_exceeded);
     }
-    static std::size_t behind_level(text_book& b, std::size_t first) noexcept {
+    [[nodiscard]] std::size_t behind_level(std::size_t first) const noexcept {
         auto last = first;
-        while (last < b.flows().size() && b.flows()[last]->level == b.flows()[first]->level) ++last;
+        while (last < active_.size() && active_[last]->level == active_[first]->level) ++last;
         return last;
     }
 
@@ -129,34 +133,33 @@ private:
         const auto* const t = b.running()[i]->flow->tenant;
         const auto first = b.running().begin();
         return b.pages().wants_quota(*b.running()[i]) &&
-               std::none_of(first, first + static_cast<std::ptrdiff_t>(i), [&](const auto* r) { return r->flow->tenant == t; });
+               std::none_of(first, first + static_cast<std::ptrdiff_t>(i),
+                            [&](const auto* r) { return r->flow->tenant == t; });
     }
     [[nodiscard]] bool moves() const noexcept { return o_.on_yield == yields_by::moving; }
 
     // ---- tokens
 
     void give_out(text_book& b) noexcept {
+        active_.clear();
         for (const auto& f : b.flows()) {
             f->turn.clear();
             f->next = 0;
             f->may_begin = true;
             f->held_back = false;
+            if (f->texts != 0) active_.push_back(f.get());
         }
         for (auto* r : b.running())
             if (r->missing() == 1) r->flow->turn.push_back(r);
         for (auto* r : b.running())
             if (r->missing() != 1) r->flow->turn.push_back(r);
-        for (std::size_t i = 0; i < b.flows().size() && budget_ != 0; i = behind_level(b, i))
-            while (budget_ != 0)
-                if (auto* const f = neediest(b, i, behind_level(b, i)); f != nullptr)
-                    serve(b, *f);
-                else
-                    break;
+        for (std::size_t i = 0; i < active_.size(); i = behind_level(i))
+            while (auto* const f = budget_ != 0 ? neediest(i, behind_level(i)) : nullptr) serve(b, *f);
     }
-    text_flow* neediest(text_book& b, std::size_t first, std::size_t last) const noexcept {
+    [[nodiscard]] text_flow* neediest(std::size_t first, std::size_t last) const noexcept {
         text_flow* best = nullptr;
         for (; first < last; ++first) {
-            auto& f = *b.flows()[first];
+            auto& f = *active_[first];
             const bool more = f.next < f.turn.size() || (may_begin_ && f.may_begin && !f.waiting.empty());
             if (more && (best == nullptr || f.counter < best->counter)) best = &f;
         }
@@ -221,7 +224,8 @@ private:
             return false;
         }
     }
-    // Pages that are still to come to texts which run: of its tenant, or of its level and those above.
+    // Pages that are still to come to texts which run: of its tenant, or of its level and those
+    // above.
     static std::uint64_t promised(text_book& b, const text_flow& f, bool of_tenant) noexcept {
         std::uint64_t sum = 0;
         for (const auto* r : b.running())
@@ -252,30 +256,27 @@ private:
             return r->running && r->missing() != 0 && r->planned < o_.prompt_chunk;
         });
     }
-    void lift(text_book& b, std::size_t first, std::size_t last) const noexcept {
+    void lift(std::size_t first, std::size_t last) const noexcept {
         std::uint64_t least = ~std::uint64_t{0}, most = 0;
         for (auto i = first; i < last; ++i) {
-            const auto& f = *b.flows()[i];
-            if (f.texts != 0) most = std::max(most, f.counter);
-            if (f.texts != 0 && held_back(f)) least = std::min(least, f.counter);
+            most = std::max(most, active_[i]->counter);
+            if (held_back(*active_[i])) least = std::min(least, active_[i]->counter);
         }
         for (auto i = first; i < last; ++i)
-            if (auto& f = *b.flows()[i]; f.texts != 0 && !held_back(f))
+            if (auto& f = *active_[i]; !held_back(f))
                 f.counter = std::max(f.counter, least == ~std::uint64_t{0} ? most : least);
     }
 
     [[nodiscard]] static step_entry entry_of(const text_record& r) noexcept {
-        return {r.id,
-                r.flow->tenant->tag,
-                r.computed,
-                std::span<const text_token>(r.tokens).subspan(r.computed, r.planned),
-                r.pages,
-                r.computed + r.planned == r.known()};
+        return {r.id,       r.flow->tenant->tag,
+                r.computed, std::span<const text_token>(r.tokens).subspan(r.computed, r.planned),
+                r.pages,    r.computed + r.planned == r.known()};
     }
 
     iteration_options o_;
     std::vector<text_record*> in_step_;
     std::vector<step_entry> entries_;
+    std::vector<text_flow*> active_;  // with texts, the highest level first
     step_plan plan_;
     bool in_flight_ = false;
     bool may_begin_ = true;  // nobody waits for pages, of this level or one above

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of an iteration_batch: who runs, who waits, who has ended, by tenant and level. A value; once a text is in it,
-// nothing that happens to it allocates.
+// The texts of an iteration_batch: who runs, who waits, who has ended, by tenant and level. A
+// value; once a text is in it, nothing that happens to it allocates.
 //
 //   auto& r = book.add(request, tokens);     // waits
 //   book.run(r);  book.yield(r, true);  book.end(r, errc::stopped);
@@ -34,8 +34,12 @@ public:
 
     [[nodiscard]] text_pages& pages() noexcept { return pages_; }
     [[nodiscard]] const text_pages& pages() const noexcept { return pages_; }
-    [[nodiscard]] std::vector<std::unique_ptr<text_flow>>& flows() noexcept { return flows_; }  ///< the highest level first
-    [[nodiscard]] const std::vector<text_record*>& running() const noexcept { return running_; }  ///< who keeps its pages first
+    [[nodiscard]] std::vector<std::unique_ptr<text_flow>>& flows() noexcept {
+        return flows_;
+    }  ///< the highest level first
+    [[nodiscard]] const std::vector<text_record*>& running() const noexcept {
+        return running_;
+    }  ///< who keeps its pages first
     [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
     [[nodiscard]] std::uint64_t yields() const noexcept { return yields_; }
     [[nodiscard]] std::uint64_t moved() const noexcept { return moved_; }
@@ -69,7 +73,8 @@ public:
         if (needs > all) return {errc::no_room, needs, 0, all, reason::count_limit};
         return {};
     }
-    /// A text that begins with `before`, and waits. `q` isn't too long, and its tenant is known. Strong guarantee.
+    /// A text that begins with `before`, and waits. `q` isn't too long, and its tenant is known.
+    /// Strong guarantee.
     text_record& add(const text_request& q, std::span<const text_token> before) {
         auto& f = flow_of(*find_tenant(q.tenant), q.level);
         auto made = make(q, before, f);
@@ -175,8 +180,8 @@ private:
         const auto below = std::ranges::find_if(flows_, [&](const auto& g) { return g->level < level; });
         return **flows_.insert(below, std::move(f));
     }
-    // A tenant that comes has no credit for the time when it had no texts: it begins where the neediest of the others is, or
-    // where the last one was.
+    // A tenant that comes has no credit for the time when it had no texts: it begins where the
+    // neediest of the others is, or where the last one was.
     void lift(text_flow& f) const noexcept {
         std::uint64_t least = ~std::uint64_t{0}, most = 0;
         for (const auto& g : flows_) {

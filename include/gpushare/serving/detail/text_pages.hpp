@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages of the texts of an iteration_batch: who has which, what has to be copied before it is written to, what is moved to
-// the host, and the moves that an engine has to carry out. A value.
+// The pages of the texts of an iteration_batch: who has which, what has to be copied before it is
+// written to, what is moved to the host, and the moves that an engine has to carry out. A value.
 //
-//   if (pages.fits(text, 16) != 0) pages.extend(text, n);      // room for n tokens more, in pages that nobody else reads
-//   pages.yield(text, true);                                   // to the host, where it has room
+//   if (pages.fits(text, 16) == 16) pages.extend(text, 16);  // in pages that nobody else reads
+//   pages.yield(text, true);                                 // to the host, if there is room
 //   pages.release(text);
 #pragma once
 
@@ -56,7 +56,8 @@ public:
         const auto all = pages_for(r.known());
         return all - std::min(all, static_cast<std::uint32_t>(r.pages.size()));
     }
-    /// Of `n` tokens more in this step, for how many there are pages, of the tenant's quota as well.
+    /// Of `n` tokens more in this step, for how many there are pages, of the tenant's quota as
+    /// well.
     [[nodiscard]] std::uint32_t fits(const text_record& r, std::uint32_t n) const noexcept {
         const std::uint64_t end = r.computed + r.planned;
         const std::uint32_t copied = copies_first(r) ? 1 : 0;
@@ -65,8 +66,11 @@ public:
         const auto room = (std::uint64_t{r.pages.size()} + more - copied) * tokens_;
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(n, room - std::min(room, end)));
     }
-    [[nodiscard]] static std::uint32_t quota_left(const text_tenant& t) noexcept { return t.pages - std::min(t.pages, t.held); }
-    /// Whether one token more doesn't fit for want of the tenant's quota, whatever there is of pages.
+    [[nodiscard]] static std::uint32_t quota_left(const text_tenant& t) noexcept {
+        return t.pages - std::min(t.pages, t.held);
+    }
+    /// Whether one token more doesn't fit for want of the tenant's quota, whatever there is of
+    /// pages.
     [[nodiscard]] bool wants_quota(const text_record& r) const noexcept {
         return quota_left(*r.flow->tenant) == 0 && fits(r, 1) == 0;
     }
@@ -86,7 +90,8 @@ public:
                 chain = pages_.serial(p);
             }
         }
-        const bool whole = std::uint64_t{n.matched} * tokens_ >= r.known();  // its last token is computed, in a copy
+        // its last token is computed, in a copy
+        const bool whole = std::uint64_t{n.matched} * tokens_ >= r.known();
         n.fresh = pages_for(r.known()) - n.matched + (whole ? 1 : 0);
         return n;
     }
@@ -116,8 +121,8 @@ public:
         }
     }
 
-    /// Takes its pages away: they are moved to the host where `moves` and there is room, else it is computed again.
-    /// Whether they were moved.
+    /// Takes its pages away: they are moved to the host where `moves` and there is room, else it is
+    /// computed again. Whether they were moved.
     bool yield(text_record& r, bool moves) noexcept {
         const bool parks = moves && r.computed != 0 && pages_for(r.computed) <= host_free_.size();
         for (std::uint32_t i = 0; parks && i < pages_for(r.computed); ++i) {
@@ -134,7 +139,8 @@ public:
         for (const auto h : r.parked) host_free_.push_back(h);
         r.parked.clear();
     }
-    /// Pages that became full are prefixes from now on. One that another text has published meanwhile is given back for that one.
+    /// Pages that became full are prefixes from now on. One that another text has published
+    /// meanwhile is given back for that one.
     void publish(text_record& r) noexcept {
         while (shares_ && (std::uint64_t{r.chained} + 1) * tokens_ <= r.computed) {
             const auto mine = r.pages[r.chained];
@@ -151,11 +157,13 @@ public:
         }
     }
 
-    /// So that no plan of so many texts allocates: a text begins and yields once in it, and what begins isn't made to yield.
+    /// So that no plan of so many texts allocates: a text begins and yields once in it, and what
+    /// begins isn't made to yield.
     void reserve(std::size_t texts) { make_room(moves_, 2 * (pages_.total() + texts) + host_pages_); }
 
 private:
-    // Whether the first page that the text writes to in this step is one that somebody else reads, or may read.
+    // Whether the first page that the text writes to in this step is one that somebody else reads,
+    // or may read.
     [[nodiscard]] bool copies_first(const text_record& r) const noexcept {
         const auto at = (r.computed + r.planned) / tokens_;
         return at < r.pages.size() && !pages_.writable(r.pages[at]);
@@ -182,7 +190,8 @@ private:
         r.chain = pages_.serial(page);
         ++r.chained;
     }
-    // The last ones first: of prefixes that nobody uses, the end goes before what is in front of it.
+    // The last ones first: of prefixes that nobody uses, the end goes before what is in front of
+    // it.
     void leave(text_record& r) noexcept {
         while (!r.pages.empty()) {
             drop(*r.flow->tenant, r.pages.back());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an iteration_batch keeps of a text, of a tenant, and of a tenant's texts on one level (a flow). Texts that have pages
-// run; the others wait in their flow.
+// What an iteration_batch keeps of a text, of a tenant, and of a tenant's texts on one level (a
+// flow). Texts that have pages run; the others wait in their flow.
 #pragma once
 
 #include <algorithm>
@@ -47,15 +47,17 @@ struct text_record {
     text_token last_token = 0;
     bool has_last_token = false;
     std::vector<text_token> tokens{};
-    std::uint32_t computed = 0;  // whose keys and values are in pages, or in `parked`
-    std::uint32_t charged = 0;   // that its tenant was charged
-    std::uint32_t planned = 0;   // in this step
+    // whose keys and values are in pages, or in `parked`
+    std::uint32_t computed = 0;
+    std::uint32_t charged = 0;                     // that its tenant was charged
+    std::uint32_t planned = 0;                     // in this step
     std::vector<std::uint32_t> pages{}, parked{};  // of the device, of the host
-    std::uint32_t chained = 0;                     // pages at the beginning that are published prefixes
-    std::uint64_t chain = 0;                       // serial of the last of them
+    // pages at the beginning that are published prefixes
+    std::uint32_t chained = 0;
+    std::uint64_t chain = 0;  // serial of the last of them
     std::uint32_t yields = 0;
     bool running = false;
-    errc ends = errc::none;  // it is to end, once the step is over
+    errc ends = errc::none;            // it is to end, once the step is over
     waiting_texts::node_type place{};  // in the flow's set, while it runs
 
     [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
