@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -211,6 +212,34 @@ TEST_CASE("the same tokens behind another prefix are another page", "[serving]")
     for (const auto& prompt : {one, two, tail}) {
         const auto id = push(b, {.tenant = 1, .prompt = prompt, .most_new = 5});
         CHECK(finish(b, e).at(id).tokens == toy_decoder::alone(prompt, 5));
+    }
+    CHECK(b.usage().found == 0);
+}
+
+TEST_CASE("tokens with the same hash are another page", "[serving]") {
+    // Behind the first token the hashes of these two differ in what the second one decides.
+    using pages = gpushare::detail::shared_pages;
+    const auto hash = [](text t) { return pages::hash_of(pages::root_of(1), t); };
+    std::unordered_map<std::uint64_t, text_token> seen;
+    support::random any(1);
+    text one, two;
+    for (int i = 0; one.empty() && i < 2'000'000; ++i) {
+        const auto t = static_cast<text_token>(any.below(std::uint64_t{1} << 32));
+        const auto first = seen.emplace(hash({t}) >> 32, t).first->second;
+        if (first == t) continue;
+        one = {first, 0};
+        two = {t, static_cast<text_token>(hash({t}) ^ hash({first}))};
+    }
+    REQUIRE(!one.empty());
+    REQUIRE(one != two);
+    REQUIRE(hash(one) == hash(two));
+    iteration_batch b({.page_tokens = 2, .pages = 16, .step_tokens = 64});
+    toy_decoder e(2, 16);
+    (void)b.set_tenant(1);
+    for (auto prompt : {one, two}) {
+        prompt.push_back(7);
+        const auto id = push(b, {.tenant = 1, .prompt = prompt, .most_new = 4});
+        CHECK(finish(b, e).at(id).tokens == toy_decoder::alone(prompt, 4));
     }
     CHECK(b.usage().found == 0);
 }

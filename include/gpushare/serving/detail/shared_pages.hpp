@@ -60,6 +60,16 @@ public:
         return page;
     }
 
+    /// Anybody can find tokens with the hash of others.
+    [[nodiscard]] static std::uint64_t hash_of(std::uint64_t parent, std::span<const text_token> tokens) noexcept {
+        std::uint64_t h = parent ^ 0x9e3779b97f4a7c15U;
+        for (const auto t : tokens) {
+            h = (h ^ t) * 0xff51afd7ed558ccdU;
+            h ^= h >> 32;
+        }
+        return h;
+    }
+
     /// A page for one user. There must be one available.
     [[nodiscard]] std::uint32_t acquire() noexcept {
         const auto page = take();
@@ -127,14 +137,6 @@ private:
         bool present = false;
     };
 
-    [[nodiscard]] static std::uint64_t hash_of(std::uint64_t parent, std::span<const text_token> tokens) noexcept {
-        std::uint64_t h = parent ^ 0x9e3779b97f4a7c15U;
-        for (const auto t : tokens) {
-            h = (h ^ t) * 0xff51afd7ed558ccdU;
-            h ^= h >> 32;
-        }
-        return h;
-    }
     std::uint32_t take() noexcept {
         if (free_.empty()) {
             const auto page = oldest_;
