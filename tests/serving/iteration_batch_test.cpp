@@ -18,6 +18,7 @@
 
 #include <gpushare/serving/iteration_batch.hpp>
 
+#include "conformance/iteration_engine_suite.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/toy_decoder.hpp"
@@ -85,7 +86,21 @@ void check_nothing_is_used(const iteration_batch& b) {
     CHECK(u.running + u.waiting == 0);
 }
 
+/// The toy, as the suite for engines wants it.
+struct toy_model {
+    using engine = toy_decoder;
+    static constexpr text_token vocabulary = toy_decoder::vocabulary;
+    static engine make(std::uint32_t page_tokens, std::uint32_t pages, std::uint32_t host_pages) {
+        return {page_tokens, pages, host_pages};
+    }
+    static text alone(const text& prompt, std::uint32_t most_new) { return toy_decoder::alone(prompt, most_new); }
+};
+
 }  // namespace
+
+TEST_CASE("a toy decoder is an engine for batching by iteration", "[serving]") {
+    conformance::check_iteration_engine<toy_model>();
+}
 
 TEST_CASE("texts join and leave between two steps, and each is what it would be alone", "[serving]") {
     iteration_batch b({.page_tokens = 4, .pages = 32, .step_tokens = 16});
