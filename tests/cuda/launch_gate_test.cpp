@@ -201,7 +201,7 @@ TEST_CASE("below a higher client little is in flight", "[cuda][launch_gate]") {
         standin::advance(1ms);
         CHECK(r.gate->in_flight(r.batch) == 0ns);
     }
-    CHECK(r.gate->bound(r.urgent) == 200us);
+    CHECK(r.gate->bound(r.urgent) == 260us);
     auto engine = std::async(std::launch::async, [&] {
         const auto inside = r.gate->enter(r.batch);
         for (int i = 0; i < 9; ++i) {

@@ -180,13 +180,13 @@ public:
         return std::nullopt;
     }
 
-    /// How long a request of `c` that arrives now waits for what may be in flight of lower clients,
-    /// at most: in device time, if launches take what they are predicted to take.
+    /// How long a request of `c` that arrives now waits for lower clients, at most, in device time: for what each may
+    /// have in flight, and one more of its launches, which is being made or takes longer than predicted.
     [[nodiscard]] ns bound(client c) const noexcept {
         ns sum{0};
         for (const state& o : clients_) {
             if (!o.used || o.level >= clients_[c].level) continue;
-            sum += std::max({options_.in_flight, o.longest, o.in_stream ? ns{0} : o.in_flight});
+            sum += std::max(options_.in_flight, o.in_stream ? ns{0} : o.in_flight) + o.longest;
         }
         return sum;
     }
