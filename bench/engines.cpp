@@ -123,10 +123,10 @@ void report_gate(bench::report& out, const engines::recording& all, const std::v
     latency("call_p99_vs_alone_", &engines::answers::call_us, n.call_bar);
     engines::setting slow{.served = {bert(all)}, .busy = {busy(all, n)}, .how = strategy::gated};
     slow.host.wait_in_stream = gpushare::ns{30'000};
-    out.figure(
-        std::string("engines.background_pct_") + n.name, background(rounds, k, n.name), "%",
-        {bench::at_least(n.background_bar),
-         100 * engines::colocate(slow, 1).busy[0].iterations_per_s / rounds[0].alone.at(n.name), "waits that cost 30 us each"});
+    out.figure(std::string("engines.background_pct_") + n.name, background(rounds, k, n.name), "%",
+               {bench::at_least(n.background_bar),
+                100 * engines::colocate(slow, 1).busy[0].iterations_per_s / rounds[0].alone.at(n.name),
+                "waits that cost 30 us each"});
 }
 
 void report_other(bench::report& out, const std::vector<round_of>& rounds, const neighbour& n, strategy how) {
