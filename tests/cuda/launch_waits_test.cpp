@@ -361,16 +361,28 @@ TEST_CASE("whoever closes, removes or destroys opens the waits", "[cuda][launch_
     CHECK(w.ran == 4);
 }
 
-TEST_CASE("a gate may go while streams wait for its words", "[cuda][launch_gate][fault]") {
+TEST_CASE("a gate and its clients may go while streams wait for its words", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
+    streams s;
+    std::atomic<int> ran{0};
+    const bool by_client = GENERATE(true, false);
     {
-        waiting_rig w;
-        const auto request = w.r.gate->announce(w.r.urgent);
-        w.batch_launches(3);
-        w.r.gate.reset();
+        rig r{{.longest_hold = 1h}, in_streams};
+        const auto request = r.gate->announce(r.urgent);
+        {
+            std::optional<gate_type::client> third;
+            if (by_client) third.emplace(r.gate->add({}));
+            const auto inside = r.gate->enter(by_client ? *third : r.batch);
+            CHECK(launch(s.batch, conv, 100us, &ran) == cudaSuccess);
+        }
         standin::advance(1ms);
-        CHECK(w.ran == 3);
+        CHECK(ran == 0);
     }
+    standin::advance(1ms);
+    CHECK(ran == 1);
+    CHECK(cudaStreamDestroy(std::exchange(s.batch, nullptr)) == cudaSuccess);
+    CHECK(cudaStreamDestroy(std::exchange(s.urgent, nullptr)) == cudaSuccess);
+    CHECK(standin::take_findings() == "left behind: 1 host allocations\n");  // the words
 }
 
 TEST_CASE("a stream of a request may be destroyed with the write that opens the waits", "[cuda][launch_gate][fault]") {
