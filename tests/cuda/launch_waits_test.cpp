@@ -116,7 +116,7 @@ TEST_CASE("a launch into a piece that began before the request waits as well", "
     waiting_rig w;
     const auto inside = w.r.gate->enter(w.r.batch);
     CHECK(launch(w.s.batch, norm, 10us, &w.ran) == cudaSuccess);
-    standin::advance(1ms);
+    standin::advance(50us);  // it is over, and the piece isn't
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
     CHECK(launch(w.s.batch, norm, 10us, &w.ran) == cudaSuccess);  // of 150 us that one piece has
     standin::advance(1ms);
