@@ -111,6 +111,26 @@ TEST_CASE("of a lower client's queue one piece runs beside a request, and no mor
     CHECK(w.ran == 20);
 }
 
+TEST_CASE("a piece is no longer than its limit, or one launch", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const char softmax = 0;
+    {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        CHECK(launch(w.s.batch, softmax, 150us) == cudaSuccess);  // is learnt
+        standin::advance(1ms);
+        CHECK(w.r.gate->usage(w.r.batch).time == 260us);
+        for (int i = 0; i < 10; ++i) CHECK(launch(w.s.batch, softmax, 150us, &w.ran) == cudaSuccess);
+    }
+    standin::advance(20us);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    standin::advance(10ms);
+    CHECK(w.ran == 1);
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 10);
+}
+
 TEST_CASE("a launch into a piece that began before the request waits as well", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;
@@ -341,6 +361,7 @@ TEST_CASE("whoever closes, removes or destroys opens the waits", "[cuda][launch_
     const standin::session gpu{stepped};
     waiting_rig w;
     std::optional<gate_type::client> higher = w.r.gate->add({.level = 2});
+    const auto another = w.r.gate->add({.level = 2});
     std::optional<gate_type::request> request = w.r.gate->announce(*higher);
     w.batch_launches(3);
     standin::advance(1ms);

@@ -19,7 +19,9 @@ def told(compiler, example, table):
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / 'gpushare' / 'area').mkdir(parents=True)
-        lines = ['// SPDX', '// What it is for.', '//', *(line if line.startswith('//  ') else '//   ' + line for line in example),
+        purpose = '// Moved: include <gpushare/x.hpp> instead.' if example is None else '// What it is for.'
+        example = example or []
+        lines = ['// SPDX', purpose, '//', *(line if line.startswith('//  ') else '//   ' + line for line in example),
                  '#pragma once', 'inline int twice(int x) { return x * 2; }', '']
         (root / 'gpushare' / 'area' / 'one.hpp').write_text('\n'.join(lines))
         (root / 'table').write_text(table)
@@ -47,6 +49,8 @@ def main(compiler):
         (['int x = twice(1);', 'extern "C" int f() { return x; }'], '[area/one.hpp]\ndeclares\n', 0, ''),
         ([*good, '//', '//  a table', '//     of words'], table, 0, ''),
         ([], table, 1, 'has no example'),
+        (None, '', 0, ''),
+        (None, table, 1, 'no such header'),
     ]
     wrong = 0
     for example, names, status, text in cases:

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moved: include <gpushare/compute/handles.hpp> instead. This path stays until 0.3.
+#pragma once
+
+#include <gpushare/compute/handles.hpp>
