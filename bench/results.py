@@ -11,7 +11,8 @@
                                         several files of a folder have is compared by its values there, run by run
 
 A table whose head has a column "measured" is filled: its cells get the value of the figure named in the row, either in
-backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. In a table without such a column each cell names its
+backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. If the head has columns "bar" and "met" as well, the
+latter says whether the bar is met; the bar has to be that of bench/README.md. In a table without such a column each cell names its
 own figures: what stands behind a comment, as far as the next one or a semicolon, is that figure's value. Above the table stands the
 machine: <!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. In the text of the guide and of
 the primitives' pages each figure in backticks, below such a line, has its value behind it: `memory.refusal_ns` **14 ns**. A figure that
@@ -138,15 +139,46 @@ def keep(folder, areas):
 
 def number(x):
     if x == 0 or (abs(x) >= 100 and float(x).is_integer()):
-        return f"{x:.0f}"
-    return f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+        return f"{x:,.0f}"
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
+TIMES = ["ns", "us", "ms", "s"]
+
+
+def readable(figure):
+    """The figure in the unit of time that people read: 280 ms, not 280,397 us."""
+    while figure["unit"] in TIMES[:-1] and abs(figure["value"]) >= 1000:
+        figure = figure | {key: figure[key] / 1000 for key in ("value", "least", "most")}
+        figure["unit"] = TIMES[TIMES.index(figure["unit"]) + 1]
+    return figure
 
 
 def cell(figure):
-    unit = {"x": "x", "%": " %"}.get(figure["unit"], "" if figure["unit"] == "count" else " " + figure["unit"].replace("_", " "))
+    figure = readable(figure)
+    unit = {"x": "x", "%": " %", "": ""}.get(figure["unit"], "" if figure["unit"] == "count" else " " + figure["unit"].replace("_", " "))
     if figure["least"] == figure["most"]:
         return number(figure["value"]) + unit
     return f"{number(figure['value'])}{unit} ({number(figure['least'])} to {number(figure['most'])})"
+
+
+def is_met(document, name, bar, machine):
+    """What the column "met" says of a row: "yes", "**no**", or nothing where there is no bar or no value. A bar is "at most 1.5",
+    "at least 95", "all 12" or an exact "0", and is the one that bench/README.md has."""
+    told = re.match(r"(at most |at least |all |)([0-9][0-9.,]*(?:e-[0-9]+)?)$", bar)
+    if not told:
+        return ""
+    way, limit = told[1].strip(), float(told[2].replace(",", ""))
+    there = bars().get(name, (way, limit))
+    if there[1] != limit or (way in ("at most", "at least") and there[0] != way):
+        raise Problem(f"{document}: {name} has the bar '{bar}', and another one in bench/README.md")
+    path = RESULTS / machine / f"{name.split('.')[0]}.json"
+    figure = load(path)["figures"].get(name) if path.exists() else None
+    if figure is None:
+        return ""
+    value = figure["value"]
+    met = {"at most": value <= limit, "at least": value >= limit, "all": value >= limit, "": value == limit}[way]
+    return "yes" if met else "**no**"
 
 
 def short(figure):
@@ -223,6 +255,8 @@ def filled(document, text):
             text_of_it = measured(document, machine, name, known, commits=commits)
             comment = f"<!-- {name} --> " if f"<!-- {name} -->" in cells[column] else ""
             cells[column] = comment + text_of_it
+            if "met" in head and "bar" in head:
+                cells[head.index("met")] = is_met(document, name, cells[head.index("bar")], machine)
             line = "| " + " | ".join(cells) + " |"
         lines.append(line)
     return "\n".join(lines) + "\n"
@@ -360,9 +394,11 @@ def bars():
     found = {}
     for line in (ROOT / "bench" / "README.md").read_text().splitlines():
         cells = split_row(line) if line.startswith("|") else []
-        bar = re.match(r"(at most|at least) ([0-9.,]+(?:e-[0-9]+)?)", cells[-1].replace(",", "")) if cells else None
-        for name in re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cells[0]) if bar else []:
-            found[name] = (bar[1], float(bar[2]))
+        bar = re.match(r"(at most|at least) (.*)", cells[-1]) if cells else None
+        limits = [float(n.replace(",", "")) for n in re.findall(r"[0-9][0-9.,]*(?:e-[0-9]+)?(?=, |[^0-9]|$)", bar[2])] if bar else []
+        names = re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cells[0]) if limits else []
+        for i, name in enumerate(names):  # "at least 72, 72, 70": a bar for each name
+            found[name] = (bar[1], limits[i if len(limits) == len(names) else 0])
     return found
 
 

@@ -320,6 +320,33 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("95.25  ours, with moves", drawn)
         self.assertIsNone(results.curve({"texts": {}}))
 
+    def test_a_column_says_which_bars_are_met(self):
+        def met(bar, value, figure_="a.cost"):
+            self.keep("a", cost=figure(value), error=figure(value), passing=figure(value))
+            table = f"<!-- results: epyc -->\n| f | bar | measured | met |\n|-|-|-|-|\n| `{figure_}` | {bar} | | wrong |\n"
+            return results.split_row(results.filled("x.md", table).splitlines()[-1])[-1]
+        self.assertEqual((met("at most 1,000", 1000), met("at most 1,000", 1001)), ("yes", "**no**"))
+        self.assertEqual((met("all 12", 12, "a.passing"), met("all 12", 11, "a.passing")), ("yes", "**no**"))
+        self.assertEqual((met("0", 0, "a.passing"), met("0", 1, "a.passing")), ("yes", "**no**"))
+        self.assertEqual((met("", 1), met("2 expected", 1, "a.passing")), ("", ""))
+        for other in ("at most 999", "at least 1,000"):  # than that of bench/README.md
+            with self.assertRaisesRegex(results.Problem, "another one in bench/README.md"):
+                met(other, 1)
+        self.keep("a", cost=figure(1))
+        self.assertIn("| not measured yet |  |", results.filled(
+            "x.md", "<!-- results: epyc -->\n| f | bar | measured | met |\n|-|-|-|-|\n| `a.error` | at most 1e-6 | | yes |\n"))
+
+    def test_times_are_in_the_unit_that_people_read(self):
+        self.assertEqual(results.cell(figure(280397, 280398, unit="us")), "280 ms (280 to 280)")
+        self.assertEqual(results.short(figure(999)), "999 ns")
+        self.assertEqual(results.short(figure(7200, unit="s")), "7,200 s")
+        self.assertEqual(results.short(figure(-1500)), "-1.5 us")
+
+    def test_a_row_of_several_figures_has_a_bar_for_each(self):
+        readme = results.ROOT / "bench" / "README.md"
+        readme.write_text("| `a.b`, `a.c` | x | at least 1,072.5, 70 |\n| `a.d`, `a.e` | x | at most 2 |\n")
+        self.assertEqual(results.bars(), {"a.b": ("at least", 1072.5), "a.c": ("at least", 70), "a.d": ("at most", 2), "a.e": ("at most", 2)})
+
     def test_bars_are_numbers_in_any_form(self):
         self.assertEqual(results.bars(), {"a.share": ("at least", 95.8), "a.cost": ("at most", 1000), "a.error": ("at most", 1e-6)})
 
