@@ -292,6 +292,9 @@ def fill(check):
             put(file.with_suffix(".svg"), picture)
         if picture := curve(area):
             put(file.with_name(file.stem + "_curve.svg"), picture)
+    newest = max((load(file) for file in RESULTS.glob("*/engines.json")), key=lambda area: area["date"], default={"figures": {}})
+    if picture := urgent_beside_busy(newest):
+        put(RESULTS / "urgent_beside_busy.svg", picture)
     if check and stale:
         raise Problem(f"{', '.join(stale)}: figures differ from bench/results; run bench/results.py fill")
 
@@ -385,6 +388,51 @@ def curve(area):
         lines.append(f'<line x1="{left + width}" x2="{left + width + 14}" y1="{end}" y2="{label}" stroke="{colour}"/>')
         lines.append(f'<text x="{left + width + 18}" y="{label + 5}" fill="{colour}">{rows[-1][i]:.2f}  {head[i]}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+# How the busy model and the urgent one share the device: what of the figures' names, what people call it, and its colour.
+WAYS = [("plain", "no library: one stream each", "#9aa5b1"), ("native", "no library: stream priorities", "#5f6f8f"),
+        ("held", "gpushare: a launch gate", "#c2410c")]
+NEIGHBOURS = [("inference", "ResNet-50 inference"), ("prefill", "language model prefill"), ("training", "ResNet-50 training")]
+
+
+def urgent_beside_busy(area):
+    """The picture on README's first screen: how long an urgent model takes beside a busy one, and what the busy one still gets done. SVG, or
+    nothing where there are no such figures."""
+    figures = area["figures"]
+    if not all(f"engines.{what}_{n}_{way}" in figures for what in ("p99_vs_alone", "background_pct") for n, _ in NEIGHBOURS for way, *_ in WAYS):
+        return None
+    left, width, gap, height, top = 190, 330, 60, 20, 118
+    decades = max(math.ceil(math.log10(figures[f"engines.p99_vs_alone_{n}_{w}"]["value"])) for n, _ in NEIGHBOURS for w, *_ in WAYS)
+    right = left + width + gap
+    bottom = top + len(NEIGHBOURS) * (height * len(WAYS) + 22)
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + width + 60} {bottom + 44}" font-family="sans-serif" font-size="13">',
+             f'<rect width="{right + width + 60}" height="{bottom + 44}" fill="#fff"/>',
+             '<text x="16" y="28" font-size="17" font-weight="bold">An urgent BERT beside a busy model on one GPU</text>']
+    for i, (_, label, colour) in enumerate(WAYS):
+        lines.append(f'<rect x="{16 + 230 * i}" y="44" width="13" height="13" fill="{colour}"/>'
+                     f'<text x="{35 + 230 * i}" y="55">{label}</text>')
+    lines.append(f'<text x="{left}" y="{top - 30}" font-weight="bold">P99 latency of the urgent model, over that alone</text>'
+                 f'<text x="{right}" y="{top - 30}" font-weight="bold">Work of the busy model, of that alone</text>')
+    for ticks, at in (([(d / decades, f"{10 ** d}x") for d in range(decades + 1)], left), ([(t / 4, f"{25 * t} %") for t in range(5)], right)):
+        for part, label in ticks:
+            x = round(at + width * part, 1)
+            lines.append(f'<line x1="{x}" x2="{x}" y1="{top - 8}" y2="{bottom - 14}" stroke="#ddd"/>'
+                         f'<text x="{x}" y="{top - 13}" text-anchor="middle" font-size="11" fill="#666">{label}</text>')
+    for i, (neighbour, label) in enumerate(NEIGHBOURS):
+        y = top + i * (height * len(WAYS) + 22)
+        lines.append(f'<text x="16" y="{y + height * len(WAYS) / 2}">beside</text>'
+                     f'<text x="16" y="{y + height * len(WAYS) / 2 + 17}">{label}</text>')
+        for j, (way, _, colour) in enumerate(WAYS):
+            times, percent = (figures[f"engines.{what}_{neighbour}_{way}"]["value"] for what in ("p99_vs_alone", "background_pct"))
+            for at, part, text in ((left, math.log10(max(times, 1)) / decades, f"{times:.3g}x"), (right, percent / 100, f"{percent:.0f} %")):
+                long = max(round(width * part, 1), 2)
+                lines.append(f'<rect x="{at}" y="{y + j * height}" width="{long}" height="{height - 3}" fill="{colour}"/>'
+                             f'<text x="{at + long + 5}" y="{y + j * height + 13}" font-size="12">{text}</text>')
+    lines += [f'<text x="16" y="{bottom + 8}" font-size="11" fill="#555">Requests arrive at random and take a quarter of the device. Replayed in '
+              'virtual time from the launches that these models made on an NVIDIA H100.</text>',
+              f'<text x="16" y="{bottom + 25}" font-size="11" fill="#555">./dev bench engines, commit {area["commit"]}, {area["date"]}</text>', "</svg>"]
+    return "\n".join(lines) + "\n"
 
 
 # ---- compare

@@ -347,6 +347,22 @@ class ResultsTest(unittest.TestCase):
         readme.write_text("| `a.b`, `a.c` | x | at least 1,072.5, 70 |\n| `a.d`, `a.e` | x | at most 2 |\n")
         self.assertEqual(results.bars(), {"a.b": ("at least", 1072.5), "a.c": ("at least", 70), "a.d": ("at most", 2), "a.e": ("at most", 2)})
 
+    def test_the_picture_of_an_urgent_model_is_of_the_newest_results(self):
+        results.DOCUMENTS = []
+        figures = {f"{what}_{n}_{way}": figure(factor, unit="x") for n, _ in results.NEIGHBOURS
+                   for (way, *_), factor in zip(results.WAYS, (80, 20, 2)) for what in ("p99_vs_alone", "background_pct")}
+        self.keep("engines", **figures)
+        with self.assertRaisesRegex(results.Problem, "urgent_beside_busy.svg"):
+            results.fill(check=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.fill(check=False)
+        results.fill(check=True)
+        drawn = (results.RESULTS / "urgent_beside_busy.svg").read_text()
+        xml.dom.minidom.parseString(drawn)
+        self.assertEqual((drawn.count(">80x<"), drawn.count(">20 %<"), drawn.count(">2x<")), (3, 3, 3))
+        del figures["p99_vs_alone_training_held"]
+        self.assertIsNone(results.urgent_beside_busy({"figures": {"engines." + name: f for name, f in figures.items()}}))
+
     def test_bars_are_numbers_in_any_form(self):
         self.assertEqual(results.bars(), {"a.share": ("at least", 95.8), "a.cost": ("at most", 1000), "a.error": ("at most", 1e-6)})
 
