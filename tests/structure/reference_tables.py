@@ -10,6 +10,7 @@ import importlib.util
 import pathlib
 import re
 import sys
+import textwrap
 
 sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve()
@@ -106,7 +107,8 @@ def options_page(include, options):
     """A table for each struct: `options.py` knows which these are."""
     lines = []
     for struct, header, what, fields in documented_structs(include, options):
-        lines += ["", f"## {struct}", "", f"`{header}`" + (f": {what}" if what else ""), "", "| field | default | what it is |", "|---|---|---|"]
+        lines += ["", f"## {struct}", "", *textwrap.wrap(f"`{header}`" + (f": {what}" if what else ""), 100, break_long_words=False,
+                                                     break_on_hyphens=False), "", "| field | default | what it is |", "|---|---|---|"]
         lines += [f"| `{name}` | {f'`{cell(default)}`' if default else ''} | {cell(meaning)} |" for name, default, meaning in fields]
     return lines[1:]
 

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The prose of documents, as far as a program can judge it:
+
+- no clause without a head: "Who asks badly keeps others ..." is "A bad client keeps others ...", "for who waits" is "for a thread that waits".
+  Questions may begin with these words.
+- no word twice in a row
+- lines of at most 100 columns, but for tables, code, links and figures' values, which bench/results.py fills in
+
+    tests/structure/prose.py [DOCUMENT...]      # all of the repository's without arguments
+
+The file `prose_pending` lists the documents that don't pass yet. One that passes must leave the list, and a new document passes.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PENDING = pathlib.Path(__file__).resolve().parent / "prose_pending"
+WIDEST = 100
+QUESTIONS = "who|whoever|what|whatever|whose|whichever|wherever"
+HEADLESS = [re.compile(rf"(?:^|[.;:!?]\s+|\*\*)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I),
+            re.compile(r"\b(?:for|to|of|by|from|with|than|and|or|but|as) (?:who|whoever)\b(?!-)", re.I)]
+TWICE = re.compile(r"(?<![\w.-])([a-z]+) \1(?![\w-])", re.I)
+
+
+def paragraphs(text):
+    """[(its first line, its text)]: prose alone, a list item by itself."""
+    found, code = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            code = not code
+            found.append((number, ""))
+        elif code or not line.strip() or line.startswith(("|", "#", "!", "<!--")):
+            found.append((number, ""))
+        elif re.match(r"\s*([-*]|\d+\.) ", line):
+            found.append((number, re.sub(r"^\s*([-*]|\d+\.) ", "", line)))
+        elif found and found[-1][1]:
+            found[-1] = (found[-1][0], found[-1][1] + " " + line.strip())
+        else:
+            found.append((number, line.strip()))
+    return [(number, text) for number, text in found if text]
+
+
+def without_quotes(text):
+    """Code, tests' names and quoted texts aren't prose of the document."""
+    text = re.sub(r"`[^`]*`", "`code`", text)
+    text = re.sub(r'"[^"]*"', '"quoted"', text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def width(line):
+    """Of a line, as far as it could be broken: not within code, links and values."""
+    line = re.sub(r" \*\*[^*]*\*\*", "", line) if re.search(r"`[a-z_.0-9]+` \*\*", line) else line
+    atoms = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda found: found[0].replace(" ", "_"), line).split(" ")
+    return len(line) if len(line) > WIDEST and len([a for a in atoms if a and a not in "-*"]) > 1 else 0
+
+
+def complaints(text):
+    """[(line, what is wrong)]"""
+    found = []
+    for number, paragraph in paragraphs(text):
+        prose = without_quotes(paragraph)
+        for rule in HEADLESS:
+            found += [(number, f"a clause without a head: {hit[0].strip(' .;:*')[:60]}") for hit in rule.finditer(prose)]
+        found += [(number, f"twice: {hit[0]}") for hit in TWICE.finditer(prose)]
+    code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code ^= line.lstrip().startswith("```")
+        if not code and not line.startswith(("|", "```", "<!--", "![")) and width(line) > WIDEST:
+            found.append((number, f"{len(line)} columns, of at most {WIDEST}"))
+    return sorted(found)
+
+
+def by_hand(text):
+    """Without what is made of headers' comments: lines stay where they are."""
+    return re.sub(r"<!-- made by .*?<!-- end of what is made -->", lambda made: "\n" * made[0].count("\n"), text, flags=re.S)
+
+
+def documents(root):
+    names = ["README.md", "CONTRIBUTING.md", "bench/README.md", "bench/results/README.md"]
+    return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md"))
+
+
+def check(paths, pending, root):
+    """What is wrong, a line each."""
+    wrong, seen = [], set()
+    for path in paths:
+        name = str(path.relative_to(root))
+        seen.add(name)
+        found = complaints(by_hand(path.read_text()))
+        if name in pending and not found:
+            wrong.append(f"{name}: passes now, so it leaves tests/structure/prose_pending")
+        elif name not in pending:
+            wrong += [f"{name}:{number}: {what}" for number, what in found]
+    return wrong, seen
+
+
+def main(arguments):
+    pending = {line.strip() for line in PENDING.read_text().splitlines() if line.strip() and not line.startswith("#")}
+    paths = [pathlib.Path(a).resolve() for a in arguments]
+    wrong, seen = check(paths or documents(ROOT), set() if paths else pending, ROOT)
+    if not paths:
+        wrong += [f"tests/structure/prose_pending: there is no {name}" for name in sorted(pending - seen)]
+    print(*wrong, sep="\n", end="\n" if wrong else "", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of prose.py: each rule finds what it is for, and lets good prose pass."""
+import importlib.util
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+spec = importlib.util.spec_from_file_location("prose", pathlib.Path(__file__).resolve().parent / "prose.py")
+prose = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prose)
+LONG = "A sentence that goes on. " * 5
+
+
+class ProseTest(unittest.TestCase):
+    def check(self, text, *words):
+        found = prose.complaints(text)
+        self.assertEqual(len(found), len(words), found)
+        for (_, what), word in zip(found, words):
+            self.assertIn(word, what)
+
+    def test_clauses_without_a_head(self):
+        self.check("Who asks badly keeps others for a stated time.", "Who asks badly")
+        self.check("A call ends. What takes longer\nthan ever keeps the others for that once.", "What takes longer than ever")
+        self.check("- **Whoever closes** it is told.\n", "Whoever")
+        self.check("It has a bound: who waits longer is told.", "who waits longer")
+        self.check("It is told to whoever waits.", "to whoever")
+        self.check("A kept SM is for who can't wait.", "for who")
+
+    def test_good_prose(self):
+        self.check("A bad client can delay others only by a stated bound.\n\nWho asks badly? A client that waits for what it gets.\n")
+        self.check("## What it promises\n\n| what | who |\n|---|---|\n| what you want | who waits is told. |\n")
+        self.check("```text\nWho asks badly keeps others.\n```\n")
+        self.check('The test `a_test.cpp`: "who asks badly is told. What follows is kept" has it; `for who` as well.\n')
+        self.check("A book by who-knows-whom had had no author.", "had had")
+
+    def test_a_word_twice(self):
+        self.check("It was as as it is.", "as as")
+        self.check("The end of the\nthe line.", "the the")
+        self.check("A file `the the` and the.the and a long-long word and 5 5.")
+
+    def test_columns(self):
+        self.check(LONG, "columns")
+        self.check("| " + LONG + " |\n")
+        self.check("```sh\n" + LONG + "\n```\n")
+        self.check("![" + LONG + "](a.svg)\n")
+        self.check("[" + "a" * 60 + "](" + "b" * 60 + ")\n")
+        value = "It costs `memory.refusal_ns` **" + "9" * 70 + " ns**, which is little.\n"
+        self.check(value)
+        self.check(value.replace("little", "very little" + ", and more so on a machine with fast instructions of that kind"), "columns")
+
+    def test_what_is_made_of_headers_is_not_judged(self):
+        made = "<!-- made by x.py -->\nWhat it is.\n<!-- end of what is made -->\nWho asks is told.\n"
+        self.assertEqual([line for line, _ in prose.complaints(prose.by_hand(made))], [4])
+
+    def test_the_list_of_pending_documents_only_shrinks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            good, bad = root / "docs" / "good.md", root / "docs" / "bad.md"
+            good.write_text("A good page.\n")
+            bad.write_text("Who asks badly is told.\n")
+            self.assertEqual(prose.check([good, bad], {"docs/bad.md"}, root)[0], [])
+            self.assertIn("docs/bad.md:1", prose.check([good, bad], set(), root)[0][0])
+            self.assertIn("docs/good.md: passes now", prose.check([good, bad], {"docs/bad.md", "docs/good.md"}, root)[0][0])
+
+
+if __name__ == "__main__":
+    unittest.main()
