@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of docs/ that are made of the code: all options (docs/options.md, of the headers' comments) and all error codes (docs/errors.md,
 of error.hpp and of the example server's two tables of statuses). What stands between the lines BEGIN and END is made; the last column of
-the error codes, what to do, is written by hand and kept.
+the error codes, what to do, is written by hand and kept. The tables of docs/events.md are written by hand, with a row for each kind.
 
     tests/structure/reference_tables.py            # checks that the tables are up to date; --write makes them so
 """
@@ -172,9 +172,21 @@ def with_tables(page, lines):
     return "\n".join([before + BEGIN, "", *lines, "", END]) + "\n" + after
 
 
+def check_events(page, headers):
+    """docs/events.md has a row for each kind of event, and no other."""
+    for header, struct in headers:
+        kinds = header[header.index(f"struct {struct} {{"):].split("enum class kind")[1].split("};")[0]
+        kinds = set(re.findall(r"^ +(\w+),", kinds, re.M))
+        rows = set(re.findall(r"^\| `(\w+)` \|", page.split(f"| `{struct}::kind` |")[1].split("\n\n")[0], re.M))
+        if kinds != rows:
+            raise ValueError(f"docs/events.md: kinds of {struct}: {', '.join(sorted(kinds ^ rows))} in one of page and header only")
+
+
 def pages(root):
     """{page: its text as it should be}"""
     read = lambda path: (root / path).read_text()
+    check_events(read("docs/events.md"), [(read("include/gpushare/tenant/specification.hpp"), "tenant_event"),
+                                          (read("include/gpushare/compute/admission.hpp"), "limiter_event")])
     options, errors = read("docs/options.md"), read("docs/errors.md")
     server = "examples/inference_server/"
     return {"docs/options.md": with_tables(options, options_page(root / "include" / "gpushare", options_module())),

@@ -36,7 +36,8 @@ class ReferenceTablesTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        for path in ("docs/options.md", "docs/errors.md", "include/gpushare/error.hpp", "include/gpushare/tenant/specification.hpp",
+        for path in ("docs/options.md", "docs/errors.md", "docs/events.md", "include/gpushare/error.hpp",
+                     "include/gpushare/tenant/specification.hpp", "include/gpushare/compute/admission.hpp",
                      "examples/inference_server/lane.cpp", "examples/inference_server/grpc_server.cpp"):
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(tables.ROOT / path, self.root / path)
@@ -84,6 +85,11 @@ class ReferenceTablesTest(unittest.TestCase):
             self.stale()
         self.change("include/gpushare/error.hpp", "    gone,             ///<", "    // gone")
         with self.assertRaisesRegex(ValueError, "closed, which is no errc"):
+            self.stale()
+
+    def test_each_kind_of_event_has_a_row(self):
+        self.change("docs/events.md", "| `undriven` |", "| `unseen` |")
+        with self.assertRaisesRegex(ValueError, "limiter_event: undriven, unseen"):
             self.stale()
 
     def test_what_is_written_by_hand_stays(self):
