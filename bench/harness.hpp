@@ -32,11 +32,11 @@ void keep(const T& value) {
 }
 
 /// Nanoseconds per call of `f`, over `calls` calls.
-template <std::invocable F>
+template <class Clock = std::chrono::steady_clock, std::invocable F>
 double ns_per_call(std::size_t calls, F f) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     for (std::size_t i = 0; i < calls; ++i) f();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
     return took.count() / static_cast<double>(calls);
 }
 
