@@ -20,10 +20,7 @@ using bench::at_least, bench::at_most;
 /// Stands still but where the test lets time pass.
 struct stepped_clock {
     using duration = std::chrono::nanoseconds;
-    using rep = duration::rep;
-    using period = duration::period;
     using time_point = std::chrono::time_point<stepped_clock>;
-    static constexpr bool is_steady = true;
     static inline time_point time{};
     static time_point now() { return time; }
 };
