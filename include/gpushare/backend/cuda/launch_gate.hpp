@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs
-// unchanged asks before the driver launches it, and its thread waits where others go first. Needs
-// CUPTI, by the target gpushare::cuda_launch_gate.
+// unchanged asks before the driver launches it. Where others go first, its thread waits or, with
+// `launch_wait::stream`, its stream does. Needs CUPTI, by the target gpushare::cuda_launch_gate.
 //
 //   gpushare::cuda::launch_gate<gpushare::launch_gate> gate{node, gpushare::device_id{0}};
 //   auto chat = gate.add({.level = 1}), batch = gate.add({});
