@@ -366,11 +366,16 @@ TEST_CASE("whoever closes, removes or destroys opens the waits", "[cuda][launch_
     w.batch_launches(3);
     standin::advance(1ms);
     CHECK(w.ran == 0);
-    SECTION("the gate") { w.r.gate->close(); }
+    std::optional<gate_type::request> late;
+    SECTION("the gate, and later requests close nothing") {
+        w.r.gate->close();
+        late.emplace(w.r.gate->announce(w.r.urgent));
+    }
     SECTION("the client for whom they wait") { higher.reset(); }
     standin::advance(5ms);
     CHECK(w.ran == 3);
     request.reset();
+    late.reset();
     higher.reset();
     // Another gate has the same words.
     w.r.gate.reset();

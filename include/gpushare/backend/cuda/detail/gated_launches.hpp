@@ -184,7 +184,7 @@ public:
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
         closed_ = true;
-        waits_.open_all();
+        waits_.end();
         wake();
     }
 

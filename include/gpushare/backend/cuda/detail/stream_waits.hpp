@@ -130,7 +130,7 @@ public:
     /// A request of the level.
     void arrived(int number) noexcept {
         level* const l = find(number);
-        if (l != nullptr && l->requests++ == 0) l->word.close();
+        if (l != nullptr && l->requests++ == 0 && !ended_) l->word.close();
     }
     /// Whether it was the last one.
     [[nodiscard]] bool left(int number) noexcept {
@@ -185,8 +185,9 @@ public:
         for (level& l : levels_)
             if (l.number > number) l.word.force();
     }
-    /// Opens all.
-    void open_all() noexcept {
+    /// Opens all, for ever.
+    void end() noexcept {
+        ended_ = true;
         for (level& l : levels_) l.word.open();
     }
 
@@ -217,6 +218,7 @@ private:
     const std::shared_ptr<device_state> device_;
     pinned_words words_;
     std::vector<level> levels_;
+    bool ended_ = false;
 };
 
 }  // namespace detail
