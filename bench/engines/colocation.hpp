@@ -15,6 +15,7 @@
 
 #include "engines/device.hpp"
 #include "engines/threads.hpp"
+#include "percentile.hpp"
 
 namespace engines {
 
@@ -47,12 +48,7 @@ struct outcome {
     std::vector<progress> busy;
 };
 
-/// `p` between 0 and 1.
-[[nodiscard]] inline double percentile(const std::vector<double>& sorted, double p) noexcept {
-    return sorted.empty()
-               ? 0
-               : sorted[std::min(sorted.size() - 1, static_cast<std::size_t>(p * static_cast<double>(sorted.size())))];
-}
+using bench::percentile;
 
 namespace detail {
 
