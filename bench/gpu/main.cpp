@@ -14,32 +14,12 @@
 #include <string>
 #include <string_view>
 
-#include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/error.hpp>
 
+#include "describe.hpp"
 #include "experiments.hpp"
 
 namespace {
-
-using gpushare::errc;
-namespace cu = gpushare::cuda;
-
-std::string version_name(int version) {
-    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-/// The first device, the one that is measured.
-std::string describe_device() {
-    const auto driver = cu::driver::load();
-    const auto count = cu::count_devices();
-    const auto p = cu::query_properties(driver, 0);
-    int runtime = 0;
-    cu::check(cudaRuntimeGetVersion(&runtime), "asking for the version of the runtime");
-    return std::string(p.name.data()) + ", compute capability " + std::to_string(p.capability / 10) + "." +
-           std::to_string(p.capability % 10) + ", " + std::to_string(p.sms) + " SMs, " +
-           std::to_string(p.memory.count() >> 20) + " MiB, driver for CUDA " + version_name(driver.served_version) +
-           ", runtime " + version_name(runtime) + ", 1 of " + std::to_string(count) + " devices";
-}
 
 int run(std::string_view what, const char* json) {
     if (what == "--list") {
@@ -52,7 +32,7 @@ int run(std::string_view what, const char* json) {
                      std::string(what).c_str());
         return 2;
     }
-    bench::report r(describe_device());
+    bench::report r(bench::describe_device());
     if (e != bench::experiments.end()) {
         bench::start_a_second_thread();
         try {
@@ -64,15 +44,6 @@ int run(std::string_view what, const char* json) {
     }
     r.write(json);
     return 0;
-}
-
-int exit_code(errc why) {
-    switch (why) {
-        case errc::no_driver:
-        case errc::no_device: return 3;
-        case errc::not_supported: return 4;
-        default: return 1;
-    }
 }
 
 }  // namespace
@@ -88,7 +59,7 @@ int main(int argc, char** argv) {
         return run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : nullptr);
     } catch (const gpushare::operation_error& e) {
         std::fprintf(stderr, "gpu_figures: %s\n", e.what());
-        return exit_code(e.code());
+        return bench::exit_code(e.code());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "gpu_figures: %s\n", e.what());
         return 1;

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What programs that measure on a device say alike: which device it is, and how they end.
+//
+//   bench::report r(bench::describe_device());
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/error.hpp>
+
+namespace bench {
+
+[[nodiscard]] inline std::string version_name(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// The first device, the one that is measured.
+[[nodiscard]] inline std::string describe_device() {
+    namespace cu = gpushare::cuda;
+    const auto driver = cu::driver::load();
+    const auto count = cu::count_devices();
+    const auto p = cu::query_properties(driver, 0);
+    int runtime = 0;
+    cu::check(cudaRuntimeGetVersion(&runtime), "asking for the version of the runtime");
+    return std::string(p.name.data()) + ", compute capability " + std::to_string(p.capability / 10) + "." +
+           std::to_string(p.capability % 10) + ", " + std::to_string(p.sms) + " SMs, " +
+           std::to_string(p.memory.count() >> 20) + " MiB, driver for CUDA " + version_name(driver.served_version) +
+           ", runtime " + version_name(runtime) + ", 1 of " + std::to_string(count) + " devices";
+}
+
+/// 3: no device or driver; 4: the device or driver can't do that; 1: anything else.
+[[nodiscard]] inline int exit_code(gpushare::errc why) noexcept {
+    switch (why) {
+        case gpushare::errc::no_driver:
+        case gpushare::errc::no_device: return 3;
+        case gpushare::errc::not_supported: return 4;
+        default: return 1;
+    }
+}
+
+}  // namespace bench
