@@ -11,6 +11,8 @@
 #   build/tools/ggml          ggml's libraries, whose buffers are put into a tenant's arena
 #   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
+#   build/tools/torch_cuda    PyTorch for Linux with CUDA, for the models of `./dev gpu`: headers, and the
+#                             libraries that don't need CUDA's, which is enough to build with
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
 #   build/tools/openvino      OpenVINO alone, for its own tensors and calls, where the next one isn't there
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
@@ -194,7 +196,9 @@ fetch() {  # FOLDER REQUIREMENT...
     elif [[ $folder == digits ]]; then
         fetch_digits "$@"
     elif [[ $folder == torch ]]; then
-        fetch_headers "$folder" --platform macosx_14_0_arm64 --python-version 3.12 "$@"
+        fetch_from_wheel "$folder" 'include' --platform macosx_14_0_arm64 --python-version 3.12 "$@"
+    elif [[ $folder == torch_cuda ]]; then
+        fetch_from_wheel "$folder" 'include torch_cpu c10 c10_cuda gomp' --platform manylinux_2_28_x86_64 --python-version 3.12 "$@"
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
         local where=--target
@@ -218,19 +222,23 @@ with zipfile.ZipFile(glob.glob(folder + '/wheel/*.whl')[0]) as z:
 END
 }
 
-# The headers alone of a wheel that needn't run here.
-fetch_headers() {  # FOLDER OPTION... REQUIREMENT
-    local folder=$1
-    shift
+# Of a wheel that needn't run here its headers ("include") and some shared libraries, by their names.
+fetch_from_wheel() {  # FOLDER PARTS OPTION... REQUIREMENT
+    local folder=$1 parts=$2
+    shift 2
     [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
     mkdir -p "$tools/$folder/wheel"
     "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$tools/$folder/wheel" "$@" || return 1
-    python3 - "$tools/$folder" <<'END' && rm -r "${tools:?}/$folder/wheel"
+    python3 - "$tools/$folder" "$parts" <<'END' && rm -r "${tools:?}/$folder/wheel"
 import glob, sys, zipfile
-folder = sys.argv[1]
+folder, parts = sys.argv[1], sys.argv[2].split()
+libraries = tuple(f'/lib/lib{part}.so' for part in parts)
+def wanted(name):
+    header = '/include/' in name and name.endswith(('.h', '.hpp', '.inc'))
+    return header if 'include' in parts and header else any(name.endswith(l) or l + '.' in name for l in libraries)
 for wheel in glob.glob(folder + '/wheel/*.whl'):
     with zipfile.ZipFile(wheel) as z:
-        z.extractall(folder, [n for n in z.namelist() if '/include/' in n and n.endswith(('.h', '.hpp', '.inc'))])
+        z.extractall(folder, [n for n in z.namelist() if wanted(n)])
 END
 }
 

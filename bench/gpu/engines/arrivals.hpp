@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests that arrive at random, and what became of them.
+//
+//   const auto at = arrivals(428, 2s, seed);         // since the beginning
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace gpu_engines {
+
+using steady = std::chrono::steady_clock;
+
+/// A Poisson process: since its beginning, in order.
+[[nodiscard]] inline std::vector<std::chrono::nanoseconds> arrivals(double per_s, std::chrono::nanoseconds length,
+                                                                    std::uint64_t seed) {
+    std::vector<std::chrono::nanoseconds> all;
+    if (per_s <= 0) return all;
+    std::mt19937_64 random(seed);
+    std::exponential_distribution<double> gap(per_s);
+    for (double at = gap(random);; at += gap(random)) {
+        const std::chrono::nanoseconds since{static_cast<std::int64_t>(at * 1e9)};
+        if (since >= length) return all;
+        all.push_back(since);
+    }
+}
+
+/// Sleeps, but for the last 200 us: a thread wakes too late.
+inline void wait_until(steady::time_point t) {
+    std::this_thread::sleep_until(t - std::chrono::microseconds(200));
+    while (steady::now() < t) {
+    }
+}
+
+[[nodiscard]] inline double us_from(steady::time_point begin, steady::time_point end) noexcept {
+    return std::chrono::duration<double, std::micro>(end - begin).count();
+}
+
+/// Events a second among those between the two times: from the first one to the last. Fewer than three
+/// say nothing of the gaps, and are divided by the whole time.
+[[nodiscard]] inline double rate_between(const std::vector<steady::time_point>& sorted, steady::time_point begin,
+                                         steady::time_point end) {
+    const auto first = std::ranges::lower_bound(sorted, begin), behind = std::ranges::lower_bound(sorted, end);
+    const auto n = behind - first;
+    if (n < 3) return static_cast<double>(n) / (us_from(begin, end) / 1e6);
+    return static_cast<double>(n - 1) / (us_from(*first, *(behind - 1)) / 1e6);
+}
+
+}  // namespace gpu_engines

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// engine_figures: real models of libtorch beside each other on one device, by plain threads, by
+// native priorities and behind a launch gate. bench/engines.cpp has the same in virtual time.
+//
+//   engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small]
+//
+// Rounds are repeated as long as another one fits into the seconds. --small: little models, one
+// short round, and figures that mean nothing; cpu is the same without a device, by plain threads.
+// Exit code 1: it failed; 2: it was called wrongly; 3: no device or driver; 4: the device or driver
+// can't do that.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/error.hpp>
+
+#include "../describe.hpp"
+#include "arrivals.hpp"
+#include "harness.hpp"
+#include "report.hpp"
+#include "rounds.hpp"
+
+namespace {
+
+using namespace gpu_engines;
+
+struct asked {
+    asked(int argc, char** argv) {
+        for (int i = 1; i < argc; ++i) {
+            const std::string_view a = argv[i];
+            if (a == "--device" && i + 1 < argc)
+                on = device(argv[++i]);
+            else if (a == "--small")
+                small = true;
+            else if (a == "--seconds" && i + 1 < argc)
+                seconds = std::stod(argv[++i]);
+            else if (a.starts_with('-') || json != nullptr)
+                throw std::invalid_argument("usage: engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small]");
+            else
+                json = argv[i];
+        }
+    }
+    static place device(std::string_view name) {
+        if (name != "cpu" && name != "cuda") throw std::invalid_argument("--device is cpu or cuda");
+        return name == "cuda" ? place::cuda : place::cpu;
+    }
+
+    const char* json = nullptr;
+    place on = place::cuda;
+    bool small = false;
+    double seconds = 220;
+};
+
+/// Another round begins as long as it would end in time, if it takes as long as the longest so far.
+std::vector<round_of> measure_rounds(cast& all, bool one, steady::time_point end) {
+    std::vector<round_of> rounds;
+    steady::duration longest{};
+    do {
+        const auto begin = steady::now();
+        rounds.push_back(measure(all, rounds.size() + 1));
+        longest = std::max(longest, steady::now() - begin);
+        std::printf("# round %zu: %.0f s\n", rounds.size(), us_from(begin, steady::now()) / 1e6);
+        std::fflush(stdout);
+    } while (!one && steady::now() + longest < end);
+    return rounds;
+}
+
+int run(const asked& a) {
+    const auto begin = steady::now();
+    start_libtorch(a.on);
+    bench::report out(a.on == place::cuda ? bench::describe_device() : "no device: a trial of the program");
+    out.setting("libtorch", libtorch_version());
+    bench::start_a_second_thread();
+    const bool small = a.small || a.on == place::cpu;
+    cast all(a.on, small);
+    constexpr std::chrono::seconds controls{14};
+    if (a.on == place::cuda)
+        out.setting("gated", can_wait_in_streams() ? "by waits in streams"
+                                                   : "the driver has no waits in streams, so threads were held");
+    const auto end = begin + std::chrono::duration_cast<steady::duration>(std::chrono::duration<double>(a.seconds));
+    const auto rounds = measure_rounds(all, small, end - controls);
+    try {
+        report(out, all, rounds);
+    } catch (...) {
+        out.write(a.json);  // what was measured until then
+        throw;
+    }
+    out.write(a.json);
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run(asked(argc, argv));
+    } catch (const gpushare::operation_error& e) {
+        std::fprintf(stderr, "engine_figures: %s\n", e.what());
+        return bench::exit_code(e.code());
+    } catch (const std::invalid_argument& e) {
+        std::fprintf(stderr, "engine_figures: %s\n", e.what());
+        return 2;
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "engine_figures: %s\n", e.what());
+        return 1;
+    }
+}

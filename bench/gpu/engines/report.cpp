@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "percentile.hpp"
+
+namespace gpu_engines {
+namespace {
+
+struct bars {
+    const char* neighbour;
+    double call, background;
+};
+constexpr bars neighbours[] = {{"inference", 1.5, 72}, {"prefill", 1.7, 72}, {"training", 2.0, 70}};
+constexpr double p99_bar = 1.25, cost_bar = 2, share_bar = 1, metering_bar = 1;
+constexpr std::chrono::milliseconds planted_rest{3};
+
+using rounds_of = std::vector<round_of>;
+using kind = std::vector<double> latencies::*;
+
+template <class Of>
+std::vector<double> each(const rounds_of& rounds, Of of) {
+    std::vector<double> values;
+    for (const round_of& r : rounds) values.push_back(of(r));
+    return values;
+}
+double median(std::vector<double> values) { return bench::value_of(bench::statistic::median, std::move(values)); }
+
+std::vector<double> p99_over_alone(const rounds_of& rounds, const std::string& k, kind of) {
+    return each(rounds, [&](const round_of& r) {
+        return bench::percentile(r.beside.at(k).answers.*of, 0.99) / bench::percentile(r.alone.*of, 0.99);
+    });
+}
+std::vector<double> background_pct(const rounds_of& rounds, const std::string& k, const std::string& name) {
+    return each(rounds,
+                [&](const round_of& r) { return 100 * r.beside.at(k).busy[0].passes_per_s / r.passes_alone.at(name); });
+}
+
+void report_alone(bench::report& out, const rounds_of& rounds) {
+    const auto p99 = [&](const char* name, auto of, kind what) {
+        out.figure(name, each(rounds, [&](const round_of& r) { return bench::percentile(r.*of.*what, 0.99); }), "us");
+    };
+    p99("gpu.engines_alone_p99_us", &round_of::alone, &latencies::from_arrival_us);
+    p99("gpu.engines_alone_call_p99_us", &round_of::alone, &latencies::call_us);
+    for (const bars& n : neighbours)
+        out.figure(std::string("gpu.engines_alone_passes_per_s_") + n.neighbour,
+                   each(rounds, [&](const round_of& r) { return r.passes_alone.at(n.neighbour); }), "1/s");
+}
+
+/// The figures of another strategy, to compare the gate in the stream with.
+void report_strategy(bench::report& out, const rounds_of& rounds, const std::string& name, strategy how) {
+    const std::string k = key(name, how), end = name + '_' + std::string(to_string(how));
+    out.figure("gpu.engines_p99_vs_alone_" + end, p99_over_alone(rounds, k, &latencies::from_arrival_us), "x");
+    out.figure("gpu.engines_call_p99_vs_alone_" + end, p99_over_alone(rounds, k, &latencies::call_us), "x");
+    out.figure("gpu.engines_background_pct_" + end, background_pct(rounds, k, name), "%");
+    if (how == strategy::held)
+        out.figure("gpu.engines_held_longest_us_" + name,
+                   each(rounds, [&](const round_of& r) { return r.beside.at(k).busy[0].longest_hold_us; }), "us");
+}
+
+/// The same neighbour, planted with a fault.
+double resting_background_pct(cast& all, const rounds_of& rounds, busy_tenant& t) {
+    const auto r = colocate(all.timed({.serving = &all.serving(strategy::gated, true),
+                                       .busy = {{.tenant = &t, .rest = planted_rest}},
+                                       .how = strategy::gated,
+                                       .per_s = all.requests_per_s(true)}),
+                            1);
+    return 100 * r.busy[0].passes_per_s / rounds[0].passes_alone.at(t.name);
+}
+
+void report_gate(bench::report& out, cast& all, const rounds_of& rounds, busy_tenant& t, const bars& n) {
+    const std::string k = key(t.name, strategy::gated), native = key(t.name, strategy::native);
+    const auto latency = [&](const char* name, kind of, double bar) {
+        out.figure(name + t.name, p99_over_alone(rounds, k, of), "x",
+                   {bench::at_most(bar), median(p99_over_alone(rounds, native, of)), "native priorities alone"});
+    };
+    latency("gpu.engines_p99_vs_alone_", &latencies::from_arrival_us, p99_bar);
+    latency("gpu.engines_call_p99_vs_alone_", &latencies::call_us, n.call);
+    out.figure("gpu.engines_background_pct_" + t.name, background_pct(rounds, k, t.name), "%",
+               {bench::at_least(n.background), resting_background_pct(all, rounds, t),
+                "a neighbour that rests between two passes"});
+}
+
+void report_eager(bench::report& out, const rounds_of& rounds) {
+    const std::string name = neighbours[0].neighbour;
+    for (const strategy how : {strategy::gated, strategy::plain})
+        out.figure("gpu.engines_eager_p99_vs_alone_" + name + (how == strategy::plain ? "_plain" : ""),
+                   each(rounds,
+                        [&](const round_of& r) {
+                            return bench::percentile(r.eager_beside.at(key(name, how)).answers.from_arrival_us, 0.99) /
+                                   bench::percentile(r.eager_alone.from_arrival_us, 0.99);
+                        }),
+                   "x");
+}
+
+/// The worse neighbour. `kept`: of the account.
+double metering_error_pct(const round_of& r, strategy how, double kept) {
+    double worst = 0;
+    for (const double charged : r.charged.at(how)) worst = std::max(worst, 100 * std::abs(kept * charged - 1));
+    return worst;
+}
+
+void report_costs(bench::report& out, cast& all, const rounds_of& rounds) {
+    const auto of = [&](auto what, strategy how) {
+        return each(rounds, [&](const round_of& r) { return (r.*what).at(how); });
+    };
+    busy_tenant& first = *all.busy().front();
+    const double resting =
+        100 * (1 - alone_per_s(all, {.tenant = &first, .rest = planted_rest}) / rounds[0].passes_alone.at(first.name));
+    const double untold = share_error_pp(all, rounds[0], strategy::gated, 30, false);
+    for (const strategy how : gates) {
+        const std::string end = how == strategy::held ? "_held" : "";
+        out.figure(how == strategy::held ? "gpu.engines_hold_cost_pct" : "gpu.engines_gate_cost_pct",
+                   of(&round_of::cost_pct, how), "%",
+                   {bench::at_most(cost_bar), resting, "a neighbour that rests between two passes"});
+        out.figure("gpu.engines_share_error_pp" + end, of(&round_of::share_error_pp, how), "pp",
+                   {bench::at_most(share_bar), untold, "a gate that isn't told the weights"});
+        out.figure("gpu.engines_metering_error_pct" + end,
+                   each(rounds, [&](const round_of& r) { return metering_error_pct(r, how, 1); }), "%",
+                   {bench::at_most(metering_bar), metering_error_pct(rounds[0], how, 0.8),
+                    "an account that lacks every fifth pass"});
+    }
+}
+
+}  // namespace
+
+void report(bench::report& out, cast& all, const rounds_of& rounds) {
+    report_alone(out, rounds);
+    const bool device = all.where() == place::cuda;
+    for (std::size_t i = 0; i < std::size(neighbours); ++i) {
+        busy_tenant& t = *all.busy()[i];
+        if (device) report_gate(out, all, rounds, t, neighbours[i]);
+        for (const strategy how : {strategy::held, strategy::native, strategy::plain})
+            if (device || how == strategy::plain) report_strategy(out, rounds, t.name, how);
+    }
+    if (!device) return;
+    report_eager(out, rounds);
+    report_costs(out, all, rounds);
+}
+
+}  // namespace gpu_engines

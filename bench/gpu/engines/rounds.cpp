@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rounds.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+namespace gpu_engines {
+namespace {
+
+// Of sizes that a host does at once.
+constexpr bert_sizes small_bert{.layers = 2, .width = 64, .heads = 2, .tokens = 16, .words = 100};
+constexpr resnet_sizes small_resnet{.images = 2, .side = 32, .channels = 8, .classes = 10, .blocks = {1, 1, 1, 1}};
+constexpr llm_sizes small_llm{.layers = 1, .width = 64, .heads = 2, .hidden = 128, .tokens = 16, .words = 100};
+
+std::size_t index_of(strategy how, bool graph) { return (how == strategy::plain ? 0 : 2) + (graph ? 0 : 1); }
+
+/// As busy as it can be, beside requests at a quarter of what their model can do.
+outcome beside_requests(cast& all, busy_tenant& t, strategy how, bool graph, std::uint64_t seed) {
+    return colocate(all.timed({.serving = &all.serving(how, graph),
+                               .busy = {{.tenant = &t}},
+                               .how = how,
+                               .per_s = all.requests_per_s(graph)}),
+                    seed);
+}
+latencies requests_alone(cast& all, bool graph, std::uint64_t seed) {
+    return colocate(all.timed({.serving = &all.serving(strategy::plain, graph), .per_s = all.requests_per_s(graph)}),
+                    seed)
+        .answers;
+}
+
+void measure_eager(cast& all, round_of& r, std::uint64_t seed) {
+    r.eager_alone = requests_alone(all, false, seed);
+    busy_tenant& t = *all.busy().front();
+    for (const strategy how : {strategy::plain, strategy::gated})
+        r.eager_beside[key(t.name, how)] = beside_requests(all, t, how, false, seed);
+}
+
+void measure_gate(cast& all, round_of& r, strategy how) {
+    for (const auto& t : all.busy()) {
+        const double cost = 100 * (1 - alone_per_s(all, {.tenant = t.get()}, how) / r.passes_alone.at(t->name));
+        r.cost_pct[how] = r.cost_pct.contains(how) ? std::max(r.cost_pct[how], cost) : cost;
+    }
+    r.share_error_pp[how] = std::max(share_error_pp(all, r, how, 30, true), share_error_pp(all, r, how, 70, true));
+    // Training is bound by its host: a gap between two launches is no device time, though it is between events.
+    for (std::size_t i = 0; i < 2; ++i)
+        r.charged[how].push_back(charged_over_measured(*all.busy()[i], how, all.is_small() ? 10 : 60));
+}
+
+}  // namespace
+
+cast::cast(place p, bool small) : place_(p), small_(small) {
+    const std::shared_ptr<model> bert = make_bert(small ? small_bert : bert_sizes{}, p);
+    for (const urgency u : {urgency::normal, urgency::high})
+        for (const bool graph : {true, false}) serving_.push_back(std::make_unique<serving_tenant>(bert, p, u, graph));
+    const auto add = [&](const char* name, std::unique_ptr<model> m) {
+        busy_.push_back(std::make_unique<busy_tenant>(name, std::move(m), p));
+        busy_.back()->warm_up(5);
+    };
+    const resnet_sizes pictures = small ? small_resnet : resnet_sizes{};
+    add("inference", make_resnet_inference(pictures, p));
+    add("prefill", make_llm_prefill(small ? small_llm : llm_sizes{}, p));
+    add("training", make_resnet_training(pictures, p));
+    graphs_per_s_ = 0.25e6 / pass_us(serving(strategy::plain, true), small ? 10 : 300);
+    eager_per_s_ = 0.25e6 / pass_us(serving(strategy::plain, false), small ? 10 : 100);
+}
+
+serving_tenant& cast::serving(strategy how, bool graph) { return *serving_[index_of(how, graph)]; }
+
+setting cast::timed(setting s, double of_whole) const {
+    using namespace std::chrono_literals;
+    const std::chrono::nanoseconds whole = small_ ? 100ms : 2s;
+    s.warm = small_ ? 30ms : 300ms;
+    s.length = std::chrono::nanoseconds{static_cast<std::int64_t>(of_whole * static_cast<double>(whole.count()))};
+    return s;
+}
+
+double alone_per_s(cast& all, const busy_part& part, strategy how) {
+    return colocate(all.timed({.busy = {part}, .how = how}, 0.5), 1).busy[0].passes_per_s;
+}
+
+double share_error_pp(cast& all, const round_of& r, strategy how, std::uint32_t first, bool told) {
+    setting s{.urgent = false, .how = how};
+    const std::uint32_t weights[] = {first, 100 - first};
+    for (std::size_t i = 0; i < 2; ++i)
+        s.busy.push_back({.tenant = all.busy()[i].get(), .weight = told ? weights[i] : 1});
+    const auto both = colocate(all.timed(std::move(s)), 1).busy;
+    double of_alone[2];
+    for (std::size_t i = 0; i < 2; ++i) of_alone[i] = both[i].passes_per_s / r.passes_alone.at(all.busy()[i]->name);
+    return std::abs(100 * of_alone[0] / (of_alone[0] + of_alone[1]) - first);
+}
+
+round_of measure(cast& all, std::uint64_t seed) {
+    round_of r;
+    r.alone = requests_alone(all, true, seed);
+    const bool device = all.where() == place::cuda;
+    for (const auto& t : all.busy()) {
+        r.passes_alone[t->name] = alone_per_s(all, {.tenant = t.get()});
+        for (const strategy how : {strategy::plain, strategy::native, strategy::held, strategy::gated})
+            if (device || how == strategy::plain)
+                r.beside[key(t->name, how)] = beside_requests(all, *t, how, true, seed);
+    }
+    if (!device) return r;
+    measure_eager(all, r, seed);
+    for (const strategy how : gates) measure_gate(all, r, how);
+    return r;
+}
+
+}  // namespace gpu_engines
