@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a device, in under ten minutes: the conformance suites, the figures, PyTorch in the memory of two tenants,
-# compute-sanitizer's tools.
+# Everything that needs a device, in under ten minutes: the conformance suites, the figures, PyTorch in the memory of two
+# tenants, models of libtorch beside each other, compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# --programs: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, a page of at most 60 lines,
-# gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
+# --programs: where test_gpu, gpu_figures and, if it was built, engine_figures are, by default beside
+# this file. Writes gpu.txt, a page of at most 60 lines, gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
 # and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
 # --keep, so that results of several devices lie side by side. What was built is told by a file `commit` beside the programs.
 # GPU_RUN_LIMIT is how many seconds it may take, 570 if unset; what there is no time for is left out.
@@ -84,6 +84,21 @@ pytorch() {
     fi
 }
 
+# Models of libtorch beside each other, by the libraries that PyTorch has here: engines.py finds them.
+engines() {
+    local python seconds=$((whole_limit - SECONDS - 15))
+    ((seconds <= 225)) || seconds=225
+    if [[ ! -x $programs/engine_figures ]]; then
+        echo "== without engines: engine_figures wasn't built, for lack of libtorch"
+        results+=("engines|left out: not built|0")
+    elif python=$(command -v python3); then
+        step engines 240 "$python" "$programs/engines.py" "$programs/engine_figures" "$scratch/figures/engines" --seconds "$seconds"
+    else
+        echo "== without engines: there is no Python, and so no PyTorch whose libtorch they could run with"
+        results+=("engines|left out: not installed|0")
+    fi
+}
+
 run_all() {
     local experiments experiment name limit code json=$scratch/figures
     mkdir "$json"
@@ -105,6 +120,7 @@ run_all() {
         step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
     done
     pytorch
+    engines
     sanitize
     page >"$scratch/page"
     sed 's/ *$//' "$scratch/page" | head -n 60 | tee "$scratch/gpu.txt"
@@ -121,10 +137,21 @@ page() {
     summary
     grep -aoE '^ *not supported: .*' "$scratch/printed" | sed 's/^ *//' | cut -c 1-120 | sort -u | head -n 4  # within a step
     echo "== figures"
-    sed -n 's/^figure gpu\.//p' "$scratch/printed" | head -n 58 |
+    figures_of_page |
         awk '{ printf "%-40s %9s %-8s%s", $1, $2, $3, NR % 2 ? " " : "\n" } END { if (NR % 2) print "" }'
     echo "== learnt"
     grep -aE '^# [a-z0-9]' "$scratch/printed" | cut -c 1-120 | head -n 12
+}
+
+# As many as there is room for. All are in the JSON file.
+figures_of_page() {
+    local all
+    all=$(sed -n 's/^figure gpu\.//p' "$scratch/printed" | grep -v '_with_a_planted_fault ')
+    local main='^engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)'
+    local engines
+    engines=$(grep -E "$main" <<<"$all" | head -n 24)
+    grep -v '^engines_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))
+    grep . <<<"$engines"
 }
 
 # What passed in one go; all else by name. Sets `failed`.
@@ -136,7 +163,7 @@ summary() {
         [[ $status == passed ]] || printf '%-28s %-26s %4s s\n' "$name" "$status" "$seconds"
         case $status in
             passed) passed=$((passed + 1)) ;;
-            'not supported' | 'left out: not installed') without=$((without + 1)) ;;
+            'not supported' | 'left out: not installed' | 'left out: not built') without=$((without + 1)) ;;
             *) failed=$((failed + 1)) ;;
         esac
     done

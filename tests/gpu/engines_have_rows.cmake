@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Rehearses the experiment with engines: it has to run through, with all strategies, and each of its
+# figures has to have a row in bench/README.md, by its name or by the name without "_held", "_native"
+# or "_plain".
+#
+#   cmake -DPROGRAM=gpu_engines_rehearsal -DREADME=bench/README.md -P engines_have_rows.cmake
+execute_process(COMMAND ${PROGRAM} --small RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(NOT code EQUAL 0)
+    message(FATAL_ERROR "the rehearsal ends with ${code}:\n${output}")
+endif()
+if(NOT output MATCHES "gated: by waits in streams")
+    message(FATAL_ERROR "streams don't wait:\n${output}")
+endif()
+file(READ ${README} rows)
+string(FIND "${rows}" "\n## What makes a figure fail" end)  # a table that says nothing of what a figure is
+string(SUBSTRING "${rows}" 0 ${end} rows)
+# Void: what the rehearsal's times make of a figure.
+string(REGEX MATCHALL "(figure|void) gpu\\.[a-z0-9_]+" figures "${output}")
+list(LENGTH figures found)
+if(found LESS 60)
+    message(FATAL_ERROR "${found} figures, which is too few:\n${output}")
+endif()
+foreach(figure IN LISTS figures)
+    string(REGEX REPLACE "^(figure|void) |_with_a_planted_fault$" "" figure "${figure}")
+    string(REGEX REPLACE "_(held|native|plain)$" "" of_gate "${figure}")
+    string(FIND "${rows}" "`${figure}`" row)
+    string(FIND "${rows}" "`${of_gate}`" row_of_gate)
+    if(row EQUAL -1 AND row_of_gate EQUAL -1)
+        message(FATAL_ERROR "${figure} has no row in ${README}")
+    endif()
+endforeach()
