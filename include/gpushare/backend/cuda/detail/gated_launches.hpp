@@ -506,10 +506,7 @@ private:
         if ((c.captured += predicted) <= options_.piece) return;
         c.captured = predicted;
         waits_.keep_memory();
-        const relaxed_capture relaxed(device_->api());
-        waits_.each_above(c.level, [&](CUdeviceptr word) {
-            (void)device_->api().stream_wait_value(call.stream, word, 0, CU_STREAM_WAIT_VALUE_EQ);
-        });
+        waits_.each_above(c.level, [&](CUdeviceptr word) { launch_batches::put_wait(*device_, call.stream, word); });
     }
     // The level's last request left. The device opens the waits behind what its requests have in flight. Of several
     // streams the last one waits for the others' ends, which keeps back nothing but what follows there.

@@ -111,11 +111,14 @@ public:
 
     /// Before begin(): the launches from here on wait until the word is 0. `closings`: see below.
     void wait_for(CUdeviceptr word, std::uint64_t closings) noexcept {
-        const relaxed_capture relaxed(device_->api());
+        put_wait(*device_, stream_, word);
         closings_ = closings;
-        (void)device_->health().note(device_->api().stream_wait_value(stream_, word, 0, CU_STREAM_WAIT_VALUE_EQ),
-                                     "cuStreamWaitValue64");
         waited_ = true;
+    }
+    /// A wait of a stream's, or of the graph into which it is captured.
+    static void put_wait(device_state& on, CUstream s, CUdeviceptr word) noexcept {
+        const relaxed_capture relaxed(on.api());
+        (void)on.health().note(on.api().stream_wait_value(s, word, 0, CU_STREAM_WAIT_VALUE_EQ), "cuStreamWaitValue64");
     }
     /// How often the words had been closed at the last wait.
     [[nodiscard]] std::uint64_t closings() const noexcept { return closings_; }
