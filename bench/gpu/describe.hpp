@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs that measure on a device say alike: which device it is, and how they end.
+// The words that programs which measure on a device share: the device, and how the program ended.
 //
 //   bench::report r(bench::describe_device());
 #pragma once

@@ -233,9 +233,6 @@ template <detail::epilogue_part A, detail::epilogue_part B>
 
 namespace detail {
 using gpushare::operator|;  // found from the stages, which are here
-}  // namespace detail
-
-namespace detail {
 
 /// The element type that the last stage to declare one makes; else T.
 template <class T, class... Stages>

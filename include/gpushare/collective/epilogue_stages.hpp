@@ -98,9 +98,6 @@ template <class R>
     return as_const_matrix(array).data;
 }
 
-}  // namespace detail
-
-namespace detail {
 template <class M>
 struct adding {
     static constexpr bool any_row = !M::is_shard;
@@ -395,9 +392,6 @@ struct of_rows {
     T* data;
     [[nodiscard]] GPUSHARE_HD T& at(const place& p) const noexcept { return data[Shard ? p.shard_row : p.row]; }
 };
-}  // namespace detail
-
-namespace detail {
 
 struct cut_to_127 {
     template <class R>
@@ -416,9 +410,6 @@ template <class Q, std::uint32_t N, std::uint32_t W>
         return x;
 }
 
-}  // namespace detail
-
-namespace detail {
 /// Divides by one scale.
 template <quantised_number Q>
 struct scaling_down {
@@ -431,9 +422,7 @@ struct scaling_down {
         return detail::cut<Q>(x * inverse);
     }
 };
-}  // namespace detail
 
-namespace detail {
 /// Divides by the scale of each row.
 template <quantised_number Q, bool Shard>
 struct row_scaling {
@@ -446,9 +435,7 @@ struct row_scaling {
         return detail::cut<Q>(x * detail::quotient_of(1.0F, scales.at(at)));
     }
 };
-}  // namespace detail
 
-namespace detail {
 /// Finds the scale of each row, tells the ranks and divides by it.
 template <quantised_number Q, bool Shard>
 struct row_fitting {
@@ -481,9 +468,7 @@ struct row_fitting {
     }
 };
 static_assert(publishing_stage<row_fitting<std::int8_t, false>>);
-}  // namespace detail
 
-namespace detail {
 /// Notes the largest magnitude of each row; changes nothing.
 template <bool Shard>
 struct maxima_noting {

@@ -326,7 +326,7 @@ async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename L
     return {limiter, c, s, std::move(work), options};
 }
 
-/// What the caller knows of a request beforehand.
+/// The facts that the caller knows of a request beforehand.
 struct request_options {
     instant deadline = never;      ///< when it is to be done, for policies that look at it
     ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains

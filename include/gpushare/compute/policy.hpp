@@ -43,7 +43,7 @@ struct client_id {
     friend constexpr bool operator==(client_id, client_id) = default;
 };
 
-/// What a client asks for. Each policy uses some of these settings; its comment says which.
+/// The settings of a client. Each policy uses some of them; its comment says which.
 struct client_settings {
     share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
     priority level{};               ///< a higher level always goes first

@@ -32,7 +32,7 @@ enum class while_asleep : std::uint8_t {
     refuse,  ///< both end with errc::asleep
 };
 
-/// What the caller knows of one submission beforehand. Every field may be left out.
+/// The facts that the caller knows of one submission beforehand. Every field may be left out.
 struct submit_options {
     std::uint64_t key = 0;  ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
     sm_width

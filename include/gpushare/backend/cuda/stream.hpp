@@ -88,10 +88,6 @@ struct stream_state {
     capture_watch captures;
 };
 
-}  // namespace detail
-
-namespace detail {
-
 /// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if that isn't known.
 [[nodiscard]] inline std::uint32_t resident_blocks(const stream_state& s, const void* entry,
                                                    std::uint32_t threads) noexcept {
