@@ -122,15 +122,23 @@ TEST_CASE("a removed client holds nobody, and its index is used again", "[launch
 
 TEST_CASE("a client that was idle has saved up nothing", "[launch_gate]") {
     launch_gate gate{{.ahead = 100us}};
-    const auto a = gate.add({}), b = gate.add({});
+    const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});
     for (int i = 0; i < 1000; ++i) {
         gate.launched(a, 100us, begin);
         gate.finished(a, 100us, 100us, begin);
     }
-    gate.arrived(b, begin);
-    gate.launched(a, 100us, begin);
-    gate.finished(a, 100us, 100us, begin);
-    CHECK(gate.ask(a, 100us, begin).goes);  // b came a moment ago and isn't owed 100 ms
+    const instant later = begin + 1ms;
+    gate.arrived(b, later);
+    CHECK(gate.ask(a, 100us, later).goes);  // b came a moment ago and isn't owed 100 ms
+    int launches = 0;
+    for (gate.launched(a, 100us, later); launches < 20; ++launches) {
+        (void)gate.ask(a, 100us, later);  // and waits for its turn
+        if (launches == 0) gate.finished(a, 100us, 100us, later);
+        if (!gate.ask(b, 100us, later + 50us).goes) break;
+        gate.launched(b, 100us, later + 50us);
+        gate.finished(b, 100us, 100us, later + 50us);
+    }
+    CHECK(launches == 3);  // until it is 100 us ahead of a, which had 100 us meanwhile
 }
 
 /// A device that runs one launch at a time, and clients that always have the next one.
@@ -184,6 +192,61 @@ TEST_CASE("device time is divided by weight, however wrong predictions are", "[l
     }
 }
 
+TEST_CASE("a client whose host is slow has its share", "[launch_gate]") {
+    // It launches 10 us of work each 15 us, in steps: the other one always has work.
+    launch_gate gate;
+    const auto slow = gate.add({.weight = 70}), fast = gate.add({.weight = 30});
+    instant now = begin, next = begin;
+    std::deque<launch_gate::client> device;
+    instant ends = never;
+    while (now < begin + 1s) {
+        if (now >= next && gate.ask(slow, 10us, now).goes) {
+            gate.launched(slow, 10us, now);
+            device.push_back(slow);
+            next = now + 15us;
+        }
+        if (gate.in_flight(fast) < 500us && gate.ask(fast, 20us, now).goes) {
+            gate.launched(fast, 20us, now);
+            device.push_back(fast);
+        }
+        REQUIRE((device.empty() || std::ranges::all_of(device, [&](auto c) { return c == device.front(); })));
+        if (ends == never && !device.empty()) ends = now + (device.front() == slow ? 10us : 20us);
+        now += 1us;
+        if (now < ends) continue;
+        const ns took = device.front() == slow ? 10us : 20us;
+        gate.finished(device.front(), took, took, now);
+        device.pop_front();
+        ends = never;
+    }
+    const auto had = [&](auto c) { return static_cast<double>(gate.charged(c).count()); };
+    CHECK(had(slow) / (had(slow) + had(fast)) == Approx(0.7).margin(0.005));
+}
+
+TEST_CASE("clients without weights run side by side", "[launch_gate]") {
+    launch_gate gate{{.ahead = 100us}};
+    const auto a = gate.add({}), b = gate.add({});
+    for (int i = 0; i < 100; ++i) {
+        REQUIRE(gate.ask(a, 100us, begin).goes);
+        gate.launched(a, 100us, begin);
+        REQUIRE(gate.ask(b, 10us, begin).goes);
+        gate.launched(b, 10us, begin);
+    }
+    const auto shared = gate.add({.weight = 5});  // from now on in turns
+    CHECK_FALSE(gate.ask(b, 10us, begin).goes);
+    CHECK(gate.ask(shared, 10us, begin).held_by == a);
+}
+
+TEST_CASE("a client keeps its turn for a pause, and no longer", "[launch_gate]") {
+    launch_gate gate{{.pause = 50us}};
+    const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});
+    gate.launched(a, 10us, begin);
+    CHECK(gate.ask(b, 10us, begin + 5us).again == never);  // it is asked again when that is over
+    gate.finished(a, 10us, 10us, begin + 10us);
+    CHECK(gate.ask(b, 10us, begin + 10us).again == begin + 60us);
+    CHECK(gate.ask(a, 10us, begin + 59us).goes);
+    CHECK(gate.ask(b, 10us, begin + 60us).goes);
+}
+
 TEST_CASE("no higher request waits for longer than it was told, whoever launches when", "[launch_gate]") {
     const std::uint64_t seed = support::seed(1);
     CAPTURE(seed);
@@ -229,7 +292,7 @@ TEST_CASE("no higher request waits for longer than it was told, whoever launches
 
 TEST_CASE("a request whose thread computes is in nobody's way on its level", "[launch_gate]") {
     launch_gate gate{{.ahead = 100us}};
-    const auto a = gate.add({}), b = gate.add({});
+    const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});
     gate.arrived(b, begin);  // and launches nothing for now
     for (int i = 0; i < 100; ++i) {
         REQUIRE(gate.ask(a, 100us, begin).goes);
@@ -237,14 +300,18 @@ TEST_CASE("a request whose thread computes is in nobody's way on its level", "[l
         gate.finished(a, 100us, 100us, begin);
     }
     // It has saved up what a client may be ahead, and no more.
-    gate.launched(b, 50us, begin);
-    CHECK_FALSE(gate.ask(a, 100us, begin).goes);
-    gate.finished(b, 50us, 50us, begin);
+    const instant later = begin + 3ms;
+    REQUIRE(gate.ask(b, 50us, later).goes);
+    gate.launched(b, 50us, later);
+    CHECK_FALSE(gate.ask(a, 100us, later).goes);
+    gate.finished(b, 50us, 50us, later);
     for (int i = 0; i < 2; ++i) {
-        REQUIRE(gate.ask(b, 100us, begin).goes);
-        gate.launched(b, 100us, begin);
+        REQUIRE(gate.ask(b, 100us, later).goes);
+        gate.launched(b, 100us, later);
+        gate.finished(b, 100us, 100us, later);
     }
-    CHECK(gate.ask(a, 100us, begin).goes);
+    CHECK_FALSE(gate.ask(b, 100us, later).goes);
+    CHECK(gate.ask(a, 100us, later).goes);
 }
 
 TEST_CASE("a launch that is timed alone waits for the launches of others, and others of its level for it",
@@ -269,7 +336,7 @@ TEST_CASE("a launch that is timed alone waits for the launches of others, and ot
 
 TEST_CASE("a client that is ahead of its share keeps nobody waiting for what it would time alone", "[launch_gate]") {
     launch_gate gate{{.ahead = 100us}};
-    const auto a = gate.add({}), b = gate.add({});
+    const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});
     gate.launched(b, 50us, begin);
     REQUIRE_FALSE(gate.ask(a, 20us, begin, begin, true).goes);
     SECTION("though it asked before it was") {
@@ -288,7 +355,7 @@ TEST_CASE("a client that is ahead of its share keeps nobody waiting for what it 
 /// What the rules say, written down once more: from all that happened, without virtual time.
 struct rules {
     struct client {
-        bool used = false;
+        bool used = false, has_turn = false;
         int level = 0;
         std::uint32_t requests = 0;
         instant seen{}, waits_since = never;
@@ -311,18 +378,32 @@ struct rules {
         return std::ranges::any_of(clients, [&](const client& o) { return o.used && o.level > c.level; });
     }
     [[nodiscard]] bool enough_in_flight(const client& c) const {
-        return has_higher(c) && c.in_flight != ns{0} && c.in_flight + c.predicted > options.in_flight;
+        if (c.in_flight == ns{0}) return false;
+        const ns all = c.in_flight + c.predicted;
+        const bool has_peer =
+            std::ranges::any_of(clients, [&](const client& o) { return &o != &c && o.used && o.level == c.level; });
+        return (has_higher(c) && all > options.in_flight) || (has_peer && all > options.queued);
     }
-    [[nodiscard]] bool has_rival(const client& c) const {
+    [[nodiscard]] bool keeps_turn(const client& o, instant now) const {
+        return o.has_turn && o.waits_since == never && now - o.seen < options.pause;
+    }
+    [[nodiscard]] bool has_rival(const client& c, instant now) const {
+        return std::ranges::any_of(clients, [&](const client& o) {
+            return &o != &c && o.used && o.level == c.level && (o.busy() || keeps_turn(o, now));
+        });
+    }
+    // Turns: nobody's launches run beside another one's of the level.
+    [[nodiscard]] bool neighbour_runs(const client& c) const {
         return std::ranges::any_of(
-            clients, [&](const client& o) { return &o != &c && o.used && o.level == c.level && o.busy(); });
+            clients, [&](const client& o) { return &o != &c && o.used && o.level == c.level && o.in_flight != ns{0}; });
     }
 };
 
 /// Clients that come, ask, launch and go as dice fall, on a device that ends launches as dice fall.
 struct interleaving {
     sim::random any;
-    rules model{{.linger = 10us, .ahead = 300us, .longest_hold = 3ms}, std::vector<rules::client>(6)};
+    rules model{{.linger = 10us, .ahead = 300us, .pause = 20us, .longest_hold = 3ms, .queued = 1ms},
+                std::vector<rules::client>(6)};
     launch_gate gate{model.options};
     instant now = begin;
     std::uint64_t launches = 0, forced = 0, held = 0;
@@ -336,7 +417,8 @@ struct interleaving {
         auto& c = model.clients[number];
         if (c.waits_since == never) c.predicted = any.between(1us, any.below(10) == 0 ? 700us : 60us);
         const instant since = c.waits_since == never ? now : c.waits_since;
-        const bool must_wait = model.higher_is_there(c, now) || model.enough_in_flight(c), rival = model.has_rival(c);
+        const bool rival = model.has_rival(c, now);
+        const bool must_wait = model.higher_is_there(c, now) || model.enough_in_flight(c) || model.neighbour_runs(c);
         const launch_answer a = gate.ask(number, c.predicted, now, since);
         if (a.forced) REQUIRE(now - since >= model.options.longest_hold);
         if (now - since >= model.options.longest_hold) REQUIRE(a.goes);
@@ -350,6 +432,8 @@ struct interleaving {
     void launch(std::uint32_t number) {
         auto& c = model.clients[number];
         gate.launched(number, c.predicted, now);
+        for (auto& o : model.clients)
+            if (o.level == c.level) o.has_turn = &o == &c;
         c.flight.push_back(c.predicted);
         c.in_flight += c.predicted;
         c.seen = now;
@@ -383,9 +467,8 @@ struct interleaving {
             bool others_run = false, one = false;
             for (std::uint32_t o = 0; o < all.size(); ++o) {
                 if (!all[o].used || all[o].level != all[n].level) continue;
-                others_run |= all[o].in_flight != ns{0};
-                one |= all[o].waits_since != never && gate.ask(o, all[o].predicted, now, now).goes;
-                if (all[o].waits_since != never) (void)gate.ask(o, all[o].predicted, now, all[o].waits_since);
+                others_run |= all[o].in_flight != ns{0} || model.keeps_turn(all[o], now);
+                one |= all[o].waits_since != never && launch_gate(gate).ask(o, all[o].predicted, now, now).goes;
             }
             REQUIRE((one || others_run));
         }

@@ -226,7 +226,7 @@ TEST_CASE("below a higher client little is in flight", "[cuda][launch_gate]") {
 TEST_CASE("there is an event for a batch, and not for each launch", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     cuda::node node;
-    gate_type gate{node, first};
+    gate_type gate{node, first, gpushare::launch_gate(), no_gaps};
     const auto only = gate.add({});
     const streams s;
     const auto inside = gate.enter(only);
@@ -244,7 +244,7 @@ TEST_CASE("there is an event for a batch, and not for each launch", "[cuda][laun
 TEST_CASE("a client is charged the time of its launches, times their width", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .sms = 16, .time = manual}};
     cuda::node node;
-    gate_type gate{node, first};
+    gate_type gate{node, first, gpushare::launch_gate(), no_gaps};
     const auto only = gate.add({});
     const streams s;
     {
@@ -270,17 +270,19 @@ namespace {
 struct neighbours {
     const standin::session gpu{{.devices = 1, .sms = 1, .time = manual}};
     cuda::node node;
-    gate_type gate{node, first};
-    gate_type::client a = gate.add({}), b = gate.add({});
+    gate_type gate{node, first, gpushare::launch_gate(), no_gaps};
+    gate_type::client a, b;
     const streams s;
 
-    neighbours() {
+    explicit neighbours(std::uint32_t weight = 0) : a(gate.add({.weight = weight})), b(gate.add({.weight = weight})) {
         of_a();
         standin::advance(1ms);
+        CHECK(gate.usage(a).time == 100us);
+        standin::advance(50us);  // for so long it keeps its turn
         of_b();
         standin::advance(1ms);
-        CHECK(gate.usage(a).time == 100us);
         CHECK(gate.usage(b).time == 100us);
+        standin::advance(50us);
     }
     void of_a() {
         const auto inside = gate.enter(a);
@@ -323,6 +325,39 @@ TEST_CASE("now and then a client's launches run alone, to be timed, and its neig
     standin::advance(1ms);
     CHECK(n.gate.usage(n.a).held == 1);
     CHECK(n.gate.usage(n.b).held == held + 1);
+}
+
+TEST_CASE("where clients have weights, one client's launches run at a time", "[cuda][launch_gate]") {
+    neighbours n(1);
+    const auto held = n.gate.usage(n.b).held;
+    n.of_a();
+    auto neighbour = std::async(std::launch::async, [&] { n.of_b(); });
+    REQUIRE(eventually([&] { return n.gate.held() == 1; }));
+    standin::advance(99us);
+    CHECK(n.gate.held() == 1);
+    CHECK(eventually([&] {
+        standin::advance(1ms);
+        return neighbour.wait_for(0s) == std::future_status::ready;
+    }));
+    CHECK(n.gate.usage(n.a).time == 200us);
+    CHECK(n.gate.usage(n.b).time == 200us);
+    CHECK(n.gate.usage(n.b).held == held + 1);
+}
+
+TEST_CASE("what lies between a client's kernels isn't charged", "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first, gpushare::launch_gate(), {.gap = 2us}};
+    const auto only = gate.add({});
+    const streams s;
+    for (int round = 0; round < 10; ++round) {
+        const auto inside = gate.enter(only);
+        for (int i = 0; i < 30; ++i) CHECK(launch(s.batch, conv, 10us) == cudaSuccess);  // 8 us, and a gap of 2 us
+        standin::advance(1ms);
+    }
+    const auto used = gate.usage(only);
+    CHECK(used.launches == 300);
+    CHECK(in_seconds(used.time) == Approx(300 * 8e-6).epsilon(0.001));
 }
 
 TEST_CASE("a launch that the driver refuses is in nobody's way", "[cuda][launch_gate]") {

@@ -25,7 +25,7 @@ using namespace launch_rig;
 
 namespace {
 
-constexpr cuda::launch_shell_options in_streams{.waits = cuda::launch_wait::stream};
+constexpr cuda::launch_shell_options in_streams{.waits = cuda::launch_wait::stream, .gap = ns{0}};
 
 /// A rig whose clients' kernels have been timed.
 struct waiting_rig {
@@ -275,7 +275,8 @@ TEST_CASE("a graph with waits inside stops between two pieces", "[cuda][launch_g
     const standin::session gpu{stepped};
     const bool inside_too = GENERATE(true, false);
     {
-        waiting_rig w{{.longest_hold = 1h}, {.waits = cuda::launch_wait::stream, .waits_in_graphs = inside_too}};
+        waiting_rig w{{.longest_hold = 1h},
+                      {.waits = cuda::launch_wait::stream, .waits_in_graphs = inside_too, .gap = ns{0}}};
         REQUIRE(cudaStreamBeginCapture(w.s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
         w.batch_launches(20);
         const cudaGraph_t graph = raw::end_capture(w.s.batch);

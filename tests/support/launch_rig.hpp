@@ -56,10 +56,14 @@ bool eventually(F so) {
     return so();
 }
 
+/// The stand-in's kernels begin when the ones before end.
+inline constexpr cuda::launch_shell_options no_gaps{.gap = ns{0}};
+
 /// A node with a gate, and two clients: the first goes first.
 struct rig {
     // Nobody is let go for having waited for long: how long a test takes is the machine's affair.
-    explicit rig(const launch_gate_options& how = {.longest_hold = 1h}, const cuda::launch_shell_options& shell = {})
+    explicit rig(const launch_gate_options& how = {.longest_hold = 1h},
+                 const cuda::launch_shell_options& shell = no_gaps)
         : gate(std::in_place, node, first, gpushare::launch_gate(how), shell),
           urgent(gate->add({.level = 1})),
           batch(gate->add({})) {

@@ -16,14 +16,16 @@
 //
 // Three rules, in this order. A client holds back while a client of a higher level is present, and for a linger after
 // that, since the next request often follows at once. Where a client of a higher level exists at
-// all, a client has little in flight. Among clients of one level, device time is divided by weight,
-// in virtual time (start-time fair queueing, Goyal et al., SIGCOMM 1996). A launch that was held
-// for longest_hold goes whatever the rules say: the engine may hold a lock that the urgent client
-// needs.
+// all, a client has little in flight. Where a client of a level has a weight, the clients of that
+// level take turns, and device time is divided by weight, in virtual time (start-time fair queueing,
+// Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say:
+// the engine may hold a lock that the urgent client needs.
 //
-// Events tell how long a launch took only if nothing else ran beside it. So a launch that nobody
-// has timed yet may ask to run alone: it waits until the launches of others are over, and others
-// of its level wait until it is.
+// Turns are why shares are exact. Events tell how long a launch took only if nothing else ran
+// beside it, and a client that is charged what others' launches took gets less than its share.
+// Clients of a level without weights run side by side, which costs nothing: then a launch that
+// nobody has timed yet may ask to run alone. It waits until the launches of others are over, and
+// others of its level wait until it is.
 #pragma once
 
 #include <algorithm>
@@ -42,15 +44,17 @@ struct launch_gate_options {
     ns in_flight{200'000};  ///< of predicted time, for each client below another one's level; at least one launch
     ns linger{10'000};      ///< how long others hold back after a client left
     ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
+    ns pause{50'000};       ///< how long a client keeps its turn while it launches nothing
     ns longest_hold{100'000'000};  ///< after which a launch goes in any case
-    ns queued{8'000'000};          ///< of predicted time, for a client whose streams wait: as in_flight for the others
+    ns queued{8'000'000};          ///< as in_flight, for a client whose streams wait, and for one that takes turns
 };
 
 /// Options of a launch_gate's client.
 struct launch_client_options {
-    int level = 0;             ///< the higher goes first
-    std::uint32_t weight = 1;  ///< of the level's device time, relative to the weights of others; not 0
-    bool in_stream = false;    ///< its streams wait for higher clients, so ask() doesn't say no for their sake
+    int level = 0;  ///< the higher goes first
+    std::uint32_t weight =
+        0;  ///< of the level's device time, relative to others'; 0: no share is wanted, 1 beside weights
+    bool in_stream = false;  ///< its streams wait for higher clients, so ask() doesn't say no for their sake
 };
 
 /// Whether a launch may go.
@@ -89,7 +93,11 @@ public:
         const auto unused = std::ranges::find(clients_, false, &state::used);
         const auto c = static_cast<client>(unused - clients_.begin());
         if (unused == clients_.end()) clients_.emplace_back();
-        clients_[c] = {.level = o.level, .weight = std::max(o.weight, 1U), .in_stream = o.in_stream, .used = true};
+        clients_[c] = {.level = o.level,
+                       .weight = std::max(o.weight, 1U),
+                       .wants_share = o.weight != 0,
+                       .in_stream = o.in_stream,
+                       .used = true};
         catch_up(c);
         return c;
     }
@@ -99,7 +107,7 @@ public:
     /// A request of `c` is there, or another one. It is present until each has left.
     void arrived(client c, instant now) noexcept {
         state& s = clients_[c];
-        if (s.requests == 0 && s.in_flight == ns{0}) catch_up(c);
+        if (s.requests == 0 && s.in_flight == ns{0}) catch_up(c, saved(s, now));
         if (s.requests++ == 0) s.arrived = now;
         s.seen = now;
     }
@@ -114,7 +122,7 @@ public:
     /// `alone`: it is to run alone, to be timed.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
-        if (!busy(s)) catch_up(c, s.requests != 0 ? options_.ahead : ns{0});
+        if (!busy(s)) catch_up(c, saved(s, now));
         launch_answer a = decide(c, predicted, now);
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
         if (a.goes) a = decide_apart(c, alone, now);
@@ -131,6 +139,8 @@ public:
     void launched(client c, launch_cost predicted, instant now, bool alone = false) noexcept {
         state& s = clients_[c];
         s.waits = s.wants_alone = false;
+        for (state& o : clients_)
+            if (o.level == s.level) o.has_turn = &o == &s;
         s.in_flight += predicted.time;
         if (alone) s.timed = s.in_flight;
         s.longest = std::max(s.longest, predicted.time);
@@ -207,8 +217,10 @@ private:
     struct state {
         int level = 0;
         std::uint32_t weight = 1;
+        bool wants_share = false;
         bool in_stream = false;
         bool used = false;
+        bool has_turn = false;     // it was the last of its level that launched
         bool waits = false;        // a launch of it is held
         bool wants_alone = false;  // since others have launches in flight, or time one alone
         std::uint32_t requests = 0;
@@ -222,15 +234,25 @@ private:
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
         if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
-        const ns most = s.in_stream ? options_.queued : options_.in_flight;
-        const bool little = s.in_flight == ns{0} || s.in_flight + predicted <= most;
+        const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
-            if (!o.used || other == c) continue;
-            if (o.level > s.level && !little) return {.goes = false, .own = true, .held_by = other};
-            if (o.level == s.level && busy(o) && is_ahead(s, o)) return {.goes = false, .held_by = other};
+            if (!o.used || other == c || o.level < s.level) continue;
+            const bool above = o.level > s.level;
+            const ns most = above && !s.in_stream ? options_.in_flight : options_.queued;
+            const bool enough = s.in_flight != ns{0} && s.in_flight + predicted > most;
+            if (enough && (above || turns)) return {.goes = false, .own = true, .held_by = other};
+            if (above || !turns) continue;
+            if (o.in_flight != ns{0} || (busy(o) && is_ahead(s, o))) return {.goes = false, .held_by = other};
+            // Its host is only slow. Else it would wait for its turn again and again.
+            if (o.has_turn && !o.waits && now - o.seen < options_.pause)
+                return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
+    }
+    [[nodiscard]] bool takes_turns(int level) const noexcept {
+        return std::ranges::any_of(clients_,
+                                   [&](const state& o) { return o.used && o.wants_share && o.level == level; });
     }
 
     // Whether others leave the device to `c`, or `c` to a launch of another client that is timed alone. Of two that ask
@@ -239,7 +261,8 @@ private:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
-            const bool asks_first = o.wants_alone && !is_ahead(o, clients_[c]) && (!alone || other < c);
+            const bool waits_for_turn = takes_turns(o.level) && is_ahead(o, clients_[c]);
+            const bool asks_first = o.wants_alone && !waits_for_turn && (!alone || other < c);
             const bool first = o.timed != ns{0} || asks_first;
             const bool stopped = o.in_stream && o.level < clients_[c].level && !closed(other, now).goes;
             if ((alone && o.in_flight != ns{0} && !stopped) || (o.level == clients_[c].level && first))
@@ -254,8 +277,14 @@ private:
     }
     // It uses the device or would. A request alone doesn't: its thread may compute for long, and nobody waits for that.
     [[nodiscard]] static bool busy(const state& o) noexcept { return o.waits || o.in_flight != ns{0}; }
-    // An idle client saves nothing up, and one that pauses within a request no more than `saved`: it goes on where the least served
-    // competitor of its level is or, without any, where the last one has been.
+    // What a client that pauses may be owed afterwards: the longer the pause, the less.
+    [[nodiscard]] ns saved(const state& s, instant now) const noexcept {
+        constexpr ns idle{2'000'000};
+        if (s.seen != instant{} && now - s.seen < idle) return options_.ahead * 10;
+        return s.requests != 0 ? options_.ahead : ns{0};
+    }
+    // It goes on where the least served competitor of its level is or, without any, where the last one has been. It is
+    // owed no more than `saved`.
     void catch_up(client c, ns saved = ns{0}) noexcept {
         bool any = false;
         std::int64_t least = 0, greatest = 0;

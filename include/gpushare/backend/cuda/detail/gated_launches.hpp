@@ -81,6 +81,7 @@ struct launch_shell_options {
     ns piece{200'000};           ///< of predicted work between two waits in a stream, or one launch
     ns batch{150'000};           ///< of predicted work, behind which an event is recorded, where there are no waits
     ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
+    ns gap{1'000};               ///< from a kernel's end to the next one's beginning in its stream, which isn't charged
     ns sample_each{40'000'000};  ///< that often a client's batch runs alone, to be timed, where others run beside it
     bool calls_instead =
         false;  ///< where CUPTI has another subscriber: hold whole calls at enter(), instead of an exception
@@ -392,7 +393,11 @@ private:
     [[nodiscard]] ns charged(const launch_call& call, ns predicted) const noexcept {
         const std::uint32_t sms = std::max(1U, device_->properties().sms);
         const std::uint32_t filled = call.copies ? 0 : call.blocks == 0 ? sms : std::min(call.blocks, sms);
-        return predicted * filled / sms;
+        return without_gaps(predicted, 1) * filled / sms;
+    }
+    // Events are apart by what launches took and by the gaps between them, in which the device does nothing.
+    [[nodiscard]] ns without_gaps(ns apart, std::uint32_t launches) const noexcept {
+        return std::max(apart - options_.gap * launches, apart / 2);
     }
 
     // Events tell how long launches took if nobody else's run beside them. So what isn't known is timed alone, and so is a
@@ -462,14 +467,16 @@ private:
         const bool shared = !b.call && (b.shared || b.of_others != launches_beside(number));
         if (shared) took.reset();
         const ns measured = took ? taken(b, *took) : b.predicted;
+        const std::uint32_t gaps = b.call ? 0 : b.launches;
+        const ns net = without_gaps(measured, gaps), expected = without_gaps(b.predicted, gaps);
         const double scale =
-            b.predicted > ns{0} ? static_cast<double>(measured.count()) / static_cast<double>(b.predicted.count()) : 0;
+            expected > ns{0} ? static_cast<double>(net.count()) / static_cast<double>(expected.count()) : 0;
         const ns charge{static_cast<std::int64_t>(static_cast<double>(b.charge.count()) * scale)};
         core_.finished(number, {b.predicted, b.charge}, {measured, charge}, now);
         if (b.launches == 1) core_.took(number, measured);
         if (b.call) c.call_takes = std::max(ns{1000}, (c.call_takes * 3 + measured) / 4);
         if (took) times_.learn(b.known(), b.launches, *took, b.exact());
-        c.used_so_far.time += measured;
+        c.used_so_far.time += net;
         c.used_so_far.device_time += charge;
         c.used_so_far.launches += b.launches;
         absent_if_idle(c, number, now);
