@@ -13,6 +13,8 @@
 
 #include "collective/rig.hpp"
 #include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "support/threads.hpp"
 
 namespace collectives_test {
@@ -157,7 +159,6 @@ TEST_CASE("sizes that don't fit together are refused at once", "[collective]") {
     CHECK(gpushare::try_all_gather(me, two, std::span(three)).code == errc::mismatch);
     CHECK(gpushare::try_broadcast(me, std::span(two), 2).code == errc::mismatch);
     CHECK(gpushare::try_reduce(me, two, std::span(three), 0).code == errc::mismatch);
-    CHECK(gpushare::try_all_to_all(me, two, std::span(two)).code == errc::mismatch);
     CHECK(gpushare::try_all_to_all(me, three, std::span(three)).code == errc::mismatch);
     CHECK_THROWS_AS(gpushare::all_to_all(me, three, std::span(two)), gpushare::operation_error);
 }
@@ -180,14 +181,162 @@ TEST_CASE("ranks in different collectives, or with different roots, are told", "
 TEST_CASE("blocks of several threads exchange as one thread does", "[collective]") {
     constexpr unsigned ranks = 2;
     constexpr std::size_t n = 333;
-    const communicator group(ranks);
-    std::vector<std::vector<std::int32_t>> in(ranks), out(ranks, std::vector<std::int32_t>(n * ranks));
-    for (unsigned r = 0; r < ranks; ++r) in[r] = items(r, n * ranks);
-    CHECK(!collective_test::run_blocks(group, 3, gpushare::collective_kind::all_to_all, [&](auto& t) {
-        return gpushare::detail::all_to_all_body<std::int32_t>{in[t.rank()].data(), out[t.rank()].data(), n}(t, 1);
-    }));
-    for (unsigned r = 0; r < ranks; ++r)
-        for (std::size_t i = 0; i < n; ++i) REQUIRE(out[1][r * n + i] == item(r, n + i));
+    for (const bool in_place : {false, true}) {
+        const communicator group(ranks);
+        std::vector<std::vector<std::int32_t>> in(ranks), out(ranks, std::vector<std::int32_t>(n * ranks));
+        for (unsigned r = 0; r < ranks; ++r) in[r] = items(r, n * ranks);
+        auto& result = in_place ? in : out;
+        CHECK(!collective_test::run_blocks(group, 3, gpushare::collective_kind::all_to_all, [&](auto& t) {
+            return gpushare::detail::all_to_all_body<std::int32_t>{in[t.rank()].data(), result[t.rank()].data(), n}(t,
+                                                                                                                    1);
+        }));
+        CAPTURE(in_place);
+        for (unsigned r = 0; r < ranks; ++r)
+            for (std::size_t i = 0; i < n; ++i) REQUIRE(result[1][r * n + i] == item(r, n + i));
+    }
+}
+
+TEST_CASE("all_to_all in place swaps parts of any length and size of elements", "[collective]") {
+    struct three {
+        std::int32_t of[3];
+    };
+    for (const unsigned ranks : {1U, 2U, 3U, 4U})
+        for (const std::size_t n : {0U, 1U, 5U, 64U, 129U, 5000U}) {
+            const communicator group(ranks);
+            std::atomic<std::size_t> wrong{0};
+            support::together(ranks, [&](unsigned rank) {
+                auto x = items(rank, n * ranks);
+                std::vector<three> y(n * ranks);
+                for (std::size_t i = 0; i < y.size(); ++i) y[i] = {{item(rank, i), 0, item(rank, i + 1)}};
+                if (gpushare::try_all_to_all(group.rank(rank), x, std::span(x))) ++wrong;
+                if (gpushare::try_all_to_all(group.rank(rank), y, std::span(y))) ++wrong;
+                for (unsigned r = 0; r < ranks; ++r)
+                    for (std::size_t i = 0; i < n; ++i) {
+                        wrong += x[r * n + i] == item(r, rank * n + i) ? 0 : 1;
+                        wrong += y[r * n + i].of[2] == item(r, rank * n + i + 1) ? 0 : 1;
+                    }
+            });
+            CAPTURE(ranks, n);
+            CHECK(wrong == 0);
+        }
+}
+
+TEST_CASE("all_to_all in place on some ranks only is a mismatch on all", "[collective]") {
+    const communicator group(2);
+    std::vector<gpushare::collective_fault> faults(2);
+    support::together(2, [&](unsigned rank) {
+        std::vector<int> x(4), y(4);
+        faults[rank] = gpushare::try_all_to_all(group.rank(rank), x, std::span(rank == 0 ? x : y));
+    });
+    CHECK(faults[0].code == errc::mismatch);
+    CHECK(faults[1] == faults[0]);
+}
+
+namespace {
+
+using counts = std::vector<std::uint64_t>;
+std::uint64_t before(const counts& c, unsigned rank) {
+    return std::accumulate(c.begin(), c.begin() + rank, std::uint64_t{0});
+}
+/// Some are empty, and rank 0's or all of them may be.
+counts random_counts(support::random& any, unsigned ranks) {
+    counts all(ranks);
+    const std::uint64_t most = any.one_in(8) ? 1 : any.one_in(4) ? 2000 : 70;
+    for (auto& c : all) c = any.one_in(3) ? 0 : any.below(most);
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("collectives of unequal parts are what they are by definition, empty parts too", "[collective]") {
+    for (std::uint64_t round = 0; round < support::few(std::uint64_t{60}); ++round) {
+        const auto seed = support::seed(round);
+        support::random any(seed);
+        const auto ranks = static_cast<unsigned>(1 + any.below(5));
+        const counts of_ranks = random_counts(any, ranks);
+        std::vector<counts> pairs;
+        for (unsigned r = 0; r < ranks; ++r) pairs.push_back(random_counts(any, ranks));
+        const bool in_place = any.one_in(2);
+        const communicator group(ranks);
+        std::atomic<unsigned> wrong{0};
+        support::together(ranks, [&](unsigned rank) {
+            const auto me = group.rank(rank);
+            const auto expect = [&](bool good) { wrong += good ? 0 : 1; };
+            const std::size_t n = of_ranks[rank], all = before(of_ranks, ranks), first = before(of_ranks, rank);
+            const auto mine = items(rank, n);
+            std::vector<std::int32_t> whole(all + 1, -7);
+            std::copy(mine.begin(), mine.end(), whole.begin() + static_cast<std::ptrdiff_t>(first));
+            const std::span<const std::int32_t> part(whole.data() + first, n);
+            expect(!gpushare::try_all_gatherv(me, in_place ? part : std::span(mine), std::span(whole).first(all),
+                                              of_ranks));
+            for (unsigned r = 0; r < ranks; ++r)
+                for (std::size_t i = 0; i < of_ranks[r]; ++i) expect(whole[before(of_ranks, r) + i] == item(r, i));
+            expect(whole[all] == -7);
+
+            auto in = items(rank, all);
+            std::vector<std::int32_t> apart(n);
+            const std::span out = in_place ? std::span(in).subspan(first, n) : std::span(apart);
+            expect(!gpushare::try_reduce_scatterv(me, in, out, of_ranks));
+            for (std::size_t i = 0; i < n; ++i) {
+                std::int32_t sum = 0;
+                for (unsigned r = 0; r < ranks; ++r) sum += item(r, first + i);
+                expect(out[i] == sum);
+            }
+
+            counts receives(ranks);
+            for (unsigned r = 0; r < ranks; ++r) receives[r] = pairs[r][rank];
+            const auto sent = items(rank, before(pairs[rank], ranks));
+            std::vector<std::int32_t> got(before(receives, ranks) + 1, -7);
+            expect(!gpushare::try_all_to_allv(me, sent, pairs[rank], std::span(got), receives));
+            for (unsigned r = 0; r < ranks; ++r)
+                for (std::size_t i = 0; i < receives[r]; ++i)
+                    expect(got[before(receives, r) + i] == item(r, before(pairs[r], rank) + i));
+            expect(got.back() == -7);
+        });
+        CAPTURE(seed, ranks, in_place);
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("ranks that disagree about lengths all get a mismatch at once, and nobody waits", "[collective]") {
+    enum { counts_differ, too_short_in, too_short_out, too_few_counts, huge };
+    for (const auto how : {counts_differ, too_short_in, too_short_out, too_few_counts, huge}) {
+        for (const auto kind : {gpushare::collective_kind::all_gather, gpushare::collective_kind::reduce_scatter,
+                                gpushare::collective_kind::all_to_all}) {
+            constexpr unsigned ranks = 3, odd = 1;
+            const communicator group(ranks);
+            std::vector<gpushare::collective_fault> faults(ranks);
+            const std::vector<std::int32_t> untouched(12, -7);
+            std::atomic<unsigned> written{0};
+            support::together(ranks, [&](unsigned rank) {
+                const auto me = group.rank(rank);
+                counts all(ranks, 4), sends(ranks, 4);
+                std::size_t in_size = kind == gpushare::collective_kind::all_gather ? 4 : 12;
+                std::size_t out_size = kind == gpushare::collective_kind::reduce_scatter ? 4 : 12;
+                if (rank == odd && how == counts_differ) all[2] = 3, sends[0] = 3;
+                if (rank == odd && how == too_short_in) --in_size;
+                if (rank == odd && how == too_short_out) --out_size;
+                if (rank == odd && how == too_few_counts) all.pop_back();
+                if (rank == odd && how == huge) all[0] = ~std::uint64_t{0} - 3;
+                const auto in = items(rank, in_size);
+                auto out = untouched;
+                const std::span to(out.data(), out_size);
+                faults[rank] =
+                    kind == gpushare::collective_kind::all_gather ? gpushare::try_all_gatherv(me, in, to, all)
+                    : kind == gpushare::collective_kind::reduce_scatter
+                        ? gpushare::try_reduce_scatterv(me, in, to, all)
+                        : gpushare::try_all_to_allv(me, in, sends, to, how == counts_differ ? counts(3, 4) : all);
+                if (how != counts_differ && out != untouched) ++written;
+            });
+            CAPTURE(static_cast<int>(how), to_string(kind));
+            CHECK(faults[0].code == errc::mismatch);
+            CHECK(faults[0].what == kind);
+            CHECK(faults[1] == faults[0]);
+            CHECK(faults[2] == faults[0]);
+            if (how != counts_differ || kind == gpushare::collective_kind::all_to_all) CHECK(faults[0].rank == odd);
+            CHECK(written == 0);
+        }
+    }
 }
 
 }  // namespace collectives_test

@@ -187,6 +187,42 @@ void mismatches_of_others(std::vector<mismatch<Net>>& all) {
     });
 }
 
+/// Of unequal parts: `counts` of the odd rank, and what its arrays lack of `room` elements.
+template <class Net>
+void mismatches_of_unequal(std::vector<mismatch<Net>>& all) {
+    using namespace gpushare;
+    using memory = mismatch_buffers;
+    const auto add = [&](const char* what, auto call) { all.push_back({what, call}); };
+    static constexpr auto counts_of = [](Net& net, bool other) {
+        std::vector<std::uint64_t> counts(net.size(), 30'000);
+        if (other) --counts[0], ++counts[1];  // as many in all
+        return counts;
+    };
+    static constexpr auto gather = [](Net& net, bool other, std::size_t lacking, memory& m, instant until) {
+        const auto in = m.of<float>(30'001), out = m.of<float>(30'000 * net.size() - lacking);
+        return net.all_gatherv(std::span<const float>(in), out, counts_of(net, other), until);
+    };
+    static constexpr auto scatter = [](Net& net, bool other, std::size_t lacking, memory& m, instant until) {
+        const auto in = m.of<float>(30'000 * net.size() - lacking), out = m.of<float>(30'001);
+        return net.reduce_scatterv(std::span<const float>(in), out, counts_of(net, other), sum{}, until);
+    };
+    add("an all_gatherv of other counts",
+        [](Net& net, bool odd, memory& m, instant until) { return gather(net, odd, 0, m, until); });
+    add("a reduce_scatterv of other counts",
+        [](Net& net, bool odd, memory& m, instant until) { return scatter(net, odd, 0, m, until); });
+    add("an all_gatherv into an array that is too short",
+        [](Net& net, bool odd, memory& m, instant until) { return gather(net, false, odd ? 1 : 0, m, until); });
+    add("a reduce_scatterv of an array that is too short",
+        [](Net& net, bool odd, memory& m, instant until) { return scatter(net, false, odd ? 1 : 0, m, until); });
+    add("a reduce_scatterv without counts", [](Net& net, bool odd, memory& m, instant until) {
+        if (!odd) return scatter(net, false, 0, m, until);
+        return net.reduce_scatterv(std::span<const float>(m.of<float>(1)), m.of<float>(1), {}, sum{}, until);
+    });
+    add("an all_gatherv beside an all_gather", [](Net& net, bool odd, memory& m, instant until) {
+        return odd ? gather(net, false, 0, m, until) : gather_some<float>(net, 30'000, m, until);
+    });
+}
+
 /// What can be called that doesn't match: `odd` for the one rank that calls something else.
 template <class Net>
 [[nodiscard]] const std::vector<mismatch<Net>>& mismatches() {
@@ -194,6 +230,7 @@ template <class Net>
         std::vector<mismatch<Net>> list;
         mismatches_of_all_reduce(list);
         mismatches_of_others(list);
+        if constexpr (gpushare::unequal_transport<Net>) mismatches_of_unequal(list);
         return list;
     }();
     return all;

@@ -94,6 +94,45 @@ std::string check_others(Net& net, std::size_t n, gpushare::instant deadline) {
     return {};
 }
 
+/// Parts of several lengths, of which some are empty; in slices of messages, and in place.
+template <gpushare::transport Net>
+std::string check_unequal(Net& net, std::size_t n, gpushare::instant deadline) {
+    if constexpr (gpushare::unequal_transport<Net>) {
+        std::vector<std::uint64_t> counts(net.size());
+        for (std::uint32_t r = 0; r < net.size(); ++r) counts[r] = r % 3 == 1 ? 0 : n / (r + 1) + r;
+        const auto before = [&](std::uint32_t rank) {
+            std::size_t sum = 0;
+            for (std::uint32_t r = 0; r < rank; ++r) sum += counts[r];
+            return sum;
+        };
+        const std::size_t total = before(net.size()), first = before(net.rank()), mine = counts[net.rank()];
+        std::vector<float> in(total), part(mine), all(total, -1.0F);
+        for (std::size_t i = 0; i < total; ++i) in[i] = exact_value(net.rank(), i);
+        if (const auto f =
+                net.reduce_scatterv(std::span<const float>(in), std::span(part), counts, gpushare::sum{}, deadline))
+            return gpushare::describe(f).c_str();
+        for (std::size_t i = 0; i < mine; ++i) {
+            float sum = 0;
+            for (std::uint32_t r = 0; r < net.size(); ++r) sum += exact_value(r, first + i);
+            if (part[i] != sum) return "reduce_scatterv: element " + std::to_string(i);
+        }
+        if (const auto f = net.all_gatherv(std::span<const float>(part), std::span(all), counts, deadline))
+            return gpushare::describe(f).c_str();
+        const std::span<float> own = std::span(in).subspan(first, mine);
+        if (const auto f = net.reduce_scatterv(std::span<const float>(in), own, counts, gpushare::sum{}, deadline))
+            return gpushare::describe(f).c_str();
+        if (const auto f = net.all_gatherv(std::span<const float>(own), std::span(in), counts, deadline))
+            return gpushare::describe(f).c_str();
+        for (std::size_t i = 0; i < total; ++i) {
+            float sum = 0;
+            for (std::uint32_t r = 0; r < net.size(); ++r) sum += exact_value(r, i);
+            if (all[i] != sum) return "all_gatherv: element " + std::to_string(i);
+            if (in[i] != sum) return "unequal parts in place: element " + std::to_string(i);
+        }
+    }
+    return {};
+}
+
 /// Whether all ranks have the bits of rank 0, and, where the transport promises it, those of a sum in the order of ranks.
 template <gpushare::transport Net>
 std::string check_bits(Net& net, std::size_t n, gpushare::instant deadline) {
@@ -155,6 +194,7 @@ std::string check_transport(Net& net) {
         if (auto wrong = check_sum<std::int64_t>(net, n, deadline); !wrong.empty()) return "int64: " + wrong;
         if (n != 0)
             if (auto wrong = check_others(net, n, deadline); !wrong.empty()) return wrong;
+        if (auto wrong = check_unequal(net, n, deadline); !wrong.empty()) return wrong;
         if (auto wrong = check_bits(net, n, deadline); !wrong.empty()) return wrong;
     }
     if (auto wrong = check_pipeline(net, deadline); !wrong.empty()) return wrong;

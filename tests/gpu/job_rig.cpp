@@ -133,7 +133,7 @@ job random_job(std::mt19937_64& any, std::uint32_t which) {
             const std::size_t most = std::min(region / 4 - 16, room) / j.width;  // results and residuals may be floats
             j.count = j.width * (1 + below(any, std::min<std::size_t>(most, 9)));
         } else {
-            const std::size_t most = kind::wide ? room / j.ranks : room;
+            const std::size_t most = kind::wide ? room / j.ranks - (kind::unequal ? 1 : 0) : room;
             j.count = 1 + below(any, std::min<std::size_t>(most, below(any, 4) == 0 ? 2000 : 200));
         }
     });
@@ -188,6 +188,11 @@ std::vector<std::byte> contents(const job& j, std::uint64_t seed) {
         std::ranges::copy(weights, array<float>(a, columns));
         // Each rank brings its own copy of a residual that all of them keep.
         std::copy_n(before.data() + residual * region, region, a + residual * region);
+        with_kind(j.which, [&](auto k) {
+            if constexpr (decltype(k)::unequal)
+                for (job of = j; of.count + 1 >= j.count && of.count + 1 != 0; --of.count)
+                    decltype(k)::write_lengths(of, r, a);
+        });
     }
     return before;
 }
@@ -437,6 +442,9 @@ std::string trouble_when(failure how, const job& j, const setting& s) {
         small.blocks = 1;
         small.ranks = 2;
         small.root %= small.ranks;
+        with_kind(j.which, [&](auto k) {
+            if (decltype(k)::unequal) small.root = 0;  // ranks disagree; else the odd one gives up before it meets them
+        });
         const setting strict{.who = s.who, .seed = s.seed};
         return is_shared(j.which) || has_no_count(j) ? "" : at_its_moment(stuck, small, strict, 1 + s.seed / 16 % 2);
     }
@@ -688,6 +696,10 @@ std::vector<cost> costs() {
     add("all_gather", {.which = number_of<all_gather<gs::bfloat16, false>>(), .ranks = 4}, 4, 4);
     add("broadcast", {.which = number_of<broadcast<float, false>>(), .ranks = 4}, 1, 6);
     add("all_to_all", {.which = number_of<all_to_all<float, false>>(), .ranks = 4}, 4, 8);
+    add("all_to_all_in_place", {.which = number_of<all_to_all_in_place<float, false>>(), .ranks = 4}, 4, 6);
+    add("all_gatherv", {.which = number_of<all_gatherv<float, false>>(), .ranks = 4}, 4, 6);
+    add("reduce_scatterv", {.which = number_of<reduce_scatterv<float, gs::sum, false>>(), .ranks = 4}, 4, 3.75);
+    add("all_to_allv", {.which = number_of<all_to_allv<float, false>>(), .ranks = 4}, 4, 6);
     const std::uint32_t finish = number_of<fused<gs::bfloat16, normed, false, false>>();
     for (const std::uint32_t ranks : {4U, 8U})  // a residual and weights by the row's owner, the rest by everyone
         add("add_norm_cast", {.which = finish, .ranks = ranks, .width = 128}, 1, 6 + 6.0 / ranks);

@@ -36,7 +36,8 @@ namespace detail = gpushare::detail;
 inline constexpr std::size_t region = 8192, regions = 6, arena = regions * region;
 /// One more than a thread of a fused collective has addresses of; random jobs have 2 to 8.
 inline constexpr std::uint32_t most_ranks = 9;
-/// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by row, and what it brings next.
+/// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by row, and what it brings next. Lengths of
+/// unequal parts are in the place of a residual.
 enum part : std::uint8_t { in, out, residual, columns, scales, refill };
 
 /// One of the element-wise stages, chosen when the kernel runs.
@@ -60,6 +61,7 @@ struct job {
     bool pinned = false;                   // workspaces in the host's memory, where the collective works with that
     std::uint32_t first_epoch = 0;         // near its largest number, to see it wrap around
     std::uint32_t odd = most_ranks;        // this rank calls for a row or an element less
+    std::uint32_t cut = 0;                 // elements by which arrays are shorter than the unequal parts in them
     std::array<step, most_steps> steps{};  // of the chain in a pipeline
     gs::ns patience = std::chrono::milliseconds(300);
 };
@@ -111,6 +113,7 @@ struct kind {
     static constexpr bool by_rows = false;  // count is rows * width
     static constexpr bool wide = false;     // `count` elements for each rank
     static constexpr bool exact = false;    // wants sums that floats hold, whatever their order
+    static constexpr bool unequal = false;  // parts differ in length
 };
 
 template <class T, class Op, bool Shared>
@@ -153,6 +156,61 @@ struct all_to_all : kind<T, Shared> {
     static constexpr bool wide = true;
     static auto body(const job& j, std::uint32_t, std::byte* a) {
         return detail::all_to_all_body<T>{array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count};
+    }
+};
+template <class T, bool Shared>
+struct all_to_all_in_place : kind<T, Shared> {
+    static constexpr bool wide = true;
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::all_to_all_body<T>{array<T>(a, in, j.in_shift), array<T>(a, in, j.in_shift), j.count};
+    }
+};
+
+/// What rank r has for rank q is length(j, r + q): so ranks that go on without the first one or the last agree as well. Some parts are
+/// empty, and none is as long in a job of another count.
+[[nodiscard]] inline std::uint64_t length(const job& j, std::uint32_t k) { return k % 4 == 3 ? 0 : j.count + k % 2; }
+/// The lengths of this rank's parts, or of all ranks', of which there are two rows in memory: for j.count, and for one element less.
+[[nodiscard]] inline std::uint64_t* lengths(const job& j, std::byte* a) {
+    return array<std::uint64_t>(a, residual) + j.count % 2 * std::size_t{most_ranks};
+}
+[[nodiscard]] inline std::size_t all_lengths(const job& j, std::uint32_t first) {
+    std::size_t sum = 0;
+    for (std::uint32_t r = 0; r < j.ranks; ++r) sum += length(j, first + r);
+    return sum - j.cut;
+}
+/// `ByPair`: a rank's lengths are its own.
+template <class T, bool Shared, bool ByPair>
+struct unequal_kind : kind<T, Shared> {
+    static constexpr bool wide = true;
+    static constexpr bool unequal = true;
+    static void write_lengths(const job& j, std::uint32_t rank, std::byte* a) {
+        for (std::uint32_t r = 0; r < j.ranks; ++r) lengths(j, a)[r] = length(j, ByPair ? rank + r : r);
+    }
+};
+template <class T, bool Shared>
+struct all_gatherv : unequal_kind<T, Shared, false> {
+    static auto body(const job& j, std::uint32_t r, std::byte* a) {
+        return detail::all_gatherv_body<T>{array<T>(a, in, j.in_shift), length(j, r), array<T>(a, out, j.out_shift),
+                                           all_lengths(j, 0), lengths(j, a)};
+    }
+};
+template <class T, class Op, bool Shared>
+struct reduce_scatterv : unequal_kind<T, Shared, false> {
+    static auto body(const job& j, std::uint32_t r, std::byte* a) {
+        return detail::reduce_scatterv_body<T, Op>{array<T>(a, in, j.in_shift),
+                                                   all_lengths(j, 0),
+                                                   array<T>(a, out, j.out_shift),
+                                                   length(j, r),
+                                                   lengths(j, a),
+                                                   {}};
+    }
+};
+template <class T, bool Shared>
+struct all_to_allv : unequal_kind<T, Shared, true> {
+    static auto body(const job& j, std::uint32_t r, std::byte* a) {
+        return detail::all_to_allv_body<T>{
+            array<T>(a, in, j.in_shift), all_lengths(j, r), array<T>(a, out, j.out_shift),
+            all_lengths(j, r),           lengths(j, a),     lengths(j, a)};
     }
 };
 template <bool Shared>
@@ -245,7 +303,11 @@ using every_kind = std::tuple<
     // epilogues
     fused<float, chained, false, false>, fused<gs::bfloat16, chained, true, true>,
     fused<gs::bfloat16, normed, false, false>, fused<gs::bfloat16, quantised, false, true>,
-    fused<float, twice_quantised, true, false>, fused<float, layered, false, true>>;
+    fused<float, twice_quantised, true, false>, fused<float, layered, false, true>,
+    // in place, and of unequal parts
+    all_to_all_in_place<float, false>, all_to_all_in_place<std::uint8_t, true>, all_gatherv<float, false>,
+    all_gatherv<std::uint8_t, true>, reduce_scatterv<float, gs::sum, false>,
+    reduce_scatterv<gs::bfloat16, gs::average, true>, all_to_allv<float, false>, all_to_allv<std::uint16_t, true>>;
 inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
 
 /// Calls f(a value of this kind's type).
@@ -302,7 +364,10 @@ template <class Gangs, class Stream>
         with_kind(kind_of_round(j, round), [&](auto k) {
             using kind = decltype(k);
             job less = j;
-            less.count -= kind::by_rows ? j.width : 1;
+            if (kind::unequal && j.root % 2 != 0)
+                less.cut = 1;
+            else
+                less.count -= kind::by_rows ? j.width : 1;
             const auto body_of = [&](std::size_t r) {
                 return kind::body(r == j.odd ? less : j, static_cast<std::uint32_t>(r), arenas[r]);
             };

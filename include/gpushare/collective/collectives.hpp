@@ -9,6 +9,12 @@
 //
 // All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as all_reduce does.
 //
+// Parts may differ in length, and be empty: all_gatherv, reduce_scatterv, all_to_allv. Ranks that disagree about a length
+// all get errc::mismatch, and none of them waits for a call that can't come:
+//
+//   const std::uint64_t counts[] = {3, 0, 500};                  // of ranks 0, 1 and 2, the same on every rank
+//   gpushare::all_gatherv(me, in, out, counts);                  // in: counts[rank] elements, out: 503
+//
 // Collectives of lists work on many arrays at once, in place and without packing them: ranks tell each other where their
 // lists are, and each works on its part of them. One call combines a thousand small gradients. Each element is combined
 // as all_reduce does it, so how arrays are put into lists never changes a bit.
@@ -39,6 +45,7 @@
 #include <gpushare/collective/detail/list_bodies.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/unequal.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
@@ -98,12 +105,13 @@ template <reducible T, class Op = sum>
     return detail::run_in_thread(me, detail::reduce_body<T, Op>{in.data(), out.data(), in.size(), op, root}, deadline);
 }
 
-/// Part q of rank r's input becomes part r of rank q's output. Not in place.
+/// Part q of rank r's input becomes part r of rank q's output. `out` may be `in`, on all ranks or on none (else
+/// errc::mismatch on all).
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_to_all(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, instant deadline = never) {
-    if (in.size() != out.size() || in.size() % me.size() != 0 || (in.data() == out.data() && !in.empty()))
+    if (in.size() != out.size() || in.size() % me.size() != 0)
         return detail::wrong_sizes(me, collective_kind::all_to_all);
     return detail::run_in_thread(me, detail::all_to_all_body<T>{in.data(), out.data(), in.size() / me.size()},
                                  deadline);
@@ -140,6 +148,80 @@ template <class T>
 void all_to_all(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out,
                 instant deadline = never) {
     raise_fault(try_all_to_all(me, in, out, deadline));
+}
+
+namespace detail {
+
+/// Has all ranks fail at once, for arguments that no body can work with.
+template <collective_kind Kind>
+struct refusing_body {
+    static constexpr auto kind = Kind;
+    collective_fault operator()(session<thread_context>& t, std::uint32_t) const { return refuse(t, t.rank()); }
+};
+template <collective_kind Kind>
+[[nodiscard]] collective_fault refuse_all(const member& me, instant deadline) {
+    return run_in_thread(me, refusing_body<Kind>{}, deadline);
+}
+
+}  // namespace detail
+
+/// Every rank gets all inputs, in the order of the ranks: `counts[r]` elements of rank r. `counts` has a number for each
+/// rank, the same on all ranks. `in` and `out` are at least as long as what they hold; `in` may be this rank's part of
+/// `out`. errc::mismatch on all ranks where counts don't fit or differ; no rank waits for its deadline then.
+template <class T>
+requires std::is_trivially_copyable_v<T>
+[[nodiscard]] collective_fault try_all_gatherv(const member& me, std::span<const std::type_identity_t<T>> in,
+                                               std::span<T> out, std::span<const std::uint64_t> counts,
+                                               instant deadline = never) {
+    if (counts.size() != me.size()) return detail::refuse_all<collective_kind::all_gather>(me, deadline);
+    return detail::run_in_thread(
+        me, detail::all_gatherv_body<T>{in.data(), in.size(), out.data(), out.size(), counts.data()}, deadline);
+}
+
+/// Rank r gets the combination of part r of all inputs, `counts[r]` elements. `out` may be that part of `in`. In all else
+/// as try_all_gatherv.
+template <reducible T, class Op = sum>
+[[nodiscard]] collective_fault try_reduce_scatterv(const member& me, std::span<const std::type_identity_t<T>> in,
+                                                   std::span<T> out, std::span<const std::uint64_t> counts, Op op = {},
+                                                   instant deadline = never) {
+    if (counts.size() != me.size()) return detail::refuse_all<collective_kind::reduce_scatter>(me, deadline);
+    return detail::run_in_thread(
+        me, detail::reduce_scatterv_body<T, Op>{in.data(), in.size(), out.data(), out.size(), counts.data(), op},
+        deadline);
+}
+
+/// `in` has a part for each rank, one behind the other, of sends[q] elements for rank q. `out` gets the parts that the
+/// ranks have for this one, of receives[q] elements from rank q. Not in place. In all else as try_all_gatherv: where rank
+/// q sends another number than this one receives, all get errc::mismatch.
+template <class T>
+requires std::is_trivially_copyable_v<T>
+[[nodiscard]] collective_fault try_all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in,
+                                               std::span<const std::uint64_t> sends, std::span<T> out,
+                                               std::span<const std::uint64_t> receives, instant deadline = never) {
+    if (sends.size() != me.size() || receives.size() != me.size() || (in.data() == out.data() && !in.empty()))
+        return detail::refuse_all<collective_kind::all_to_all>(me, deadline);
+    return detail::run_in_thread(
+        me, detail::all_to_allv_body<T>{in.data(), in.size(), out.data(), out.size(), sends.data(), receives.data()},
+        deadline);
+}
+
+/// try_all_gatherv, but throws operation_error.
+template <class T>
+void all_gatherv(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                 std::span<const std::uint64_t> counts, instant deadline = never) {
+    raise_fault(try_all_gatherv(me, in, out, counts, deadline));
+}
+/// try_reduce_scatterv, but throws operation_error.
+template <reducible T, class Op = sum>
+void reduce_scatterv(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                     std::span<const std::uint64_t> counts, Op op = {}, instant deadline = never) {
+    raise_fault(try_reduce_scatterv(me, in, out, counts, op, deadline));
+}
+/// try_all_to_allv, but throws operation_error.
+template <class T>
+void all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in, std::span<const std::uint64_t> sends,
+                 std::span<T> out, std::span<const std::uint64_t> receives, instant deadline = never) {
+    raise_fault(try_all_to_allv(me, in, sends, out, receives, deadline));
 }
 
 /// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1), in this order, computed in float or wider and rounded once.

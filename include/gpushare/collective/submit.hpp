@@ -20,6 +20,8 @@
 //  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
 //  submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
 //
+// The other collectives, reduce-scatter and so on, are in submit_collectives.hpp.
+//
 // The `run` forms take pipelines (epilogue.hpp), one for each rank, which differ only in the memory that they point to:
 //
 //   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
@@ -279,9 +281,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                      std::span<const member> members, std::span<const T* const> ins,
                                      std::span<T* const> outs, std::size_t count, Op op = {},
                                      const launch_options& options = {}) {
-    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of, std::uint32_t blocks) {
-        return detail::submit_each(gangs, devices, streams, members, body_of, options, blocks);
-    });
+    return detail::submit_apart(gangs, devices, streams, members,
+                                detail::all_reduce_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
 /// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank.
@@ -300,9 +301,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                             std::span<const member> members, std::span<const T* const> ins,
                                             std::span<T* const> outs, std::size_t count, Op op = {},
                                             const launch_options& options = {}) {
-    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of, std::uint32_t blocks) {
-        return detail::submit_shared_each(gangs, device, stream, members, body_of, options, blocks);
-    });
+    return detail::submit_together(gangs, device, stream, members,
+                                   detail::all_reduce_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
 /// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. As submit() in all else, and besides:

@@ -108,6 +108,18 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
+/// One whose parts may differ in length, and be empty: `counts` has the elements of each rank's part, the same on every
+/// rank. Arrays are at least as long as what they hold. errc::mismatch on all ranks where counts differ or don't fit.
+///
+///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
+///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`
+template <class T>
+concept unequal_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
+                                                     std::span<const std::uint64_t> counts, instant deadline) {
+    { t.reduce_scatterv(in, out, counts, sum{}, deadline) } -> std::same_as<collective_fault>;
+    { t.all_gatherv(in, out, counts, deadline) } -> std::same_as<collective_fault>;
+};
+
 /// One that combines many arrays where they lie, without packing them: see collective/collectives.hpp.
 template <class T>
 concept list_transport = transport<T> && requires(T& t, std::span<const std::span<float>> list, instant deadline) {
@@ -172,6 +184,21 @@ public:
         count(std::span<const T>(data));
         return try_broadcast(me_, data, root, deadline);
     }
+    /// See unequal_transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault reduce_scatterv(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                   std::span<const std::uint64_t> counts, const Op& op,
+                                                   instant deadline) {
+        count(in);
+        return try_reduce_scatterv(me_, in, out, counts, op, deadline);
+    }
+    /// See unequal_transport.
+    template <class T>
+    [[nodiscard]] collective_fault all_gatherv(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                               std::span<const std::uint64_t> counts, instant deadline) {
+        count(in);
+        return try_all_gatherv(me_, in, out, counts, deadline);
+    }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) { return try_barrier(me_, deadline); }
     /// See neighbour_transport.
@@ -217,7 +244,8 @@ private:
     member me_;
     bytes carried_;
 };
-static_assert(list_transport<thread_transport> && host_transport<thread_transport>);
+static_assert(list_transport<thread_transport> && host_transport<thread_transport> &&
+              unequal_transport<thread_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

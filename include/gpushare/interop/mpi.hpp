@@ -156,6 +156,43 @@ public:
         if (!in.empty()) std::memmove(out.data() + in.size() * rank_, in.data(), in.size_bytes());
         return finish(start_gather(in.size(), out), deadline);
     }
+    /// See unequal_transport.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] collective_fault reduce_scatterv(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                   std::span<const std::uint64_t> counts, const Op&, instant deadline) {
+        constexpr auto what = collective_kind::reduce_scatter;
+        carried_ += bytes{in.size_bytes()};
+        if (!parts_fit(counts, out.size(), in.size())) return refuse(what);
+        const auto sign = signature<T>(what, detail::unequal_parts{counts.data(), size_}.layout(), detail::op_id<Op>(),
+                                       of_unequal_parts);
+        return finish(in_unequal_slices<T>(begin_job(what), sign, counts,
+                                           [&](std::size_t at, std::vector<element_range> parts) {
+                                               return detail::mpi_transfer::scatter_parts(
+                                                   as_bytes(in.data()), as_bytes(out.data()) + at, std::move(parts),
+                                                   &detail::combine_mpi_parts<T, Op>);
+                                           }),
+                      deadline);
+    }
+    /// See unequal_transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault all_gatherv(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                               std::span<const std::uint64_t> counts, instant deadline) {
+        constexpr auto what = collective_kind::all_gather;
+        carried_ += bytes{in.size_bytes()};
+        if (!parts_fit(counts, in.size(), out.size())) return refuse(what);
+        const detail::unequal_parts all{counts.data(), size_};
+        if (const std::size_t mine = counts[rank_]; mine != 0)
+            std::memmove(out.data() + all.begin(rank_), in.data(), mine * sizeof(T));
+        const auto sign = signature<T>(what, all.layout(), 0, of_unequal_parts);
+        return finish(in_unequal_slices<T>(begin_job(what), sign, counts,
+                                           [&](std::size_t, std::vector<element_range> parts) {
+                                               return detail::mpi_transfer::gather_parts(as_bytes(out.data()),
+                                                                                         std::move(parts));
+                                           }),
+                      deadline);
+    }
     /// See transport.
     template <class T>
     requires std::is_trivially_copyable_v<T>
@@ -244,7 +281,8 @@ private:
         MPI_Comm comm;
     };
     using job = detail::mpi_job;
-    static constexpr std::uint32_t exchanging = 1;  // in place of an operator: no all-gather
+    static constexpr std::uint32_t exchanging = 1;        // in place of an operator: no all-gather
+    static constexpr std::uint32_t of_unequal_parts = 1;  // in place of a root
 
     mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
 
@@ -351,6 +389,37 @@ private:
         for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
         return enter(j, sign);
     }
+    /// Whether there is a count for each rank, `mine` elements hold this rank's part, and `all` all parts.
+    [[nodiscard]] bool parts_fit(std::span<const std::uint64_t> counts, std::size_t mine,
+                                 std::size_t all) const noexcept {
+        return counts.size() == size_ && counts[rank_] <= mine && detail::unequal_parts{counts.data(), size_}.fit(all);
+    }
+    /// Tells the others that this rank can't take part, so that none waits for it.
+    [[nodiscard]] collective_fault refuse(collective_kind what) noexcept {
+        ++epoch_;
+        fail({errc::mismatch, what, rank_, epoch_});
+        return fault_;
+    }
+    /// Parts of `counts` elements of T, by slices of at most a message. `make(at, parts)`: a transfer of those bytes of
+    /// all parts that begin `at` behind this rank's own.
+    template <class T, class Make>
+    [[nodiscard]] std::uint64_t in_unequal_slices(job& j, std::uint64_t sign, std::span<const std::uint64_t> counts,
+                                                  const Make& make) {
+        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+        const std::size_t most = *std::max_element(counts.begin(), counts.end()) * sizeof(T);
+        const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1) * sizeof(T);
+        for (std::size_t at = 0; at < most; at += slice) {
+            std::vector<element_range> parts;
+            std::size_t begin = 0;
+            for (const std::uint64_t count : counts) {
+                const std::size_t size = count * sizeof(T);
+                parts.push_back({begin + std::min(at, size), begin + std::min(at + slice, size)});
+                begin += size;
+            }
+            j.transfers.push_back(make(std::min(at, counts[rank_] * sizeof(T)), std::move(parts)));
+        }
+        return enter(j, sign);
+    }
     [[nodiscard]] std::uint64_t enter(job& j, std::uint64_t sign) {
         for (auto& t : j.transfers) {
             t.number(tags_, next_number_, sign);
@@ -452,7 +521,7 @@ private:
     std::atomic<std::uint64_t> asked_{0};
     int exceptions_ = std::uncaught_exceptions();  // under way when this was made
 };
-static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport>);
+static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport> && unequal_transport<mpi_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

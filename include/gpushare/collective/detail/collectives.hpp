@@ -7,12 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/numbers.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -115,6 +117,38 @@ struct reduce_body {
     }
 };
 
+/// The threads of the context exchange n elements of two arrays that don't overlap.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class Context, class T>
+GPUSHARE_HD void swap_elements(Context& ctx, T* a, T* b, std::size_t n) noexcept {
+    if constexpr (is_one_thread<Context>) {
+        constexpr std::size_t most = 4096;
+        std::byte held[most];
+        auto* const x = reinterpret_cast<std::byte*>(a);
+        auto* const y = reinterpret_cast<std::byte*>(b);
+        for (std::size_t at = 0; at < n * sizeof(T); at += most) {
+            const std::size_t size = n * sizeof(T) - at < most ? n * sizeof(T) - at : most;
+            std::memcpy(held, x + at, size);
+            std::memcpy(x + at, y + at, size);
+            std::memcpy(y + at, held, size);
+        }
+    } else {
+        constexpr std::size_t width = packed<T>::width;
+        const std::size_t whole = n / width * width;
+        for (std::size_t i = ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width) {
+            const packed<T> x = load_packed(a + i), y = load_packed(b + i);
+            store_packed(a + i, y);
+            store_packed(b + i, x);
+        }
+        for (std::size_t i = whole + ctx.thread_rank(); i < n; i += ctx.num_threads()) {
+            const T x = a[i];
+            a[i] = b[i];
+            b[i] = x;
+        }
+    }
+}
+
+/// In place where `in` is `out`, of all ranks or of none.
 template <class T>
 struct all_to_all_body {
     const T* in;
@@ -125,9 +159,29 @@ struct all_to_all_body {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
-        if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks), in)) return t.fault();
-        gather_parts(t, out, count, t.rank() * count, blocks);
+        const bool in_place = in == out && count != 0;
+        if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks, in_place ? 1 : 0), in, out)) return t.fault();
+        if (in_place)
+            swap_parts(t, blocks);
+        else
+            gather_parts(t, out, count, t.rank() * count, blocks);
         return t.finish();
+    }
+
+private:
+    /// What two ranks have for each other changes places: one of them moves the first half, the other one the rest. So no
+    /// element is touched by two.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD void swap_parts(session<Context>& t, std::uint32_t blocks) const noexcept {
+        for (std::uint32_t i = 1; i < t.ranks(); ++i) {
+            const std::uint32_t r = (t.rank() + i) % t.ranks();
+            const element_range half = shard_of(count, t.rank() < r ? 0 : 1, 2, vector_grain);
+            const element_range mine = shard_of(half.size(), t.block(), blocks, vector_grain);
+            const std::size_t first = half.begin + mine.begin;
+            swap_elements(t.context(), out + r * count + first,
+                          static_cast<T*>(t.signal_from(r).out) + t.rank() * count + first, mine.size());
+        }
     }
 };
 

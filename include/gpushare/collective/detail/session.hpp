@@ -186,12 +186,21 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
                                         void* const* others = nullptr) noexcept {
-        ctx_.sync();
-        for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads()) {
-            peer_signal& mine = view_.signal(to, rank_, block_, epoch_);
+        return meet_telling(signature, [=](peer_signal& mine, std::uint32_t) {
             mine.in = in;
             mine.out = out;
             for (std::uint32_t i = 0; others != nullptr && i < shared_pointers; ++i) mine.other[i] = others[i];
+        });
+    }
+
+    /// The same where each rank is told something else: `tell(signal, to)` fills in what rank `to` gets.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Tell>
+    [[nodiscard]] GPUSHARE_HD bool meet_telling(std::uint32_t signature, const Tell& tell) noexcept {
+        ctx_.sync();
+        for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads()) {
+            peer_signal& mine = view_.signal(to, rank_, block_, epoch_);
+            tell(mine, to);
             release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
         stage_ = collective_stage::waiting;

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/detail/all_reduce.hpp>
 #include <gpushare/collective/detail/fused_body.hpp>
 #include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/stream_calls.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/tuning.hpp>
@@ -35,9 +35,10 @@ inline namespace GPUSHARE_ABI {
 
 /// How a rank's kernel is launched, and how long it waits.
 struct launch_options {
-    /// The number of blocks of each rank, at most as many as the communicator has. 0: an all-reduce
-    /// has as many as the tuning table says, as far as they exist and fit beside each other; all
-    /// other collectives have one.
+    /// The number of blocks of each rank, at most as many as the communicator has. 0: as many as the
+    /// tuning table says, as far as they exist and fit beside each other. The table is asked for an
+    /// all-reduce of as many bytes as the larger array of a rank has. Bodies that are submitted as
+    /// such have one block.
     std::uint32_t blocks = 0;
     std::uint32_t threads = 512;             ///< of a block, where a device has more than one
     ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
@@ -321,17 +322,34 @@ requires std::invocable<const BodyOf&, std::size_t>
     return code;
 }
 
-/// Hands `submit` a function that makes each rank's body of an all-reduce, and the table's number of blocks.
-template <class T, class Op, class Submit>
-[[nodiscard]] errc submit_all_reduces(std::span<const member> members, std::span<const T* const> ins,
-                                      std::span<T* const> outs, std::size_t count, Op op, const Submit& submit) {
-    if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
-        return errc::invalid_specification;
-    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    return submit([&](std::size_t r) { return all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan}; }, plan.blocks);
+/// Hands `submit` a function that makes each rank's body of a call (detail/stream_calls.hpp), and the table's number of blocks.
+template <stream_call Call, class Submit>
+[[nodiscard]] errc submit_call(std::span<const member> members, const Call& call, const Submit& submit) {
+    const auto ranks = static_cast<std::uint32_t>(members.size());
+    if (members.empty() || !call.fits(ranks)) return errc::invalid_specification;
+    const all_reduce_plan plan = members[0].tuning().plan(ranks, call.bytes(ranks));
+    return submit([&](std::size_t r) { return call.body(r, plan); }, plan.blocks);
 }
 
-/// The same of a pipeline.
+/// A call on a stream of each rank's device.
+template <gang_order Gangs, launcher Stream, stream_call Call>
+[[nodiscard]] errc submit_apart(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                                std::span<const member> members, const Call& call, const launch_options& options) {
+    return submit_call(members, call, [&](const auto& body_of, std::uint32_t blocks) {
+        return submit_each(gangs, devices, streams, members, body_of, options, blocks);
+    });
+}
+
+/// A call of ranks that share a device, in one launch.
+template <gang_order Gangs, launcher Stream, stream_call Call>
+[[nodiscard]] errc submit_together(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                   const Call& call, const launch_options& options) {
+    return submit_call(members, call, [&](const auto& body_of, std::uint32_t blocks) {
+        return submit_shared_each(gangs, device, stream, members, body_of, options, blocks);
+    });
+}
+
+/// As submit_call, of a pipeline.
 template <bool Sharded, class Submit, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,

@@ -64,6 +64,7 @@ struct alignas(interference_bytes) peer_signal {
     // Counts of the ring, in the first of the two signals: chunks of partial results and of results
     // that the writer has left in its slot.
     std::uint32_t partial_ready, result_ready;
+    std::uint64_t length;  // elements at `in` for the reader, where pairs of ranks differ in that
 };
 
 /// The host's view of a rank whose workspace it can't read, and the host's request: in memory that

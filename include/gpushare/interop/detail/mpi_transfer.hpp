@@ -79,6 +79,19 @@ public:
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
+    /// The same where parts differ in length: `parts[q]`, in bytes, is what rank q gets of `in`, or has in `out`. This
+    /// rank's result goes to `out`.
+    [[nodiscard]] static mpi_transfer scatter_parts(const std::byte* in, std::byte* out,
+                                                    std::vector<element_range> parts, combiner by) noexcept {
+        mpi_transfer t{shape::scatter, in, out, 0, 1, 0, by};
+        t.parts_ = std::move(parts);
+        return t;
+    }
+    [[nodiscard]] static mpi_transfer gather_parts(std::byte* out, std::vector<element_range> parts) noexcept {
+        mpi_transfer t{shape::gather, nullptr, out, 0, 1, 0, nullptr};
+        t.parts_ = std::move(parts);
+        return t;
+    }
     [[nodiscard]] static mpi_transfer from_root(std::byte* data, std::size_t bytes, std::uint32_t root) noexcept {
         mpi_transfer t{shape::from_root, data, data, bytes, 1, 0, nullptr};
         t.root_ = root;
@@ -221,9 +234,11 @@ private:
     }
     /// Where the block of a rank begins, and its length.
     [[nodiscard]] std::size_t begin_of(std::uint32_t q) const noexcept {
+        if (!parts_.empty()) return parts_[q].begin;
         return stride_ != 0 ? q * stride_ : part(q).begin * unit_;
     }
     [[nodiscard]] std::size_t size_of(std::uint32_t q) const noexcept {
+        if (!parts_.empty()) return parts_[q].size();
         return stride_ != 0 ? bytes_ : part(q).size() * unit_;
     }
     [[nodiscard]] element_range part(std::uint32_t q) const noexcept {
@@ -336,6 +351,7 @@ private:
     outcome failed_;
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
+    std::vector<element_range> parts_;      // of each rank, in bytes, where they differ in length
     std::unique_ptr<std::byte[]> staging_;  // what comes to be combined, a part of each rank's
     std::vector<MPI_Request> requests_;
     std::vector<message> messages_;  // of the requests
