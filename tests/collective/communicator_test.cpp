@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 
 #include "collective/rig.hpp"
 #include "support/catch.hpp"
@@ -326,6 +327,31 @@ TEST_CASE("those that live go on without the dead", "[collective]") {
         if (reduce(rest.rank(rank), 100)) ++wrong;
     });
     CHECK(wrong == 0);
+}
+
+TEST_CASE("a rank joins a group that has shrunk, and gets what the others have", "[collective]") {
+    const communicator group(3, {.channels = 2, .tuning = gpushare::tuning_table::always(gpushare::algorithm::ring)});
+    group.abort(1);
+    const communicator rest = group.shrink(std::vector<std::uint32_t>{1});
+    const communicator again = rest.grow(1);
+    REQUIRE(again.size() == 3);
+    CHECK(again.channels() == 2);
+    CHECK(again.tuning() == group.tuning());
+    CHECK(again.parent_rank(1) == 1);
+    CHECK(rest.parent_rank(again.parent_rank(1)) == 2);
+    CHECK(again.parent_rank(2) == communicator::joined);
+    std::atomic<unsigned> wrong{0};
+    support::together(3, [&](unsigned rank) {
+        // The ranks that stay still work in their old group, and then hand the newcomer their state.
+        if (rank < 2 && reduce(rest.rank(rank), 100)) ++wrong;
+        std::vector<float> state(500, rank < 2 ? 7.0F : 0.0F);
+        if (gpushare::try_broadcast(again.rank(rank), std::span(state), 0)) ++wrong;
+        if (state != std::vector<float>(500, 7.0F)) ++wrong;
+        if (reduce(again.rank(rank, 1), 100)) ++wrong;
+    });
+    CHECK(wrong == 0);
+    CHECK(group.grow(0).size() == 3);
+    CHECK_FALSE(group.grow(0).rank(0).fault());
 }
 
 TEST_CASE("the laggard is the rank that is furthest behind", "[collective]") {

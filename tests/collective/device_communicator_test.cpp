@@ -206,15 +206,29 @@ TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the 
     // Those that live go on.
     const group_type rest = m.group.subgroup(std::vector<std::uint32_t>{0, 2});
     CHECK(rest.devices()[1] == gs::device_id{2});
-    const std::vector<gs::member> members{rest.rank(0), rest.rank(1)};
-    std::vector<gs::host::stream> streams;
-    for (const auto d : rest.devices()) streams.push_back(m.node.make_stream(d));
-    const std::vector<gs::detail::barrier_body> bodies(2);
-    REQUIRE(gs::submit(m.node.gangs(), rest.devices(), std::span(streams), std::span<const gs::member>(members),
-                       std::span(bodies)) == gs::errc::none);
-    for (auto& s : streams) s.record().wait(gs::never);
-    CHECK_FALSE(gs::fault_of(members[1]));
-    CHECK(rest.progress()[1].epoch == 1);
+    const auto meet = [&](const group_type& group) {
+        std::vector<gs::member> members;
+        std::vector<gs::host::stream> streams;
+        for (std::uint32_t r = 0; r < group.size(); ++r) {
+            members.push_back(group.rank(r));
+            streams.push_back(m.node.make_stream(group.devices()[r]));
+        }
+        const std::vector<gs::detail::barrier_body> bodies(members.size());
+        REQUIRE(gs::submit(m.node.gangs(), group.devices(), std::span(streams), std::span<const gs::member>(members),
+                           std::span(bodies)) == gs::errc::none);
+        for (auto& s : streams) s.record().wait(gs::never);
+        CHECK_FALSE(gs::fault_of(members[1]));
+        for (const auto& at : group.progress()) CHECK(at.epoch == 1);
+    };
+    meet(rest);
+    // Without a list of who lives, and with a device in place of the dead one.
+    const group_type shrunk = m.group.shrink(std::vector<std::uint32_t>{1});
+    CHECK(std::vector(shrunk.devices().begin(), shrunk.devices().end()) == std::vector<gs::device_id>{{0}, {2}});
+    const group_type grown = shrunk.grow(std::vector<gs::device_id>{{1}});
+    CHECK(std::vector(grown.devices().begin(), grown.devices().end()) == std::vector<gs::device_id>{{0}, {2}, {1}});
+    CHECK(grown.tuning() == m.group.tuning());
+    CHECK(grown.rank(0).view().direct == m.members[0].view().direct);
+    meet(grown);
 }
 
 TEST_CASE("an abort while nothing runs ends what comes later", "[collective]") {

@@ -14,6 +14,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/gang_permit.hpp>
 
@@ -112,6 +113,40 @@ TEST_CASE("a gated collective is charged on every device, and its result is that
         CHECK(same_bits(gated.out[r], bare.out[r]));
         CHECK(gated.usage(r).completed == 1);
         CHECK(gated.usage(r).in_flight == 0);
+        CHECK(gated.usage(r).device_time > 0ns);
+    }
+}
+
+TEST_CASE("other collectives are gated alike: a reduce-scatter and an all-gather are an all-reduce, charged as two",
+          "[collective]") {
+    constexpr std::size_t part = 20'001, n = ranks * part;
+    machine whole(n), gated(n);
+    REQUIRE(whole.all_reduce(0, n) == gs::errc::none);
+    whole.finish();
+    std::vector<const float*> in, own_in;
+    std::vector<float*> own, out;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        in.push_back(gated.in[r].data());
+        out.push_back(gated.out[r].data());
+        own.push_back(out[r] + r * part);
+        own_in.push_back(own[r]);
+    }
+    const auto enqueued = [&](const auto& submit) {
+        auto g = gang::acquire(gated.gang_members).value();
+        return g.enqueue(gated.gang_streams, submit);
+    };
+    CHECK(enqueued([&] {
+              return gs::submit_reduce_scatter<float>(gated.node.gangs(), gated.devices, std::span(gated.streams),
+                                                      gated.members, in, own, part);
+          }) == gs::errc::none);
+    CHECK(enqueued([&] {
+              return gs::submit_all_gather<float>(gated.node.gangs(), gated.devices, std::span(gated.streams),
+                                                  gated.members, own_in, out, part);
+          }) == gs::errc::none);
+    gated.finish();
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        CHECK(same_bits(gated.out[r], whole.out[r]));
+        CHECK(gated.usage(r).completed == 2);
         CHECK(gated.usage(r).device_time > 0ns);
     }
 }

@@ -7,11 +7,14 @@
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/topology.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
 
 #include "support/catch.hpp"
 #include "support/cuda_standin/launch.hpp"
@@ -109,6 +112,58 @@ TEST_CASE_METHOD(fixture, "a collective that was captured runs at each launch of
     }
     CHECK(group.progress()[0].epoch == 6);
     CHECK(gs::fault_of(members[0]).code == errc::none);
+}
+
+TEST_CASE_METHOD(fixture,
+                 "other collectives in a graph run at each launch, and unequal parts have the lengths of the moment",
+                 "[cuda][collective]") {
+    std::vector<std::vector<float>> wholes(ranks, std::vector<float>(ranks * n));
+    std::vector<std::vector<std::uint64_t>> counts(ranks, std::vector<std::uint64_t>(ranks));
+    std::vector<float*> all;
+    std::vector<std::span<const float>> parts;
+    std::vector<std::span<float>> rooms;
+    std::vector<const std::uint64_t*> lengths;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        all.push_back(wholes[r].data());
+        parts.emplace_back(data[r]);
+        rooms.emplace_back(wholes[r]);
+        lengths.push_back(counts[r].data());
+    }
+    const gs::device_id d{1};
+    const gs::launch_options options{.blocks = 2, .threads = 64};
+    const auto g = cuda::capture(stream, [&](cuda::stream& to) {
+        REQUIRE(gs::submit_shared_all_gather<float>(node.gangs(), d, to, members, in, all, n, options) == errc::none);
+        REQUIRE(gs::submit_shared_all_to_all<float>(node.gangs(), d, to, members,
+                                                    std::vector<const float*>(all.begin(), all.end()), all, n,
+                                                    options) == errc::none);
+        REQUIRE(gs::submit_shared_reduce_scatter<float>(node.gangs(), d, to, members,
+                                                        std::vector<const float*>(all.begin(), all.end()), out, n,
+                                                        gs::sum{}, options) == errc::none);
+        REQUIRE(gs::submit_shared_broadcast<float>(node.gangs(), d, to, members, out, n, 2, options) == errc::none);
+        REQUIRE(gs::submit_shared_all_gatherv<float>(node.gangs(), d, to, members, parts, rooms, lengths, options) ==
+                errc::none);
+    });
+    cuda::graph_executable run{g};
+    CHECK(group.progress()[0].epoch == 0);
+    for (std::uint32_t round = 1; round <= 3; ++round) {
+        for (std::uint32_t r = 0; r < ranks; ++r) data[r].assign(n, static_cast<float>(r + round));
+        for (auto& row : counts) row = {round, 0, 100 * round, 7};
+        run.launch(stream);
+        CHECK(stream.record().wait(gs::never));
+        // All gather what rank r has, and swap: part q of rank r is what rank q had as part r, which is what rank r brought.
+        // So rank r's parts are all r + round, and their sum over the ranks is the same everywhere.
+        const float sum = 6.0F + 4.0F * static_cast<float>(round);
+        CHECK(all_are(sum));
+        for (const auto& whole : wholes)
+            CHECK(std::all_of(whole.begin(), whole.begin() + 101 * static_cast<std::ptrdiff_t>(round) + 7,
+                              [&](float x) { return x == sum; }));
+        CHECK(wholes[3][101 * round + 7] == static_cast<float>(3 + round));  // behind the parts: as it was swapped
+        CHECK(group.progress()[0].epoch == 5 * round);
+    }
+    counts[3][0] = n + 1;
+    run.launch(stream);
+    CHECK(stream.record().wait(gs::never));
+    CHECK(gs::fault_of(members[0]) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_gather, 3, 20});
 }
 
 TEST_CASE("workspaces lie on the devices where they reach each other, else in pinned memory", "[cuda][collective]") {

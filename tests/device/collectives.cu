@@ -38,6 +38,9 @@ void launch_collectives(cu::stream& s) {
     launch<detail::reduce_body<float, gs::maximum>>(s);
     launch<detail::all_to_all_body<float>>(s);
     launch<detail::barrier_body>(s);
+    launch<detail::all_gatherv_body<gs::bfloat16>>(s);
+    launch<detail::reduce_scatterv_body<float, sum>>(s);
+    launch<detail::all_to_allv_body<float>>(s);
 }
 
 /// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -186,7 +187,10 @@ public:
         return {shared_->views[channel], shared_->tuning, r};
     }
 
-    /// The rank that `r` has in the communicator that this one was split from; `r` itself where there is none.
+    /// What parent_rank() says of a rank that joined by grow().
+    static constexpr std::uint32_t joined = std::numeric_limits<std::uint32_t>::max();
+
+    /// The rank that `r` has in the communicator that this one was made of; `r` itself where there is none.
     [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
         check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
         return parents_[r];
@@ -227,6 +231,15 @@ public:
         for (std::uint32_t r = 0; r < size(); ++r)
             if (std::find(dead.begin(), dead.end(), r) == dead.end()) live.push_back(r);
         return subgroup(live);
+    }
+
+    /// A group of all ranks, in their order, and of `joining` new ones behind them, with memory of its own: for who comes
+    /// in place of the dead, behind shrink(). The ranks change over between two collectives; nothing of this group need
+    /// end before. Throws as the constructor.
+    [[nodiscard]] communicator grow(std::uint32_t joining) const {
+        std::vector<std::uint32_t> parents = numbered(size());
+        parents.resize(parents.size() + joining, joined);
+        return communicator(std::move(parents), inherited());
     }
 
     /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came

@@ -141,11 +141,24 @@ public:
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
-        const bool direct = state_->views[0].direct;
-        communicator_options options = options_;
-        options.tuning = state_->tuning;
-        return {state_->node, state_->visible, of, std::move(options),
-                direct ? workspaces::on_devices : workspaces::on_host};
+        return remade(of);
+    }
+
+    /// A group of the ranks that aren't in `dead`, to go on with. Throws as subgroup.
+    [[nodiscard]] device_communicator shrink(std::span<const std::uint32_t> dead) const {
+        std::vector<std::uint32_t> live;
+        for (std::uint32_t r = 0; r < size(); ++r)
+            if (std::ranges::find(dead, r) == dead.end()) live.push_back(r);
+        return subgroup(live);
+    }
+
+    /// A group of all ranks, in their order, and of new ones on these devices behind them, with memory of its own: for
+    /// who comes in place of the dead. New devices must reach the others' memory where workspaces are on devices
+    /// (gpushare::cuda::connect). Throws as the constructor.
+    [[nodiscard]] device_communicator grow(std::span<const device_id> joining) const {
+        std::vector<device_id> all = state_->devices;
+        all.insert(all.end(), joining.begin(), joining.end());
+        return remade(all);
     }
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
@@ -169,6 +182,13 @@ public:
     }
 
 private:
+    /// A group like this one, on these devices.
+    [[nodiscard]] device_communicator remade(std::span<const device_id> devices) const {
+        communicator_options options = options_;
+        options.tuning = state_->tuning;
+        return {state_->node, state_->visible, devices, std::move(options),
+                state_->views[0].direct ? workspaces::on_devices : workspaces::on_host};
+    }
     struct block {
         void* at;
         std::size_t size;

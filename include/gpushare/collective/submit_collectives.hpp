@@ -2,7 +2,7 @@
 // The collectives besides all-reduce on the devices' streams: one cooperative launch per device, or one for all ranks
 // that share a device. Launches, groups, graphs, aborts and errors are those of submit.hpp.
 //
-//   std::vector<const float*> ins;  std::vector<float*> outs;         // of each rank, on its device
+//   // ins and outs: a pointer of each rank, to memory of its device
 //   auto code = gpushare::submit_reduce_scatter<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   code = gpushare::submit_shared_all_to_all<float>(node.gangs(), devices[0], streams[0], members, ins, outs, n);
 //
