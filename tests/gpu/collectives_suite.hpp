@@ -10,6 +10,7 @@
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/topology.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,7 @@
 
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/numbers.hpp>
 
 #include "gpu/collectives_setting.hpp"
@@ -232,38 +234,98 @@ TEST_CASE("the other collectives", "[gpu][collective]") {
             for (std::size_t r = 0; r < ranks; ++r) sum += a.off(r, [&](std::size_t i) { return wanted(r, i); });
             return sum;
         };
-        namespace detail = gs::detail;
+        auto& gangs = g.node.gangs();
+        const gs::device_id d = g.devices[0];
+        const auto ins = in.inputs(), ones = one.inputs();
+        const gs::launch_options options{.blocks = 2, .threads = 128};
         filled();
-        REQUIRE(g.submit([&](std::size_t r) {
-            return detail::reduce_scatter_body<float, gs::sum>{in[r], one[r], n, {}};
-        }) == errc::none);
+        REQUIRE(gs::submit_shared_reduce_scatter<float>(gangs, d, g.stream(), g.members, ins, one.all(), n, gs::sum{},
+                                                        options) == errc::none);
         CHECK(g.result() == errc::none);
         CHECK(off(one, [&](std::size_t r, std::size_t i) { return sum_of(ranks, r * n + i); }) == 0);
         filled();
-        REQUIRE(g.submit([&](std::size_t r) {
-            return detail::all_gather_body<float>{one[r], out[r], n};
-        }) == errc::none);
+        REQUIRE(gs::submit_shared_all_gather<float>(gangs, d, g.stream(), g.members, ones, out.all(), n, options) ==
+                errc::none);
         CHECK(g.result() == errc::none);
         CHECK(off(out, [&](std::size_t, std::size_t i) { return element(i / n, i % n); }) == 0);
-        REQUIRE(g.submit([&](std::size_t r) {
-            return detail::all_to_all_body<float>{in[r], out[r], n};
-        }) == errc::none);
+        const auto swapped = [](std::size_t r, std::size_t i) { return element(i / n, r * n + i % n); };
+        REQUIRE(gs::submit_shared_all_to_all<float>(gangs, d, g.stream(), g.members, ins, out.all(), n, options) ==
+                errc::none);
         CHECK(g.result() == errc::none);
-        CHECK(off(out, [&](std::size_t r, std::size_t i) { return element(i / n, r * n + i % n); }) == 0);
-        REQUIRE(g.submit([&](std::size_t r) {
-            return detail::reduce_body<float, gs::maximum>{in[r], out[r], ranks * n, {}, 2};
-        }) == errc::none);
+        CHECK(off(out, swapped) == 0);
+        REQUIRE(gs::submit_shared_reduce<float>(gangs, d, g.stream(), g.members, ins, out.all(), ranks * n, 2,
+                                                gs::maximum{}, options) == errc::none);
         CHECK(g.result() == errc::none);
         CHECK(out.off(2, [&](std::size_t i) {
             float most = -1;
             for (std::size_t r = 0; r < ranks; ++r) most = element(r, i) > most ? element(r, i) : most;
             return most;
         }) == 0);
-        REQUIRE(g.submit([&](std::size_t r) { return detail::broadcast_body<float>{one[r], n, 1}; }) == errc::none);
+        REQUIRE(gs::submit_shared_all_to_all<float>(gangs, d, g.stream(), g.members, ins, in.all(), n, options) ==
+                errc::none);
+        CHECK(g.result() == errc::none);
+        CHECK(off(in, swapped) == 0);
+        REQUIRE(gs::submit_shared_broadcast<float>(gangs, d, g.stream(), g.members, one.all(), n, 1, options) ==
+                errc::none);
         CHECK(g.result() == errc::none);
         CHECK(off(one, [&](std::size_t, std::size_t i) { return element(1, i); }) == 0);
-        REQUIRE(g.submit([](std::size_t) { return detail::barrier_body{}; }) == errc::none);
+        REQUIRE(g.submit([](std::size_t) { return gs::detail::barrier_body{}; }) == errc::none);
         CHECK(g.result() == errc::none);
+    });
+}
+
+TEST_CASE("collectives of unequal parts, whose lengths lie on the device", "[gpu][collective]") {
+    using namespace collectives_suite;
+    as_far_as_supported([] {
+        constexpr std::uint32_t ranks = 3;
+        constexpr std::size_t room = 2000;
+        constexpr std::array<std::uint64_t, ranks> of{700, 0, 301}, begins{0, 700, 700};
+        constexpr std::size_t total = 1001;
+        rig g(ranks);
+        rank_arrays<float> in(g.node, g.devices, room), out(g.node, g.devices, room);
+        rank_arrays<std::uint64_t> counts(g.node, g.devices, ranks), pairs(g.node, g.devices, ranks);
+        std::vector<std::span<const float>> ins;
+        std::vector<std::span<float>> outs;
+        for (std::uint32_t r = 0; r < ranks; ++r) ins.emplace_back(in[r], room), outs.emplace_back(out[r], room);
+        const auto lengths = counts.inputs(), by_pair = pairs.inputs();
+        const auto filled = [&] {
+            counts.fill([&](std::size_t, std::size_t i) { return of[i]; });
+            pairs.fill([&](std::size_t r, std::size_t i) { return 100 * (r + i); });  // as many there and back
+            in.fill([](std::size_t r, std::size_t i) { return element(r, i); });
+            out.fill([](std::size_t, std::size_t) { return -7.0F; });
+        };
+        auto& gangs = g.node.gangs();
+        const gs::device_id d = g.devices[0];
+        const gs::launch_options options{.blocks = 2, .threads = 128};
+        filled();
+        REQUIRE(gs::submit_shared_all_gatherv<float>(gangs, d, g.stream(), g.members, ins, outs, lengths, options) ==
+                errc::none);
+        CHECK(g.result() == errc::none);
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            CHECK(out.off(r, [&](std::size_t i) {
+                return i >= total ? -7.0F : i < 700 ? element(0, i) : element(2, i - 700);
+            }) == 0);
+        filled();
+        REQUIRE(gs::submit_shared_reduce_scatterv<float>(gangs, d, g.stream(), g.members, ins, outs, lengths, gs::sum{},
+                                                         options) == errc::none);
+        CHECK(g.result() == errc::none);
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            CHECK(out.off(r, [&](std::size_t i) { return i < of[r] ? sum_of(ranks, begins[r] + i) : -7.0F; }) == 0);
+        filled();
+        REQUIRE(gs::submit_shared_all_to_allv<float>(gangs, d, g.stream(), g.members, ins, outs, by_pair, by_pair,
+                                                     options) == errc::none);
+        CHECK(g.result() == errc::none);
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            CHECK(out.off(r, [&](std::size_t i) {
+                std::size_t at = 0;  // where the part of rank q begins here, and there
+                for (std::uint32_t q = 0; q < ranks; at += 100 * (q + r), ++q)
+                    if (i < at + 100 * (q + r)) return element(q, 100 * (q * r + r * (r - 1) / 2) + i - at);
+                return -7.0F;
+            }) == 0);
+        pairs.fill([](std::size_t r, std::size_t i) { return std::uint64_t{r == 2 && i == 0 ? 7U : 1U}; });
+        REQUIRE(gs::submit_shared_all_to_allv<float>(gangs, d, g.stream(), g.members, ins, outs, by_pair, by_pair,
+                                                     options) == errc::none);
+        CHECK(g.result() == errc::mismatch);
     });
 }
 
@@ -280,9 +342,8 @@ TEST_CASE("workspaces in pinned memory", "[gpu][collective]") {
             REQUIRE(g.result() == errc::none);
             for (std::uint32_t r = 0; r < 3; ++r) CHECK(out.off(r, [](std::size_t i) { return sum_of(3, i); }) == 0);
         }
-        CHECK(g.submit([&](std::size_t r) {
-            return gs::detail::broadcast_body<float>{out[r], 1, 0};
-        }) == errc::not_supported);
+        CHECK(gs::submit_shared_broadcast<float>(g.node.gangs(), g.devices[0], g.stream(), g.members, out.all(), 1,
+                                                 0) == errc::not_supported);
     });
 }
 
@@ -294,7 +355,15 @@ TEST_CASE("collectives in graphs", "[gpu][collective]") {
         const auto captured = cu::capture(g.stream(), [&](cu::stream& to) {
             for (int i = 0; i < 3; ++i) REQUIRE(g.all_reduce(to, x, x, odd_size) == errc::none);
         });
-        cu::graph_executable run{captured};
+        rank_arrays<float> half(g.node, g.devices, odd_size / 2);
+        const auto inputs = x.inputs(), halves = half.inputs();
+        const auto others = cu::capture(g.stream(), [&](cu::stream& to) {
+            REQUIRE(gs::submit_shared_reduce_scatter<float>(g.node.gangs(), g.devices[0], to, g.members, inputs,
+                                                            half.all(), odd_size / 2) == errc::none);
+            REQUIRE(gs::submit_shared_all_gather<float>(g.node.gangs(), g.devices[0], to, g.members, halves, x.all(),
+                                                        odd_size / 2) == errc::none);
+        });
+        cu::graph_executable run{captured}, run_others{others};
         x.fill([](std::size_t, std::size_t i) { return element(0, i); });
         for (int round = 1; round <= 2; ++round) {
             run.launch(g.stream());
@@ -302,6 +371,10 @@ TEST_CASE("collectives in graphs", "[gpu][collective]") {
             REQUIRE(g.result() == errc::none);
         }
         for (std::uint32_t r = 0; r < 2; ++r) CHECK(x.off(r, [](std::size_t i) { return 256 * element(0, i); }) == 0);
+        for (int round = 1; round <= 2; ++round) run_others.launch(g.stream());
+        REQUIRE(g.result() == errc::none);
+        for (std::uint32_t r = 0; r < 2; ++r)  // all but the last element, which is in no part
+            CHECK(x.off(r, [](std::size_t i) { return (i + 1 < odd_size ? 1024 : 256) * element(0, i); }) == 0);
     });
 }
 
@@ -412,6 +485,12 @@ TEST_CASE("collectives of ranks on several devices, or on the only one, a launch
                 for (std::size_t r = 0; r < all.size(); ++r)
                     CHECK(out.off(r, [&](std::size_t i) { return sum_of(all.size(), i); }) == 0);
             }
+            if (where == gs::workspaces::on_host) continue;
+            REQUIRE(gs::submit_broadcast<float>(g.node.gangs(), g.devices, std::span(g.streams), g.members, in.all(),
+                                                odd_size, 0) == errc::none);
+            REQUIRE(g.result() == errc::none);
+            for (std::size_t r = 0; r < all.size(); ++r)
+                CHECK(in.off(r, [](std::size_t i) { return element(0, i); }) == 0);
         }
     });
 }
