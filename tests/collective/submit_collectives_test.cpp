@@ -361,21 +361,24 @@ TEST_CASE("lengths that don't fit end a collective of unequal parts before anyth
             support::random any(1);
             const arrays before = filled(s, any);
             arrays a = before;
-            shape wrong = s;
-            const auto sizes_of = [](const shape& of, std::uint32_t r) {
-                return std::pair(in_size(of, r), out_size(of, r));
-            };
-            const auto room = sizes_of(s, 0);
-            for (auto& row : wrong.counts) row[1] = by == 1 ? row[1] + 1 : by;  // sums that wrap around, too
+            // Of all_to_allv, what rank 0 has for rank 1, who expects as much: sums that wrap around fit.
+            const bool by_pair = kind == what::all_to_allv;
+            const std::uint64_t length = by == 1 ? 41 : by;
+            auto wrong = s.counts, expected = s.counts;
+            for (auto& row : wrong)
+                if (!by_pair || &row == &wrong.front()) row[1] = length;
+            expected[1][0] = length;
+            const std::size_t in_room = in_size(s, 0), out_room = out_size(s, 0);
             CAPTURE(static_cast<int>(kind), by);
             const pointers p = of(s, a);
             std::vector<std::span<const float>> from;
             std::vector<std::span<float>> to;
-            std::vector<const std::uint64_t*> counts;
+            std::vector<const std::uint64_t*> counts, receives;
             for (std::uint32_t r = 0; r < 3; ++r) {
-                from.emplace_back(p.ins[r], room.first);
-                to.emplace_back(p.outs[r], room.second);
-                counts.push_back(wrong.counts[r].data());
+                from.emplace_back(p.ins[r], in_room);
+                to.emplace_back(p.outs[r], out_room);
+                counts.push_back(wrong[r].data());
+                receives.push_back(expected[r].data());
             }
             const auto members = m.members_of(3);
             const std::vector<gs::device_id> devices{{0}, {1}, {2}};
@@ -386,7 +389,7 @@ TEST_CASE("lengths that don't fit end a collective of unequal parts before anyth
                     ? gs::submit_all_gatherv<float>(gangs, devices, streams, members, from, to, counts)
                 : kind == what::reduce_scatterv
                     ? gs::submit_reduce_scatterv<float>(gangs, devices, streams, members, from, to, counts)
-                    : gs::submit_all_to_allv<float>(gangs, devices, streams, members, from, to, counts, counts);
+                    : gs::submit_all_to_allv<float>(gangs, devices, streams, members, from, to, counts, receives);
             REQUIRE(code == errc::none);
             for (auto& stream : m.streams()) stream.record().wait(gs::never);
             CHECK(gs::fault_of(members[0]).code == errc::mismatch);

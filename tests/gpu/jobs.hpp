@@ -185,6 +185,7 @@ struct unequal_kind : kind<T, Shared> {
     static constexpr bool unequal = true;
     static void write_lengths(const job& j, std::uint32_t rank, std::byte* a) {
         for (std::uint32_t r = 0; r < j.ranks; ++r) lengths(j, a)[r] = length(j, ByPair ? rank + r : r);
+        if (j.ranks < most_ranks) lengths(j, a)[j.ranks] = rank;  // who reads it sees something else on each rank
     }
 };
 template <class T, bool Shared>
