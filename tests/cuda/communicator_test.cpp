@@ -160,7 +160,7 @@ TEST_CASE_METHOD(fixture,
         CHECK(wholes[3][101 * round + 7] == static_cast<float>(3 + round));  // behind the parts: as it was swapped
         CHECK(group.progress()[0].epoch == 5 * round);
     }
-    counts[3][0] = n + 1;
+    counts[3][3] = n + 1;  // more than rank 3 has
     run.launch(stream);
     CHECK(stream.record().wait(gs::never));
     CHECK(gs::fault_of(members[0]) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_gather, 3, 20});

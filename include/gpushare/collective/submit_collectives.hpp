@@ -6,20 +6,21 @@
 //   auto code = gpushare::submit_reduce_scatter<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   code = gpushare::submit_shared_all_to_all<float>(node.gangs(), devices[0], streams[0], members, ins, outs, n);
 //
-//                     a rank brings                     a rank gets                    in place
-//   reduce_scatter    size() * count elements           part r of all, combined        outs[r] is part r of ins[r]
-//   all_gather        count elements                    all ranks' elements            ins[r] is part r of outs[r]
-//   all_to_all        a part of `count` for each rank   the part that each has for it  outs[r] is ins[r], on all ranks
-//   broadcast         count elements, the root's        the root's                     always
-//   reduce            count elements                    the root: all, combined        outs[root] is ins[root]
+//  collective        a rank brings                     a rank gets                    in place
+//  reduce_scatter    size() * count elements           part r of all, combined        outs[r] is part r of ins[r]
+//  all_gather        count elements                    all ranks' elements            ins[r] is part r of outs[r]
+//  all_to_all        a part of `count` for each rank   the part that each has for it  outs[r] is ins[r], on all ranks
+//  broadcast         count elements, the root's        the root's                     always
+//  reduce            count elements                    the root: all, combined        outs[root] is ins[root]
 //
 // Elements are combined in the order of ranks, so the results have the bits of rank threads (collectives.hpp). Devices
 // must reach each other's memory, which all but an all-reduce needs: else errc::not_supported.
 //
 // **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank reads the lengths from
 // its own memory once it runs. So kernels may compute them (where tokens go, say), and a captured graph takes those of
-// the moment. A part may be empty. Lengths that don't fit into an array end the collective before anything is written;
-// so do ranks that disagree. All ranks then get errc::mismatch, which names one that is wrong.
+// the moment. A part may be empty. Lengths that don't fit into an array end the collective before anything is written.
+// Ranks that disagree end it as well; what their outputs hold then is undefined. All ranks get errc::mismatch, which
+// names one that is wrong.
 //
 //   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};      // as many numbers as ranks, on each rank's device
 //   code = gpushare::submit_all_gatherv<float>(node.gangs(), devices, std::span(streams), members, parts, wholes, counts);
