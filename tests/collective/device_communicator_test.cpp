@@ -229,6 +229,12 @@ TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the 
     CHECK(grown.tuning() == m.group.tuning());
     CHECK(grown.rank(0).view().direct == m.members[0].view().direct);
     meet(grown);
+    const auto parts = grown.split(std::vector<std::uint32_t>{5, 2, 5});
+    REQUIRE(parts.size() == 2);
+    CHECK(parts[0].size() == 1);
+    CHECK(std::vector(parts[1].devices().begin(), parts[1].devices().end()) == std::vector<gs::device_id>{{0}, {1}});
+    meet(parts[1]);
+    CHECK_THROWS_AS(grown.split(std::vector<std::uint32_t>{1, 2}), gs::operation_error);
 }
 
 TEST_CASE("an abort while nothing runs ends what comes later", "[collective]") {

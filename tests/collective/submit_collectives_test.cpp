@@ -17,6 +17,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace submit_collectives_test {
 
@@ -296,7 +297,7 @@ TEST_CASE("collectives on streams do in every shape what they are by definition,
           "[collective]") {
     machine m;
     std::vector<std::uint32_t> seen(kinds);
-    for (std::uint64_t n = 0; n < 400; ++n) {
+    for (std::uint64_t n = 0; n < support::few(std::uint64_t{400}); ++n) {
         const auto seed = support::seed(n);
         support::random any(seed);
         const shape s = random_shape(any);
@@ -308,7 +309,7 @@ TEST_CASE("collectives on streams do in every shape what they are by definition,
         REQUIRE(a == defined(s, before));
         ++seen[static_cast<std::size_t>(s.kind)];
     }
-    CHECK(*std::ranges::min_element(seen) > 10);
+    CHECK(*std::ranges::min_element(seen) > 0);
 }
 
 TEST_CASE("a number of blocks that is left open is the table's in every collective", "[collective]") {

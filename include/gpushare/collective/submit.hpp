@@ -144,6 +144,25 @@ public:
         return remade(of);
     }
 
+    /// One group per colour, in rising order of colours; colours[r] is that of rank r. Throws as subgroup, and
+    /// errc::invalid_specification where there isn't a colour for each rank.
+    [[nodiscard]] std::vector<device_communicator> split(std::span<const std::uint32_t> colours) const {
+        if (colours.size() != size())
+            raise({errc::invalid_specification, colours.size(), 0, size(), reason::wrong_count}, {},
+                  "splitting a communicator, colours");
+        std::vector<std::uint32_t> order(colours.begin(), colours.end());
+        std::ranges::sort(order);
+        order.erase(std::unique(order.begin(), order.end()), order.end());
+        std::vector<device_communicator> groups;
+        for (const std::uint32_t colour : order) {
+            std::vector<std::uint32_t> ranks;
+            for (std::uint32_t r = 0; r < size(); ++r)
+                if (colours[r] == colour) ranks.push_back(r);
+            groups.push_back(subgroup(ranks));
+        }
+        return groups;
+    }
+
     /// A group of the ranks that aren't in `dead`, to go on with. Throws as subgroup.
     [[nodiscard]] device_communicator shrink(std::span<const std::uint32_t> dead) const {
         std::vector<std::uint32_t> live;
