@@ -17,10 +17,10 @@
 // must reach each other's memory, which all but an all-reduce needs: else errc::not_supported.
 //
 // **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank reads the lengths from
-// its own memory once it runs. So kernels may compute them (where tokens go, say), and a captured graph takes those of
-// the moment. A part may be empty. Lengths that don't fit into an array end the collective before anything is written.
-// Ranks that disagree end it as well; what their outputs hold then is undefined. All ranks get errc::mismatch, which
-// names one that is wrong.
+// its own memory when it runs, and they stay as they are until it has run. So kernels may compute them (where tokens go,
+// say), and a captured graph takes those of the moment. A part may be empty. Lengths that don't fit into an array end
+// the collective before anything is written. Ranks that disagree end it as well; what their outputs hold then is
+// undefined. All ranks get errc::mismatch, which names one that is wrong.
 //
 //   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};      // as many numbers as ranks, on each rank's device
 //   code = gpushare::submit_all_gatherv<float>(node.gangs(), devices, std::span(streams), members, parts, wholes, counts);
