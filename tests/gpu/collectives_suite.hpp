@@ -355,12 +355,12 @@ TEST_CASE("collectives in graphs", "[gpu][collective]") {
         const auto captured = cu::capture(g.stream(), [&](cu::stream& to) {
             for (int i = 0; i < 3; ++i) REQUIRE(g.all_reduce(to, x, x, odd_size) == errc::none);
         });
-        rank_arrays<float> half(g.node, g.devices, odd_size / 2);
-        const auto inputs = x.inputs(), halves = half.inputs();
+        rank_arrays<float> pieces(g.node, g.devices, odd_size / 2);
+        const auto inputs = x.inputs(), brought = pieces.inputs();
         const auto others = cu::capture(g.stream(), [&](cu::stream& to) {
             REQUIRE(gs::submit_shared_reduce_scatter<float>(g.node.gangs(), g.devices[0], to, g.members, inputs,
-                                                            half.all(), odd_size / 2) == errc::none);
-            REQUIRE(gs::submit_shared_all_gather<float>(g.node.gangs(), g.devices[0], to, g.members, halves, x.all(),
+                                                            pieces.all(), odd_size / 2) == errc::none);
+            REQUIRE(gs::submit_shared_all_gather<float>(g.node.gangs(), g.devices[0], to, g.members, brought, x.all(),
                                                         odd_size / 2) == errc::none);
         });
         cu::graph_executable run{captured}, run_others{others};
