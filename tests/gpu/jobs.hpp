@@ -20,6 +20,7 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/quantised.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/concepts.hpp>
@@ -121,6 +122,14 @@ struct all_reduce : kind<T, Shared> {
     static auto body(const job& j, std::uint32_t, std::byte* a) {
         return detail::all_reduce_body<T, Op>{
             array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}, gs::all_reduce_plan{j.how, false}};
+    }
+};
+/// Of fp8 blocks through the slots.
+template <class T, class Op, std::uint32_t Block, bool Shared>
+struct coded_all_reduce : kind<T, Shared> {
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::quantised_body<T, Op, Block>{
+            array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}};
     }
 };
 template <class T, class Op, bool Shared>
@@ -308,7 +317,9 @@ using every_kind = std::tuple<
     // in place, and of unequal parts
     all_to_all_in_place<float, false>, all_to_all_in_place<std::uint8_t, true>, all_gatherv<float, false>,
     all_gatherv<std::uint8_t, true>, reduce_scatterv<float, gs::sum, false>,
-    reduce_scatterv<gs::bfloat16, gs::average, true>, all_to_allv<float, false>, all_to_allv<std::uint16_t, true>>;
+    reduce_scatterv<gs::bfloat16, gs::average, true>, all_to_allv<float, false>, all_to_allv<std::uint16_t, true>,
+    // coded
+    coded_all_reduce<float, gs::sum, 128, false>, coded_all_reduce<gs::bfloat16, gs::average, 32, true>>;
 inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
 
 /// Calls f(a value of this kind's type).

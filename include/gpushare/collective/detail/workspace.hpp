@@ -45,6 +45,7 @@ struct alignas(interference_bytes) block_state {
     std::uint32_t chunks;    // that went around the ring so far
     std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
     std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
+    std::uint32_t coded;     // chunks that it went through in quantised all-reduces so far
     // Written with 1 by whoever closes the group, and never taken back.
     std::uint32_t closed;
     // In block 0 of rank 0, for the host's threads, where these reach workspaces.
@@ -65,6 +66,9 @@ struct alignas(interference_bytes) peer_signal {
     // that the writer has left in its slot.
     std::uint32_t partial_ready, result_ready;
     std::uint64_t length;  // elements at `in` for the reader, where pairs of ranks differ in that
+    // Counts of a quantised all-reduce, in the first of the two signals: chunks that the writer has
+    // coded, and chunks of which it has left its part of the result, each in its slot.
+    std::uint32_t coded_ready, sums_ready;
 };
 
 /// The host's view of a rank whose workspace it can't read, and the host's request: in memory that
