@@ -32,8 +32,8 @@ void must(const gs::collective_fault& f) {
     if (f) throw std::runtime_error(gs::describe(f).c_str());
 }
 
-/// The bytes that `body` leaves in the slots of all ranks, told by what the slots held before: twice, so that no byte
-/// looks as if nobody had written it.
+/// The bytes that `body` leaves in the slots of all ranks, told by what the slots held before:
+/// twice, so that no byte looks as if nobody had written it.
 template <class Body>
 std::size_t bytes_left(const gs::communicator_options& options, const Body& body) {
     std::vector<std::vector<bool>> written(ranks, std::vector<bool>(2 * options.slot.count()));
@@ -73,7 +73,8 @@ void wire_bytes(report& r) {
              {at_most(0.27), static_cast<double>(exact) / of_floats, "floats in the slots"});
 }
 
-/// How far sums are off beyond what the largest element of a block explains, relative to the magnitudes that were added.
+/// How far sums are off beyond what the largest element of a block explains, relative to the
+/// magnitudes that were added.
 double error(const std::vector<std::vector<float>>& x, std::span<const float> sums) {
     double worst = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantised all-reduces: the bits of a reference that searches a table of codes, the error that is promised, and the
-// faults of exact ones. As compiled for devices they are jobs in tests/gpu.
+// Quantised all-reduces: the bits of a reference that searches a table of codes, the error that is
+// promised, and the faults of exact ones. As compiled for devices they are jobs in tests/gpu.
 #include <gpushare/collective/quantised_all_reduce.hpp>
 
 #include <algorithm>
@@ -185,7 +185,8 @@ TEST_CASE("a quantised all-reduce has the bits that its documentation says, on e
 
 namespace {
 
-/// What is off, of what is promised: at most 1. Elements that aren't finite, or whose sums aren't, don't count.
+/// What is off, of what is promised: at most 1. Elements that aren't finite, or whose sums aren't,
+/// don't count.
 double part_of_bound(const blocks& in, std::span<const float> out, std::size_t block, bool average) {
     const auto ranks = static_cast<std::uint32_t>(in.size());
     double worst = 0;
@@ -271,6 +272,18 @@ TEST_CASE("what a type holds stays finite in a quantised all-reduce", "[collecti
     CHECK(std::isfinite(of(gs::bfloat16::max())));
     CHECK(std::isfinite(of(std::numeric_limits<float>::max())));
     CHECK(of(-std::numeric_limits<float>::max()) < -3.1e38F);
+}
+
+/// 448, the largest code, is the largest number of a scale.
+TEST_CASE("a block's largest number is at the edge between two scales, or beside that", "[collective]") {
+    const gs::communicator alone(1);
+    for (const int e : {-126, -119, 0, 119, 127})
+        for (const float largest : {1.75F, std::nextafter(1.75F, 0.0F), std::nextafter(1.75F, 2.0F)}) {
+            blocks in(1, std::vector<float>(32));
+            for (std::size_t i = 0; i < 32; ++i) in[0][i] = std::ldexp(largest * static_cast<float>(i) / 31, e);
+            CAPTURE(e, largest);
+            CHECK(same<float>(by_threads<float, 32>(alone, in, 0, gs::sum{})[0], expected<float>(in, 32, false)));
+        }
 }
 
 TEST_CASE("bytes of quantised elements", "[collective]") {

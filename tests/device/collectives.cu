@@ -10,6 +10,7 @@
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_quantised.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
@@ -41,6 +42,7 @@ void launch_collectives(cu::stream& s) {
     launch<detail::all_gatherv_body<gs::bfloat16>>(s);
     launch<detail::reduce_scatterv_body<float, sum>>(s);
     launch<detail::all_to_allv_body<float>>(s);
+    launch<detail::quantised_body<float, sum, 128>>(s);
 }
 
 /// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded.

@@ -691,6 +691,7 @@ std::vector<cost> costs() {
     for (const std::uint32_t ranks : {2U, 4U, 8U})  // what a slot holds
         add("one_shot", {.which = sum, .ranks = ranks, .how = gs::algorithm::one_shot}, 1, 8, {256, 512});
     add("ring", {.which = sum, .ranks = 4, .how = gs::algorithm::ring}, 1, 8);
+    add("quantised_two_shot", {.which = number_of<coded_all_reduce<float, gs::sum, 128, false>>(), .ranks = 4}, 1, 8);
     add("reduce_scatter", {.which = number_of<reduce_scatter<float, gs::sum, false>>(), .ranks = 4}, 4, 5);
     add("reduce", {.which = number_of<reduce<float, gs::maximum, false>>(), .ranks = 4}, 1, 5);
     add("all_gather", {.which = number_of<all_gather<gs::bfloat16, false>>(), .ranks = 4}, 4, 4);

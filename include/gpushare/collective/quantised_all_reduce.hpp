@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, where a
-// quarter of the bytes is worth some exactness. Each rank sends its elements as e4m3 codes, with one
-// scale for each block of 32 or 128 of them; sums are computed in float, in the order of ranks, and
-// sent the same way. (all_reduce.hpp is exact.)
+// quarter of the bytes is worth some exactness. Each rank sends its elements as e4m3 codes, with
+// one scale for each block of 32 or 128 of them; sums are computed in float, in the order of ranks,
+// and sent the same way. (all_reduce.hpp is exact.)
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
-//   gpushare::quantised_all_reduce(me, x, x);                                          // a sum, in place
-//   gpushare::quantised_all_reduce<32>(me, x, x, gpushare::average{}, deadline);       // a scale for 32 elements
+//   gpushare::quantised_all_reduce(me, x, x);                      // a sum, in place
+//   gpushare::quantised_all_reduce<32>(me, x, x, gpushare::average{}, deadline);   // a scale for 32
 //
 // A scale is a byte b for 2^(b - 127), as in the MX formats: the smallest power of two that brings
-// the block's largest finite magnitude to at most 448. So a block of 128 takes 129 bytes and one of 32
-// takes 33, where floats take 512 and 128.
+// the block's largest finite magnitude to at most 448. So a block of 128 takes 129 bytes and one of
+// 32 takes 33, where floats take 512 and 128.
 //
-// All ranks get the same bits. The bits depend on the elements, the operator and the size of a block
-// only: not on the number of thread blocks, on slots or on the machine.
+// All ranks get the same bits. The bits depend on the elements, the operator and the size of a
+// block only: not on the number of thread blocks, on slots or on the machine.
 //
-//   infinities and NaNs   of any rank, and sums that are infinite, become NaN at their element. Other
-//                         elements of the block don't notice
-//   zeros                 stay what they are
-//   small elements        beside large ones of their block lose bits, down to all of them near 2^-18
-//                         of the largest: see quantised_error_bound. So do floats below 2^-132
-//   the last block        is filled up with zeros, which nobody gets
+//  infinities and NaNs   of any rank, and sums that are infinite, become NaN at their element.
+//                        Other elements of the block don't notice
+//  zeros                 stay what they are
+//  small elements        beside large ones of their block lose bits, down to all of them near 2^-18
+//                        of the largest: see quantised_error_bound. So do floats below 2^-132
+//  the last block        is filled up with zeros, which nobody gets
 //
 // On streams: submit_quantised.hpp.
 #pragma once
@@ -58,14 +58,14 @@ concept quantised_block = Block == 32 || Block == 128;
 /// differs by this divided by the number of ranks, and `quantised_floor` besides. What is stored as
 /// float16 or bfloat16 is rounded to that type besides. For finite elements and sums.
 ///
-/// Where the bound comes from: a code has four significant bits, so rounding changes a number x by at
-/// most |x| / 16. Below 2^-6 of its scale a code is a multiple of 2^-9 of the scale, which is below
-/// 1/224 of the block's largest magnitude A; rounding changes such a number by at most
-/// 2^-10 A / 224, or by the floor, 2^-136, where the scale is the smallest there is. The ranks'
-/// elements are rounded once, which changes their sum by at most S / 16 + P / 229376; their sum is
-/// rounded once more, by a sixteenth of at most 17/16 S. Together that is 33/256 S. What comes of A
-/// in both steps is less than P / 107942; P / 65536 is promised. Adding up in float is off by less
-/// than 2^-22 S for each rank.
+/// Where the bound comes from: a code has four significant bits, so rounding changes a number x by
+/// at most |x| / 16. Below 2^-6 of its scale a code is a multiple of 2^-9 of the scale, which is
+/// below 1/224 of the block's largest magnitude A; rounding changes such a number by at most 2^-10
+/// A / 224, or by the floor, 2^-136, where the scale is the smallest there is. The ranks' elements
+/// are rounded once, which changes their sum by at most S / 16 + P / 229376; their sum is rounded
+/// once more, by a sixteenth of at most 17/16 S. Together that is 33/256 S. What comes of A in both
+/// steps is less than P / 107942; P / 65536 is promised. Adding up in float is off by less than
+/// 2^-22 S for each rank.
 [[nodiscard]] constexpr double quantised_error_bound(double magnitudes, double largest, std::uint32_t ranks) noexcept {
     constexpr double of_float = 1.0 / (1 << 22);
     return (33.0 / 256 + ranks * of_float) * magnitudes + largest / 65536 + (ranks + 1.0) * 0x1p-136;
@@ -73,17 +73,18 @@ concept quantised_block = Block == 32 || Block == 128;
 /// What rounding with the smallest scale may change, whatever the elements are.
 inline constexpr double quantised_floor = 0x1p-136;
 
-/// The bytes of `count` elements on the wire, with a scale for each `block` of them: the last block is whole.
+/// The bytes of `count` elements on the wire, with a scale for each `block` of them: the last block
+/// is whole.
 [[nodiscard]] constexpr std::size_t quantised_bytes(std::size_t count, std::size_t block = 128) noexcept {
     return (count + block - 1) / block * (block + 1);
 }
 
 /// Combines the `in` of all ranks into the `out` of every rank, with a scale for each `Block`
-/// elements on the wire. `in` and `out` have the same size on all ranks; a rank's `in` and `out` are
-/// the same memory or don't overlap. Any length, any alignment that T allows. One thread per rank
-/// calls it. Waits for the other ranks until `deadline` (of the steady clock). Returns the fault, if
-/// any, which is the same on every rank that was in the collective; the contents of `out` are
-/// unspecified then. Returns errc::mismatch at once if the spans differ in size, and
+/// elements on the wire. `in` and `out` have the same size on all ranks; a rank's `in` and `out`
+/// are the same memory or don't overlap. Any length, any alignment that T allows. One thread per
+/// rank calls it. Waits for the other ranks until `deadline` (of the steady clock). Returns the
+/// fault, if any, which is the same on every rank that was in the collective; the contents of `out`
+/// are unspecified then. Returns errc::mismatch at once if the spans differ in size, and
 /// errc::invalid_specification if a slot of the communicator is smaller than a block for each rank
 /// and one more.
 template <std::uint32_t Block = 128, quantisable T, quantised_operator Op = sum>
@@ -97,7 +98,8 @@ requires quantised_block<Block>
                                  deadline);
 }
 
-/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the rank.
+/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the
+/// rank.
 template <std::uint32_t Block = 128, quantisable T, quantised_operator Op = sum>
 requires quantised_block<Block>
 void quantised_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out, Op op = {},

@@ -2,12 +2,13 @@
 // Quantised all-reduces on the devices' streams: launched as the exact ones are (submit.hpp), with
 // the bits that rank threads get (quantised_all_reduce.hpp).
 //
-//   auto code = gpushare::submit_quantised_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
+//   auto code = gpushare::submit_quantised_all_reduce<float>(node.gangs(), devices,
+//                                                            std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
 // All elements go through the communicator's slots, chunk by chunk, with two waits a chunk that
-// mostly are over when they begin. A slot of 32 KiB holds three chunks of some 7000 elements between
-// two ranks; larger slots make for fewer chunks. Ranks needn't reach each other's buffers:
+// mostly are over when they begin. A slot of 32 KiB holds three chunks of some 7000 elements
+// between two ranks; larger slots make for fewer chunks. Ranks needn't reach each other's buffers:
 // `workspaces::on_host` does.
 #pragma once
 
@@ -46,7 +47,8 @@ template <std::uint32_t Block, class T, class Op, class Submit>
 
 /// A quantised all-reduce of `count` elements from ins[r] to outs[r] on every device, with a scale
 /// for each `Block` elements. In all else as submit(), and besides:
-///   invalid_specification   a slot of the communicator is smaller than a block for each rank and one more
+///   invalid_specification   a slot of the communicator is smaller than a block for each rank and
+///                           one more
 template <quantisable T, std::uint32_t Block = 128, gang_order Gangs, launcher Stream, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] errc submit_quantised_all_reduce(Gangs& gangs, std::span<const device_id> devices,
@@ -59,7 +61,8 @@ requires quantised_block<Block>
         });
 }
 
-/// The same of ranks that share `device`, in one launch on `stream`. In all else as submit_shared().
+/// The same of ranks that share `device`, in one launch on `stream`. In all else as
+/// submit_shared().
 template <quantisable T, std::uint32_t Block = 128, gang_order Gangs, launcher Stream, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] errc submit_shared_quantised_all_reduce(Gangs& gangs, device_id device, Stream& stream,

@@ -4,8 +4,8 @@
 // exceeds 448, the largest code. A byte b stands for 2^(b - 127), as in the MX formats.
 //
 //   const fp8_blocks at{codes, scales};
-//   encode_block<128>(team, at, 3, [&]<class V>(std::size_t i) { ... });  // block 3 of what the function has
-//   const auto x = decoded<floats<16>>(at, 3 * 128, 128);                 // 16 numbers of it
+//   encode_block<128, Context>(team, at, 3, source);        // block 3 of what the source has
+//   const coded_floats x = decoded<128>(at, 3 * 128);       // 16 numbers of it
 //
 // Scales are powers of two, so that scaling rounds nothing and no bit of a result depends on how a
 // machine divides.
@@ -88,7 +88,8 @@ public:
     }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
-    /// Calls f(block) for each of this team's blocks, of `blocks`. Threads that no team has do nothing.
+    /// Calls f(block) for each of this team's blocks, of `blocks`. Threads that no team has do
+    /// nothing.
     template <class F>
     GPUSHARE_HD void each(std::size_t blocks, const F& f) const noexcept {
         if (index_ >= teams_) return;

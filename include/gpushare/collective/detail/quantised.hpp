@@ -5,17 +5,18 @@
 //   quantised_body<float, sum, 128>{in, out, n, {}}(session, blocks)
 //
 // A rank codes its elements of a chunk into its slot; each rank decodes its part of what all ranks
-// left, combines that in float in the order of ranks, and leaves the coded result; each rank decodes
-// the results of all. Nobody touches another rank's buffers.
+// left, combines that in float in the order of ranks, and leaves the coded result; each rank
+// decodes the results of all. Nobody touches another rank's buffers.
 //
 // At step s a rank codes chunk s, combines its part of chunk s - lag and takes the results of chunk
-// s - 2 lag, so that what it waits for was begun a step before. A slot holds 2 lag + 1 chunks, and no
-// rank waits until what it left was read:
+// s - 2 lag, so that what it waits for was begun a step before. A slot holds 2 lag + 1 chunks, and
+// no rank waits until what it left was read:
 //   - who has taken chunk c knows that all ranks have combined chunk c, and so have read its codes.
 //     Before it codes chunk s it has taken chunk s - 1 - 2 lag, which lay where chunk s goes;
 //   - who has the codes of chunk c from all ranks knows that each had taken chunk c - 1 - 2 lag
 //     before, whose results lay where those of chunk c go.
-// Read is behind a barrier of the rank's threads and before the release that tells of what came next.
+// Read is behind a barrier of the rank's threads and before the release that tells of what came
+// next.
 #pragma once
 
 #include <concepts>
@@ -292,7 +293,8 @@ struct quantised_body {
     static constexpr auto kind = collective_kind::all_reduce;
     static constexpr bool through_slots = true;
 
-    /// Blocks of threads are cut where blocks of numbers are, so the bits don't depend on how many there are.
+    /// Blocks of threads are cut where blocks of numbers are, so the bits don't depend on how many
+    /// there are.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
