@@ -23,6 +23,7 @@
 #include "arguments.hpp"
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
+#include "gpu/packing.hpp"
 #include "harness.hpp"
 #include "support/ptx/runtime.hpp"
 
@@ -236,6 +237,8 @@ void costs(bench::report& r) {
         r.figure("ptx.bytes_per_element_of_" + c.name, {c.bytes}, "B");
         r.figure("ptx.bytes_vs_least_of_" + c.name, {c.bytes / c.least_bytes}, "x");
     }
+    const jobs::packing_cost packing = jobs::cost_of_packing();
+    r.figure("device.pack_bytes_ratio", {std::max(packing.as_is, packing.as_bfloats)}, "x");
 }
 
 }  // namespace
@@ -257,8 +260,9 @@ int main(int argc, char** argv) {
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
         if (asked.wants("mutants")) wrong += mutants(r, part);
         if (asked.wants("bounds")) wrong += bound_mutants(r, part);
-        if (const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions(); !others.empty())
-            throw std::runtime_error(others);
+        const std::string others =
+            jobs::trouble_of_forms() + jobs::trouble_of_conversions() + jobs::trouble_of_packing(1);
+        if (!others.empty()) throw std::runtime_error(others);
         if (found.cases != 0) {
             auto all = ptx::runtime::total();
             all.executed.merge(found.executed);

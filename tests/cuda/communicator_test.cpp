@@ -11,10 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/submit_collectives.hpp>
+#include <gpushare/collective/submit_quantised.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
 
 #include "support/catch.hpp"
 #include "support/cuda_standin/launch.hpp"
@@ -164,6 +167,73 @@ TEST_CASE_METHOD(fixture,
     run.launch(stream);
     CHECK(stream.record().wait(gs::never));
     CHECK(gs::fault_of(members[0]) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_gather, 3, 20});
+TEST_CASE_METHOD(fixture, "gradients of ranks that share a device are averaged on one stream, in a graph as well",
+                 "[cuda][collective]") {
+    gs::device_buckets<float, gs::bfloat16> buckets(ranks, gs::bytes{700});
+    for (const std::size_t at : {0U, 301U, 700U}) {
+        std::vector<float*> where;
+        for (auto& d : data) where.push_back(d.data() + at);
+        buckets.add("from " + std::to_string(at), where, 299);
+    }
+    std::vector<std::vector<gs::bfloat16>> room(ranks, std::vector<gs::bfloat16>(299));
+    REQUIRE(buckets.staging_bytes() == gs::bytes{2 * 299});
+    std::vector<gs::bfloat16*> staging;
+    for (auto& r : room) staging.push_back(r.data());
+    const auto step = [&](cuda::stream& on) {
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            for (std::uint32_t g = 0; g < 3; ++g) CHECK(buckets.ready(r, g) == errc::none);
+        const auto engine = [&](auto ins, auto outs, std::size_t count, auto op) {
+            return gs::submit_shared_all_reduce<gs::bfloat16>(node.gangs(), gs::device_id{1}, on, members, ins, outs,
+                                                              count, op, {.blocks = 2, .threads = 64});
+        };
+        CHECK(buckets.advance(std::span(&on, 1), staging, engine) == errc::none);
+        CHECK(buckets.complete());
+    };
+    const auto averaged = [&](std::uint32_t of_rank) {  // rank r brought r + 1
+        for (std::size_t i = 0; i < n; ++i) {
+            const bool gap = (i >= 299 && i < 301) || (i >= 600 && i < 700) || i >= 999;
+            if (data[of_rank][i] != (gap ? static_cast<float>(of_rank + 1) : 2.5F)) return false;
+        }
+        return true;
+    };
+    const auto bring = [&] {
+        for (std::uint32_t r = 0; r < ranks; ++r) data[r].assign(n, static_cast<float>(r + 1));
+    };
+    bring();
+    step(stream);
+    CHECK(stream.record().wait(gs::never));
+    for (std::uint32_t r = 0; r < ranks; ++r) CHECK(averaged(r));
+    cuda::graph_executable run{cuda::capture(stream, step)};
+    for (int round = 0; round < 2; ++round) {
+        bring();
+        run.launch(stream);
+        CHECK(stream.record().wait(gs::never));
+        for (std::uint32_t r = 0; r < ranks; ++r) CHECK(averaged(r));
+    }
+}
+
+TEST_CASE_METHOD(fixture, "a quantised all-reduce of ranks that share a device, in a graph as well",
+                 "[cuda][collective]") {
+    const auto submit = [&](cuda::stream& on) {
+        return gs::submit_shared_quantised_all_reduce<float>(node.gangs(), gs::device_id{1}, on, members, in, out, n,
+                                                             gs::sum{}, {.blocks = 2, .threads = 64});
+    };
+    set(3);
+    REQUIRE(submit(stream) == errc::none);
+    CHECK(stream.record().wait(gs::never));
+    CHECK(all_are(12));
+    cuda::graph_executable run{
+        cuda::capture(stream, [&](cuda::stream& captured) { REQUIRE(submit(captured) == errc::none); })};
+    for (int round = 0; round < 2; ++round) {
+        set(5);
+        run.launch(stream);
+        CHECK(stream.record().wait(gs::never));
+        CHECK(all_are(20));
+    }
+    group.abort(2);
+    CHECK(submit(stream) == errc::none);
+    CHECK(stream.record().wait(gs::never));
+    CHECK(gs::fault_of(members[0]).code == errc::aborted);
 }
 
 TEST_CASE("workspaces lie on the devices where they reach each other, else in pinned memory", "[cuda][collective]") {

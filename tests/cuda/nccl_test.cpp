@@ -8,6 +8,7 @@
 #if __has_include(<nccl.h>)
 
 #include <gpushare/collective/collectives.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -288,6 +289,27 @@ TEST_CASE_METHOD(fixture, "what NCCL refuses is typed", "[cuda][nccl]") {
     CHECK(gs::to_errc(ncclRemoteError) == errc::aborted);
     CHECK(gs::to_errc(ncclInProgress) == errc::in_flight);
     static_assert(!gs::nccl_number<std::int16_t> && gs::nccl_number<gs::bfloat16>);
+}
+
+TEST_CASE_METHOD(fixture, "NCCL is an engine of buckets on devices, of gradients where they are", "[cuda][nccl]") {
+    gs::nccl_communicator group{node, devices};
+    gs::device_buckets<float> buckets(2);
+    for (const std::size_t g : {0U, 2U}) buckets.add("", std::vector<float*>{out[0] + g, out[1] + g}, 2);
+    const auto engine = [&](auto from, auto to, std::size_t n, auto op) {
+        return gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, from, to, n, op);
+    };
+    const auto step = [&] {
+        for (const std::uint32_t r : {0U, 1U})
+            for (const std::uint32_t g : {0U, 1U}) CHECK(buckets.ready(r, g) == errc::none);
+        return buckets.advance(std::span(streams), out, engine);
+    };
+    CHECK(step() == errc::none);
+    REQUIRE(fake().calls.size() == 2);
+    CHECK(fake().calls[1].count == 4);
+    CHECK(fake().calls[1].op == ncclAvg);
+    group.abort();
+    CHECK(step() == errc::aborted);
+    CHECK_FALSE(buckets.complete());
 }
 
 TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted after an abort", "[cuda][nccl]") {

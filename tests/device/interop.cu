@@ -2,6 +2,7 @@
 // Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices: Thrust's CUDA system,
 // which nothing but nvcc compiles.
 #include <gpushare/interop/cub.hpp>
+#include <gpushare/interop/cub_packing.cuh>
 #include <gpushare/interop/cub_top_k.cuh>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pmr.hpp>
@@ -12,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include <thrust/device_vector.h>
@@ -60,4 +62,16 @@ cudaError_t choose(gpushare::tenant<node>& chat, const float* gradient, float* o
     auto& stream = chat.work_stream();
     ordered mine{chat.memory(), stream};
     return gpushare::select_top_k(mine, stream, gradient, owed, n, k, indices, values);
+}
+
+/// Packs arrays into `flat`, or unpacks them from there, by CUB's batched copy.
+void pack_by_cub(gpushare::tenant<node>& chat, std::span<const std::pair<float*, std::size_t>> arrays, float* flat,
+                 bool back) {
+    auto& stream = chat.work_stream();
+    ordered mine{chat.memory(), stream};
+    const gpushare::cub_packing packing{[at = &mine](node::stream&) -> ordered& { return *at; }};
+    if (back)
+        packing.unpack(stream, arrays, flat);
+    else
+        packing.pack(stream, arrays, flat);
 }

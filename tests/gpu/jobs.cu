@@ -3,7 +3,10 @@
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/launch.cuh>
 
+#include <gpushare/gradient/device_buckets.hpp>
+
 #include "gpu/jobs.hpp"
+#include "gpu/packing.hpp"
 
 namespace jobs {
 
@@ -15,6 +18,27 @@ gs::errc launch_on_devices(gs::cuda::node& node, std::span<const gs::device_id> 
 
 void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t* from, std::uint32_t threads) {
     s.launch({.blocks = 1, .threads = threads, .hold = {}}, bring{to, from});
+}
+
+namespace {
+
+template <class Wire>
+void pack(gs::cuda::stream& s, std::span<const std::pair<float*, std::size_t>> arrays, Wire* flat, bool back) {
+    if (back)
+        gs::kernel_packing{}.unpack(s, arrays, flat);
+    else
+        gs::kernel_packing{}.pack(s, arrays, flat);
+}
+
+}  // namespace
+
+void pack_on_device(gs::cuda::stream& s, std::span<const std::pair<float*, std::size_t>> arrays, float* flat,
+                    bool back) {
+    pack(s, arrays, flat, back);
+}
+void pack_on_device(gs::cuda::stream& s, std::span<const std::pair<float*, std::size_t>> arrays, gs::bfloat16* flat,
+                    bool back) {
+    pack(s, arrays, flat, back);
 }
 
 namespace {

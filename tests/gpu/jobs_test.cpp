@@ -19,6 +19,7 @@
 
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
+#include "gpu/packing.hpp"
 #include "support/catch.hpp"
 #include "support/ptx/runtime.hpp"
 #include "support/random.hpp"
@@ -80,6 +81,18 @@ TEST_CASE("collectives of several kinds, back to back on a stream, leave the hos
 
 TEST_CASE("every number converts as compiled as it does on the host", "[compiled]") {
     CHECK(jobs::trouble_of_conversions() == "");
+}
+
+TEST_CASE("gradients are packed and unpacked as compiled, whatever their sizes and addresses", "[compiled]") {
+    for (std::uint64_t n = 0; n < 12; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        CHECK(jobs::trouble_of_packing(seed) == "");
+    }
+    const auto cost = jobs::cost_of_packing();
+    CHECK(cost.as_is >= 1);
+    CHECK(cost.as_is < 1.05);
+    CHECK(cost.as_bfloats < 1.05);
 }
 
 /// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -23,6 +25,8 @@ using node = gs::cuda::node;
 cudaError_t sort_and_sum(gs::tenant<node>& chat, float* sum, std::size_t n);
 cudaError_t choose(gs::tenant<node>& chat, const float* gradient, float* owed, std::uint32_t n, std::uint32_t k,
                    std::uint32_t* indices, float* values);
+void pack_by_cub(gs::tenant<node>& chat, std::span<const std::pair<float*, std::size_t>> arrays, float* flat,
+                 bool back);
 
 namespace {
 
@@ -108,4 +112,33 @@ TEST_CASE("the largest of a gradient are chosen on a device as on the host", "[g
     f.give(owed, n);
     f.give(values, k);
     f.give(indices, k);
+}
+
+TEST_CASE("CUB packs gradients in a tenant's memory, and unpacks them", "[gpu]") {
+    fixture f;
+    constexpr std::size_t n = 300'000;
+    auto *const all = f.take<float>(n), *const flat = f.take<float>(n);
+    std::vector<float> x(n), packed, expected;
+    std::iota(x.begin(), x.end(), 0.0F);
+    f.move(all, x.data(), n);
+    std::vector<std::pair<float*, std::size_t>> arrays;  // more than a call lists, small and large, at odd places
+    for (std::size_t k = 0, at = 1; k < 70; ++k) {
+        const std::size_t size = k == 40 ? 200'000 : 1 + k * 37 % 1'000;
+        arrays.emplace_back(all + at, size);
+        expected.insert(expected.end(), x.begin() + static_cast<std::ptrdiff_t>(at),
+                        x.begin() + static_cast<std::ptrdiff_t>(at + size));
+        at += size + k % 4;
+    }
+    pack_by_cub(f.chat, arrays, flat, false);
+    packed.resize(expected.size());
+    f.move(packed.data(), flat, packed.size());
+    CHECK(packed == expected);
+    std::vector<float> zeros(n, 0.0F), back(n), wanted(n, 0.0F);
+    f.move(all, zeros.data(), n);
+    pack_by_cub(f.chat, arrays, flat, true);
+    f.move(back.data(), all, n);
+    for (const auto& [at, size] : arrays) std::copy_n(x.begin() + (at - all), size, wanted.begin() + (at - all));
+    CHECK(back == wanted);
+    f.give(all, n);
+    f.give(flat, n);
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "gpu/packing.hpp"
 #include "support/ptx/runtime.hpp"
 
 namespace jobs {
@@ -17,21 +18,24 @@ namespace {
 
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
-/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers.
+/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, or gradients that
+/// are packed.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
-    bool converts = false;
+    bool converts = false, packs = false;
     std::vector<std::byte> before{}, expected{};
     std::vector<bool> comes_to{};  // mutants
 
     [[nodiscard]] std::string trouble() const {
         if (converts) return trouble_of_conversions();
+        if (packs) return trouble_of_packing(how.seed);
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
     [[nodiscard]] std::string name() const {
         if (converts) return "conversions";
+        if (packs) return "packing, seed " + std::to_string(how.seed);
         return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
                std::to_string(how.seed);
     }
@@ -109,6 +113,7 @@ public:
     }
     static constexpr std::uint32_t edges = 7;
     void conversions() { all_.push_back({.converts = true}); }
+    void packing(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .packs = true}); }
 
     [[nodiscard]] std::vector<trial>& all() { return all_; }
 
@@ -160,6 +165,7 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     for (const std::uint32_t which : {0U, 24U, 25U, 28U})
         for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
     some.conversions();
+    for (std::uint64_t n = 0; n < 12; ++n) some.packing(n);
     return std::move(some.all());
 }
 

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients on devices, registered once and combined in buckets while the backward pass goes on:
+// all on streams. The ranks are devices of this process, or share one. (gradient_buckets is for
+// gradients in the host's memory.)
+//
+//   gpushare::device_buckets<float> mine(ranks);
+//   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);       // where it is on each device
+//   for (unsigned r = 0; r < ranks; ++r)
+//       staging[r] = static_cast<float*>(memory[r]->allocate(mine.staging_bytes().count(), 256));
+//   const auto engine = [&](auto ins, auto outs, std::size_t n, auto op) {
+//       return gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members,
+//                                                 ins, outs, n, op);
+//   };
+//   mine.ready(r, g);              // what computes gradient g is enqueued on streams[r]
+//   while (!mine.complete()) mine.advance(std::span(streams), staging, engine);  // enqueues it
+//
+// What is enqueued behind the last bucket on a rank's stream finds the averages in the gradients.
+// NCCL is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp),
+// and so is a quantised all-reduce (collective/submit_quantised.hpp).
+//
+// A rank whose gradients of a bucket lie behind each other, as they were registered, isn't packed:
+// one flat buffer of all gradients is combined where it is. What else is packed goes through one
+// staging array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which
+// packing rounds.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/bucket_plan.hpp>
+#include <gpushare/gradient/detail/packing.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Combines arrays of all ranks on their streams: a function `errc(ins, outs, count, op)` with one
+/// pointer for each rank in `ins` and `outs`, which are the same. It only enqueues.
+template <class E, class T, class Op>
+concept device_engine = requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs,
+                                 std::size_t count, Op op) {
+    { engine(ins, outs, count, op) } -> std::same_as<errc>;
+};
+
+/// How device_buckets packs: by a kernel of its own, in one pass, whatever the types. cub_packing
+/// (interop/cub_packing.cuh) is another one. Both have pack(stream, pieces, flat) and
+/// unpack(stream, pieces, flat), where `pieces` are pairs of a pointer and a number of elements.
+struct kernel_packing {
+    /// Enqueues the copy of all pieces to `flat`, one behind the other.
+    template <launcher Stream, class T, class Wire>
+    void pack(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) const {
+        run<true>(stream, pieces, flat);
+    }
+    /// Enqueues the copy back.
+    template <launcher Stream, class T, class Wire>
+    void unpack(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) const {
+        run<false>(stream, pieces, flat);
+    }
+
+private:
+    template <bool Packs, class Stream, class T, class Wire>
+    static void run(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) {
+        while (!pieces.empty()) {
+            detail::packing<T, Wire, Packs> some{flat, {}, 0};
+            std::size_t taken = 0;
+            while (taken < pieces.size() && some.add(pieces[taken].first, pieces[taken].second)) ++taken;
+            stream.launch(some.shape(), some);
+            flat += some.elements();
+            pieces = pieces.subspan(taken);
+        }
+    }
+};
+
+/// The gradients of all ranks of this process. T is what gradients consist of, Wire what is
+/// combined: T, or 16 bits of floats. add() and arrange() between steps only, by one thread;
+/// ready() from any thread; advance() by one thread at a time.
+template <reducible T, reducible Wire = T, class Packing = kernel_packing>
+requires std::same_as<T, Wire> ||(std::same_as<T, float>&& detail::is_half<Wire>)class device_buckets {
+public:
+    /// Of so many ranks. `bucket` is in bytes of the wire.
+    explicit device_buckets(std::uint32_t ranks, bytes bucket = bucket_choice{}.bucket, Packing packing = {})
+        : ranks_(ranks), bucket_(bucket), packing_(std::move(packing)), ins_(ranks), outs_(ranks) {}
+
+    /// Registers a gradient of `count` elements, which stays at of_ranks[r] on rank r's device; its
+    /// number is what was registered before. Throws operation_error (errc::invalid_specification)
+    /// unless there is a pointer for each rank.
+    std::uint32_t add(std::string name, std::span<T* const> of_ranks, std::size_t count) {
+        if (of_ranks.size() != ranks_)
+            raise({errc::invalid_specification, of_ranks.size(), 0, ranks_, reason::no_such_rank}, {},
+                  "registering a gradient");
+        const std::scoped_lock lock(mutex_);
+        gradients_.push_back({std::move(name), {of_ranks.begin(), of_ranks.end()}, count});
+        order_.clear();
+        arranged_ = false;
+        return size() - 1;
+    }
+    /// Sets in which order gradients become ready, from the next step on; at first the last
+    /// registered one comes first. Throws as bucket_plan.
+    void arrange(std::span<const std::uint32_t> order) {
+        const std::scoped_lock lock(mutex_);
+        (void)bucket_plan(wire_sizes(), order, bucket_);
+        order_.assign(order.begin(), order.end());
+        arranged_ = false;
+    }
+
+    [[nodiscard]] std::uint32_t size() const noexcept {
+        return static_cast<std::uint32_t>(gradients_.size());
+    }                                                                                          ///< gradients
+    [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }                      ///< of this process
+    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as it was registered
+    /// Which gradients go together.
+    [[nodiscard]] const bucket_plan& plan() {
+        const std::scoped_lock lock(mutex_);
+        prepare();
+        return plan_;
+    }
+    /// What advance() needs for each rank: the largest bucket. Alignment 16.
+    [[nodiscard]] bytes staging_bytes() {
+        const std::scoped_lock lock(mutex_);
+        prepare();
+        std::size_t most = 0;
+        for (std::uint32_t b = 0; b < plan_.size(); ++b) most = std::max(most, elements_of(b));
+        return bytes{most * sizeof(Wire)};
+    }
+    /// The elements that a step copies to staging arrays, of all ranks, and as many back; 0 where
+    /// each rank's gradients are one flat buffer.
+    [[nodiscard]] std::size_t packed_elements() {
+        const std::scoped_lock lock(mutex_);
+        prepare();
+        std::size_t all = 0;
+        for (std::uint32_t b = 0; b < plan_.size(); ++b)
+            for (std::uint32_t r = 0; r < ranks_; ++r) all += is_flat(b, r) ? 0 : elements_of(b);
+        return all;
+    }
+
+    /// Says that what computes gradient `g` of this step on rank `rank` is enqueued on that rank's
+    /// stream, or that the stream waits for it. errc::mismatch if it was said already or there is
+    /// no such gradient.
+    errc ready(std::uint32_t rank, std::uint32_t g) {
+        const std::scoped_lock lock(mutex_);
+        prepare();
+        if (rank >= ranks_ || g >= size() || is_ready_[std::size_t{rank} * size() + g]) return errc::mismatch;
+        if (next_ == plan_.size()) reset();  // the first of another step
+        is_ready_[std::size_t{rank} * size() + g] = true;
+        --missing_[plan_.bucket_of(g)];
+        return errc::none;
+    }
+    /// Whether all buckets of the step are enqueued. From any thread.
+    [[nodiscard]] bool complete() const {
+        const std::scoped_lock lock(mutex_);
+        return arranged_ && next_ == plan_.size();
+    }
+    /// The first gradient in the plan's order that some rank doesn't have yet, and the rank; none
+    /// if all are ready.
+    [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
+        const std::scoped_lock lock(mutex_);
+        if (!arranged_ || next_ == plan_.size()) return std::nullopt;
+        for (const std::uint32_t g : plan_.order())
+            for (std::uint32_t r = 0; r < ranks_; ++r)
+                if (!is_ready_[std::size_t{r} * size() + g]) return std::pair(gradients_[g].name, r);
+        return std::nullopt;
+    }
+
+    /// Enqueues the next buckets, in the plan's order, as long as all ranks' gradients are ready:
+    /// packing on each rank's stream, `engine`, and unpacking. streams[r] is rank r's, or one
+    /// stream for all, where they share a device. staging[r] is memory of rank r's device that
+    /// nothing else uses on other streams. Returns what the engine does; its bucket is tried again
+    /// by the next call. Throws what streams throw. errc::invalid_specification if there isn't a
+    /// staging array for each rank.
+    template <launcher Stream, class Engine, class Op = average>
+    requires device_engine<Engine, Wire, Op>
+    [[nodiscard]] errc advance(std::span<Stream> streams, std::span<Wire* const> staging, const Engine& engine,
+                               Op op = {}) {
+        if (staging.size() != ranks_ || (streams.size() != ranks_ && streams.size() != 1))
+            return errc::invalid_specification;
+        for (;;) {
+            std::unique_lock lock(mutex_);
+            prepare();
+            if (next_ == plan_.size() || missing_[next_] != 0) return errc::none;
+            const std::uint32_t b = next_;
+            lock.unlock();
+            if (const errc why = combine(b, streams, staging, engine, op); why != errc::none) return why;
+            lock.lock();
+            if (++next_ == plan_.size()) std::fill(is_ready_.begin(), is_ready_.end(), false);
+        }
+    }
+
+private:
+    struct registered {
+        std::string name;
+        std::vector<T*> of_ranks;
+        std::size_t count;
+    };
+
+    template <class Stream, class Engine, class Op>
+    [[nodiscard]] errc combine(std::uint32_t b, std::span<Stream> streams, std::span<Wire* const> staging,
+                               const Engine& engine, Op op) {
+        const std::size_t count = elements_of(b);
+        const auto stream_of = [&](std::uint32_t r) -> Stream& { return streams[streams.size() == 1 ? 0 : r]; };
+        for (std::uint32_t r = 0; r < ranks_; ++r) {
+            outs_[r] = staging[r];
+            if constexpr (std::same_as<T, Wire>)
+                if (is_flat(b, r)) outs_[r] = gradients_[plan_.gradients(b)[0]].of_ranks[r];
+            ins_[r] = outs_[r];
+            if (!is_flat(b, r)) packing_.pack(stream_of(r), pieces_of(b, r), staging[r]);
+        }
+        if (const errc why = engine(std::span<const Wire* const>(ins_), std::span<Wire* const>(outs_), count, op);
+            why != errc::none)
+            return why;
+        for (std::uint32_t r = 0; r < ranks_; ++r)
+            if (!is_flat(b, r)) packing_.unpack(stream_of(r), pieces_of(b, r), staging[r]);
+        return errc::none;
+    }
+
+    [[nodiscard]] std::size_t elements_of(std::uint32_t b) const {
+        std::size_t all = 0;
+        for (const std::uint32_t g : plan_.gradients(b)) all += gradients_[g].count;
+        return all;
+    }
+    [[nodiscard]] bool is_flat(std::uint32_t b, std::uint32_t r) const noexcept {
+        return flat_[std::size_t{b} * ranks_ + r];
+    }
+    [[nodiscard]] bool lies_flat(std::uint32_t b, std::uint32_t r) const {
+        if (!std::same_as<T, Wire>) return false;
+        const auto some = plan_.gradients(b);
+        const T* next = gradients_[some[0]].of_ranks[r];
+        for (const std::uint32_t g : some) {
+            if (gradients_[g].of_ranks[r] != next) return false;
+            next += gradients_[g].count;
+        }
+        return true;
+    }
+    /// By the thread that advances, in memory that prepare() has allocated.
+    [[nodiscard]] std::span<const std::pair<T*, std::size_t>> pieces_of(std::uint32_t b, std::uint32_t r) {
+        pieces_.clear();
+        for (const std::uint32_t g : plan_.gradients(b))
+            if (gradients_[g].count != 0) pieces_.emplace_back(gradients_[g].of_ranks[r], gradients_[g].count);
+        return pieces_;
+    }
+    [[nodiscard]] std::vector<std::size_t> wire_sizes() const {
+        std::vector<std::size_t> sizes;
+        for (const auto& g : gradients_) sizes.push_back(g.count * sizeof(Wire));
+        return sizes;
+    }
+    void prepare() {
+        if (arranged_) return;
+        if (order_.size() != gradients_.size()) order_ = bucket_plan::backward_order(gradients_.size());
+        plan_ = bucket_plan(wire_sizes(), order_, bucket_);
+        flat_.assign(std::size_t{plan_.size()} * ranks_, false);
+        for (std::uint32_t b = 0; b < plan_.size(); ++b)
+            for (std::uint32_t r = 0; r < ranks_; ++r) flat_[std::size_t{b} * ranks_ + r] = lies_flat(b, r);
+        pieces_.reserve(gradients_.size());
+        is_ready_.assign(std::size_t{ranks_} * gradients_.size(), false);
+        missing_.resize(plan_.size());
+        arranged_ = true;
+        reset();
+    }
+    /// is_ready_ is cleared by the end of a step.
+    void reset() {
+        for (std::uint32_t b = 0; b < plan_.size(); ++b)
+            missing_[b] = ranks_ * static_cast<std::uint32_t>(plan_.gradients(b).size());
+        next_ = 0;
+    }
+
+    const std::uint32_t ranks_;
+    const bytes bucket_;
+    Packing packing_;
+    std::vector<registered> gradients_;
+    mutable std::mutex mutex_;  // of what follows, but for what the thread that advances has alone
+    std::vector<std::uint32_t> order_;
+    bool arranged_ = false;
+    bucket_plan plan_;
+    std::vector<bool> flat_, is_ready_;
+    std::vector<std::uint32_t> missing_;  // of each bucket: gradients of all ranks
+    std::uint32_t next_ = 0;              // bucket
+    std::vector<std::pair<T*, std::size_t>> pieces_;
+    std::vector<const Wire*> ins_;
+    std::vector<Wire*> outs_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

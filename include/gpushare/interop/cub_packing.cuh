@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs gradients on devices by CUB's batched copy, in place of device_buckets' own kernel: where a
+// bucket has very many gradients, or such as begin at odd addresses. Elements travel as they are.
+//
+//   gpushare::stream_resource ordered{tenant.memory(), stream};
+//   const gpushare::cub_packing packing{[at = &ordered](auto&) -> auto& { return *at; }};
+//   using by_cub = std::remove_const_t<decltype(packing)>;
+//   gpushare::device_buckets<float, float, by_cub> mine(1, gpushare::bytes{1 << 20}, packing);
+#pragma once
+
+#ifndef __CUDACC__
+#error \
+    "gpushare: cub_packing.cuh needs nvcc: include it from .cu files only; gradient/device_buckets.hpp packs without CUB"
+#endif
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+#include <cub/device/device_memcpy.cuh>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/cub.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Arrays, and where they lie behind each other in a flat one. It goes with a launch, three times:
+/// kernels have 4 KiB of arguments.
+template <class T>
+struct listed_arrays {
+    static constexpr std::uint32_t most = 32;
+    T* data[most];
+    std::size_t first[most + 1];
+    T* flat;
+};
+template <class T, bool Packs>
+struct copied_from {
+    listed_arrays<T> list;
+    __host__ __device__ const void* operator()(std::int64_t i) const {
+        return Packs ? list.data[i] : list.flat + list.first[i];
+    }
+};
+template <class T, bool Packs>
+struct copied_to {
+    listed_arrays<T> list;
+    __host__ __device__ void* operator()(std::int64_t i) const {
+        return Packs ? list.flat + list.first[i] : list.data[i];
+    }
+};
+template <class T>
+struct copied_bytes {
+    listed_arrays<T> list;
+    __host__ __device__ std::size_t operator()(std::int64_t i) const {
+        return (list.first[i + 1] - list.first[i]) * sizeof(T);
+    }
+};
+
+}  // namespace detail
+
+/// How device_buckets packs by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` gives for a
+/// stream the memory for CUB's temporary storage, which frees in the order of that stream: a
+/// stream_resource. Throws what that throws, and operation_error (errc::submission_failed) where
+/// CUB fails.
+template <class MemoryOf>
+struct cub_packing {
+    MemoryOf memory_of;  ///< of a stream
+
+    /// Enqueues the copy of all pieces to `flat`, one behind the other.
+    template <timeline Stream, class T>
+    void pack(Stream& on, std::span<const std::pair<T*, std::size_t>> pieces, T* flat) const {
+        run<true>(on, pieces, flat);
+    }
+    /// Enqueues the copy back.
+    template <timeline Stream, class T>
+    void unpack(Stream& on, std::span<const std::pair<T*, std::size_t>> pieces, T* flat) const {
+        run<false>(on, pieces, flat);
+    }
+
+private:
+    template <bool Packs, class Stream, class T>
+    void run(Stream& on, std::span<const std::pair<T*, std::size_t>> pieces, T* flat) const {
+        while (!pieces.empty()) {
+            detail::listed_arrays<T> list{};
+            list.flat = flat;
+            std::uint32_t n = 0;
+            for (; n < list.most && n < pieces.size(); ++n) {
+                list.data[n] = pieces[n].first;
+                list.first[n + 1] = list.first[n] + pieces[n].second;
+            }
+            copy<Packs>(on, list, n);
+            flat += list.first[n];
+            pieces = pieces.subspan(n);
+        }
+    }
+    template <bool Packs, class Stream, class T>
+    void copy(Stream& on, const detail::listed_arrays<T>& list, std::uint32_t n) const {
+        const auto of = [](auto f) {
+            return thrust::make_transform_iterator(thrust::counting_iterator<std::int64_t>(0), f);
+        };
+        const auto from = of(detail::copied_from<T, Packs>{list});
+        const auto to = of(detail::copied_to<T, Packs>{list});
+        const auto sizes = of(detail::copied_bytes<T>{list});
+        const auto code = with_temporary_storage(memory_of(on), [&](void* temporary, std::size_t& size) {
+            return cub::DeviceMemcpy::Batched(temporary, size, from, to, sizes, std::int64_t{n}, on.native_handle());
+        });
+        if (code != cudaSuccess) raise({.code = errc::submission_failed}, {}, "packing gradients by CUB");
+    }
+};
+/// From the function alone.
+template <class MemoryOf>
+cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
