@@ -167,6 +167,8 @@ TEST_CASE_METHOD(fixture,
     run.launch(stream);
     CHECK(stream.record().wait(gs::never));
     CHECK(gs::fault_of(members[0]) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_gather, 3, 20});
+}
+
 TEST_CASE_METHOD(fixture, "gradients of ranks that share a device are averaged on one stream, in a graph as well",
                  "[cuda][collective]") {
     gs::device_buckets<float, gs::bfloat16> buckets(ranks, gs::bytes{700});
