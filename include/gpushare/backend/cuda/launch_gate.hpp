@@ -51,6 +51,8 @@ class launch_gate {
     using state = detail::gated_launches<Core, Clock>;
 
 public:
+    using client_options = typename Core::client_options;  ///< what add() takes
+
     /// One that launches. Movable; removed when it is destroyed, and what it has in flight is forgotten.
     class client {
     public:
@@ -163,7 +165,7 @@ public:
     }
 
     /// A client that isn't present. Throws std::bad_alloc.
-    [[nodiscard]] client add(const typename Core::client_options& o) { return client(state_, state_->add(o)); }
+    [[nodiscard]] client add(const client_options& o) { return client(state_, state_->add(o)); }
     /// A request of the client's begins in this thread, whose launches are the client's until the
     /// scope is over. Where launches aren't gated it waits here, for the whole call.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whose torch's allocations are. An allocation is the tenant's to whom the stream is bound, which
+// is the current one of the thread that allocates: autograd's threads work on the streams of the
+// forward pass. On a stream that is bound to nobody, it is the tenant's whose scope the thread is
+// in. A block goes back to whom it came from, on whatever thread, also when that scope is over.
+//
+//   auto& all = detail::torch_blocks::of_process();
+//   all.add(chat, 0, streams); // chat: a std::shared_ptr<torch_owner>
+//   const auto got = all.try_allocate(0, stream, 4096); // got.whose: null, and it is nobody's
+//   all.deallocate(got.p);                                      // false: not one of these
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/pointer_table.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// A tenant's memory on one device, for torch. A stream is a native handle. Safe from any thread.
+class torch_owner : public std::enable_shared_from_this<torch_owner> {
+public:
+    torch_owner() = default;
+    torch_owner(const torch_owner&) = delete;
+    torch_owner& operator=(const torch_owner&) = delete;
+    virtual ~torch_owner() = default;
+
+    /// For work on `stream`; null, and the reason.
+    [[nodiscard]] virtual void* try_allocate(std::size_t size, void* stream, failure& why) noexcept = 0;
+    /// In the order of `stream`, on which it was allocated, and behind the work of `others`. An
+    /// answer other than `none` says why the block stays charged.
+    virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
+    /// A block that graphs use, behind the work of all streams.
+    virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
+    /// The stream is captured from now on, or isn't any more: no event is recorded there meanwhile.
+    virtual void captures(void* stream, bool begin) noexcept = 0;
+    /// Gives back what is kept for the next allocation.
+    virtual void give_back() noexcept = 0;
+    /// A sentence for people, which names the tenant.
+    [[nodiscard]] virtual std::string sentence(const failure& why) const = 0;
+
+private:
+    friend class torch_blocks;
+    std::uint64_t out_ = 0;  // blocks; under the mutex of torch_blocks, like the next one
+    bool listed_ = false;
+};
+
+/// The scope that a thread is in. Ends on the thread that made it, the last one first; anything
+/// else would leave a thread in a scope that is gone, so it ends the program.
+class torch_inside {
+public:
+    torch_inside(std::shared_ptr<torch_owner> who, int device) noexcept
+        : who_(std::move(who)), device_(device), outer_(std::exchange(innermost(), this)) {}
+    torch_inside(const torch_inside&) = delete;
+    torch_inside& operator=(const torch_inside&) = delete;
+    ~torch_inside() {
+        if (innermost() != this) {
+            std::fputs("gpushare: a scope of torch must end on the thread that entered it, the last one first\n",
+                       stderr);
+            std::abort();
+        }
+        innermost() = outer_;
+    }
+
+    /// The calling thread's owner on `device`; null if it is in no scope there.
+    [[nodiscard]] static torch_owner* on(int device) noexcept {
+        for (const torch_inside* at = innermost(); at != nullptr; at = at->outer_)
+            if (at->device_ == device) return at->who_.get();
+        return nullptr;
+    }
+
+private:
+    [[nodiscard]] static const torch_inside*& innermost() noexcept {
+        static thread_local const torch_inside* now = nullptr;
+        return now;
+    }
+
+    std::shared_ptr<torch_owner> who_;
+    int device_;
+    const torch_inside* outer_;
+};
+
+/// Blocks that torch has of tenants, and the streams that are bound to these. Safe from any thread.
+/// Calls owners under no lock.
+class torch_blocks {
+public:
+    /// What an allocation came to.
+    struct answer {
+        std::shared_ptr<torch_owner> whose;  ///< null: nobody's, so torch's own allocator serves it
+        void* p = nullptr;                   ///< null: refused, for `why`
+        failure why{};
+    };
+
+    /// That of the process. Never destroyed: tensors may outlive all else.
+    [[nodiscard]] static torch_blocks& of_process() {
+        static torch_blocks* const all = new torch_blocks;
+        return *all;
+    }
+
+    /// From now on allocations on these streams of `device` are the owner's. Throws operation_error
+    /// (invalid_specification) if one is bound already; std::bad_alloc.
+    void add(const std::shared_ptr<torch_owner>& who, int device, std::span<void* const> streams) {
+        const std::lock_guard lock(mutex_);
+        for (void* const s : streams)
+            if (bound(device, s) != nullptr)
+                throw operation_error(errc::invalid_specification, {}, "a scope of torch: the stream has one already");
+        owners_.reserve(owners_.size() + 1);
+        routes_.reserve(routes_.size() + streams.size());
+        for (void* const s : streams) routes_.push_back({device, s, who.get()});
+        if (!std::exchange(who->listed_, true)) owners_.push_back(who);
+    }
+    /// No allocation is the owner's any more, but for threads that are in its scope. Blocks that
+    /// are out stay its own.
+    void remove(torch_owner& who) noexcept {
+        std::shared_ptr<torch_owner> last;  // destroyed under no lock
+        const std::lock_guard lock(mutex_);
+        std::erase_if(routes_, [&](const route& r) { return r.who == &who; });
+        last = drop_if_unused(who);
+    }
+
+    /// Whose an allocation of the calling thread on this stream is; null for nobody.
+    [[nodiscard]] std::shared_ptr<torch_owner> owner_of(int device, void* stream) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (torch_owner* const who = bound(device, stream)) return who->shared_from_this();
+        }
+        torch_owner* const who = torch_inside::on(device);
+        return who != nullptr ? who->shared_from_this() : nullptr;
+    }
+
+    /// `size` bytes of whom they are.
+    [[nodiscard]] answer try_allocate(int device, void* stream, std::size_t size) {
+        answer a{.whose = owner_of(device, stream)};
+        if (a.whose != nullptr) allocate_of(a, stream, size, false);
+        return a;
+    }
+    /// The same, of `whose`, for graphs.
+    [[nodiscard]] answer try_allocate_for_graphs(std::shared_ptr<torch_owner> whose, std::size_t size) {
+        answer a{.whose = std::move(whose)};
+        allocate_of(a, nullptr, size, true);
+        return a;
+    }
+
+    /// Gives a block back to its owner. False if it is of none of them.
+    bool deallocate(void* p) noexcept {
+        record b;
+        std::vector<void*> others;
+        std::shared_ptr<torch_owner> whose;
+        {
+            const std::lock_guard lock(mutex_);
+            const record* const found = out_.find(p);
+            if (found == nullptr) return false;
+            b = *found;
+            whose = b.who->shared_from_this();
+            if (b.used_elsewhere)
+                if (const auto uses = uses_.find(p); uses != uses_.end()) {
+                    others = std::move(uses->second);
+                    uses_.erase(uses);
+                }
+            out_.erase(p);
+        }
+        const errc why =
+            b.of_graphs ? whose->deallocate_of_graphs(p, b.size) : whose->deallocate(p, b.size, b.stream, others);
+        std::shared_ptr<torch_owner> last;
+        const std::lock_guard lock(mutex_);
+        unfreed_ += why != errc::none && why != errc::closed;
+        --whose->out_;
+        last = drop_if_unused(*whose);
+        return true;
+    }
+
+    /// The block is used on `stream`, too. False if it isn't one of these. Throws std::bad_alloc.
+    bool use(void* p, void* stream) {
+        const std::lock_guard lock(mutex_);
+        const record* const found = out_.find(p);
+        if (found == nullptr) return false;
+        record b = *found;
+        if (b.stream == stream) return true;
+        auto& streams = uses_[p];
+        if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
+        b.used_elsewhere = true;
+        out_.insert(p, b);
+        return true;
+    }
+
+    /// Whether the block is a tenant's.
+    [[nodiscard]] bool has(const void* p) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return out_.find(p) != nullptr;
+    }
+    /// The blocks of one owner that torch has.
+    [[nodiscard]] std::uint64_t out(const torch_owner& who) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return who.out_;
+    }
+    /// Frees that could not be ordered; those blocks stay charged until their tenant closes.
+    [[nodiscard]] std::uint64_t unfreed() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return unfreed_;
+    }
+    /// All owners give back what they keep.
+    void give_back() {
+        std::vector<std::shared_ptr<torch_owner>> all;
+        {
+            const std::lock_guard lock(mutex_);
+            all = owners_;
+        }
+        for (const auto& who : all) who->give_back();
+    }
+
+private:
+    struct route {
+        int device;
+        void* stream;
+        torch_owner* who;
+    };
+    struct record {
+        torch_owner* who = nullptr;
+        std::size_t size = 0;
+        void* stream = nullptr;
+        bool of_graphs = false, used_elsewhere = false;
+    };
+
+    [[nodiscard]] torch_owner* bound(int device, const void* stream) const noexcept {
+        for (const route& r : routes_)
+            if (r.stream == stream && r.device == device) return r.who;
+        return nullptr;
+    }
+
+    void allocate_of(answer& a, void* stream, std::size_t size, bool of_graphs) {
+        a.p = a.whose->try_allocate(size, stream, a.why);
+        if (a.p == nullptr) return;
+        try {
+            const std::lock_guard lock(mutex_);
+            if (!a.whose->listed_) {  // its scope has ended beside this
+                owners_.push_back(a.whose);
+                a.whose->listed_ = true;
+            }
+            out_.insert(a.p, {.who = a.whose.get(), .size = size, .stream = stream, .of_graphs = of_graphs});
+            ++a.whose->out_;
+        } catch (...) {
+            (void)a.whose->deallocate(a.p, size, stream, {});
+            a.p = nullptr;
+            a.why = {.code = errc::out_of_memory, .asked = size};
+        }
+    }
+
+    // Returns the owner if nobody needs it here any more.
+    [[nodiscard]] std::shared_ptr<torch_owner> drop_if_unused(torch_owner& who) noexcept {
+        const bool routed = std::ranges::any_of(routes_, [&](const route& r) { return r.who == &who; });
+        if (routed || who.out_ != 0 || !who.listed_) return nullptr;
+        const auto at = std::ranges::find_if(owners_, [&](const auto& o) { return o.get() == &who; });
+        std::shared_ptr<torch_owner> last = std::move(*at);
+        owners_.erase(at);
+        who.listed_ = false;
+        return last;
+    }
+
+    mutable std::mutex mutex_;
+    std::vector<std::shared_ptr<torch_owner>> owners_;  // that have routes, or blocks out
+    std::vector<route> routes_;                         // a few: looked through
+    pointer_table<record> out_;
+    std::unordered_map<void*, std::vector<void*>> uses_;  // streams that use a block besides its own
+    std::uint64_t unfreed_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

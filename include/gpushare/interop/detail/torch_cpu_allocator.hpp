@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Torch's allocator for the host with tenants in front of it: a thread in a scope allocates of the
+// tenant's memory, all else of the allocator that was there before.
+//
+//   detail::torch_cpu_allocator::install();       // as often as one likes
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <mutex>
+
+#include <gpushare/config.hpp>
+#include <gpushare/interop/detail/torch_blocks.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Torch's allocator for the host with tenants in front of it. Safe from any thread.
+class torch_cpu_allocator final : public c10::Allocator {
+public:
+    static constexpr int ordinal = -1;  ///< of the host, beside CUDA's devices
+
+    /// Puts the one of the process in front of torch's, if it isn't there.
+    static void install() {
+        static std::mutex one_at_a_time;
+        const std::lock_guard lock(one_at_a_time);
+        torch_cpu_allocator& all = of_process();
+        if (c10::GetAllocator(c10::kCPU) != &all) c10::SetAllocator(c10::kCPU, &all, 255);
+    }
+
+    c10::DataPtr allocate(std::size_t n) override {
+        if (n == 0) return next_->allocate(n);
+        const auto got = torch_blocks::of_process().try_allocate(ordinal, nullptr, n);
+        if (got.whose == nullptr) return next_->allocate(n);
+        if (got.p == nullptr)
+            throw c10::OutOfMemoryError({__func__, "gpushare/interop/libtorch_cpu.hpp", 0},
+                                        "out of memory. " + got.whose->sentence(got.why));
+        return {got.p, got.p, &free_any, c10::Device(c10::kCPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
+    void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+
+private:
+    explicit torch_cpu_allocator(c10::Allocator& next) noexcept : next_(&next) {}
+
+    [[nodiscard]] static torch_cpu_allocator& of_process() {
+        static torch_cpu_allocator* const all = new torch_cpu_allocator(*c10::GetAllocator(c10::kCPU));
+        return *all;
+    }
+    static void free_any(void* p) {
+        if (p != nullptr && !torch_blocks::of_process().deallocate(p)) of_process().next_->raw_deallocate(p);
+    }
+
+    c10::Allocator* next_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// libtorch on CUDA as a tenant: in a scope it runs unchanged, for inference and for training, on
+// the tenant's stream, in the tenant's memory, and with its launches behind a gate.
+//
+//   gpushare::torch_scope scope{node, chat, gate, {.level = 1}};   // once for each tenant
+//   const auto inside = scope.enter();    // by each thread, for each request
+//   const auto answer = model.forward(inputs);
+//
+// The scope sets torch's current device and stream, and enters a cuda::launch_gate (leave the last
+// two arguments out where there is none). Allocations follow the stream, so those of autograd's
+// threads are the tenant's, too. They come of a cache above the tenant's memory, which works as
+// torch's own: a block that is freed on its stream is free there at once, without an event. Where
+// the tenant has no more memory, torch's callers get c10::OutOfMemoryError, with the tenant's
+// figures in its text. Allocations on other streams, outside of scopes, go to torch's own
+// allocator as before.
+//
+// Graphs: capture in a scope. What the graph allocates while it is captured lies in a pool of
+// torch's of its own, whose memory is the tenant's; launch the graph on the tenant's streams.
+//
+// Torch's thread-local state that isn't here is the caller's: a torch::NoGradGuard goes beside the
+// scope. The first scope puts an allocator in front of torch's, which stays until the process
+// ends; torch's own statistics don't count what tenants have: see usage(). Made for libtorch 2.11.
+#pragma once
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include <gpushare/config.hpp>
+#include <gpushare/interop/detail/torch_allocator.hpp>
+#include <gpushare/interop/torch_scope.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Models `torch_runtime` for libtorch on CUDA.
+struct libtorch_cuda {
+    static constexpr bool on_streams = true;
+
+    /// Torch's current device and stream, of the calling thread.
+    struct guard {
+        guard(int ordinal, void* stream)
+            : of_torch(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream),
+                                                        static_cast<c10::DeviceIndex>(ordinal))) {}
+        c10::cuda::CUDAStreamGuard of_torch;
+    };
+
+    static void install() { torch_allocator::install(); }
+    template <class Node>
+    [[nodiscard]] static int ordinal(const Node& on, device_id d) {
+        return on.properties(d).ordinal;
+    }
+    // Torch keeps a workspace for each handle of cuBLAS and stream, and never drops one by itself:
+    // a later stream at the same address would be given a workspace that is gone.
+    static void forget(void* stream) noexcept {
+        drop_of(stream, at::cuda::cublas_handle_stream_to_workspace());
+        drop_of(stream, at::cuda::cublaslt_handle_stream_to_workspace());
+    }
+
+private:
+    template <class Workspaces>
+    static void drop_of(const void* stream, Workspaces& all) noexcept {
+        const std::lock_guard lock(all.mutex);
+        std::erase_if(all.map, [&](const auto& w) { return std::get<1>(w.first) == stream; });
+    }
+};
+
+}  // namespace detail
+
+/// See basic_torch_scope. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none.
+template <class Node, class Tenant, class Gate = no_launch_gate>
+class torch_scope : public basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {
+public:
+    using basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate>::basic_torch_scope;
+};
+/// Without a gate.
+template <class Node, class Tenant>
+torch_scope(Node&, Tenant&) -> torch_scope<Node, Tenant>;
+/// Of one of the tenant's devices.
+template <class Node, class Tenant>
+torch_scope(Node&, Tenant&, std::size_t) -> torch_scope<Node, Tenant>;
+/// With a gate.
+template <class Node, class Tenant, class Gate>
+torch_scope(Node&, Tenant&, Gate&, const typename Gate::client_options&, std::size_t = 0)
+    -> torch_scope<Node, Tenant, Gate>;
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

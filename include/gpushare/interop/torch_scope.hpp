@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's scope for torch, without torch: interop/libtorch.hpp has the one for libtorch on CUDA,
+// interop/libtorch_cpu.hpp the one for the host. Both are this class, with a runtime of their own,
+// which is what it asks of torch.
+//
+//   gpushare::basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
+//   const auto inside = scope.enter();  // this thread's work and memory are the tenant's
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/detail/torch_blocks.hpp>
+#include <gpushare/interop/detail/torch_memory.hpp>
+#include <gpushare/memory/usage.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What a scope asks of torch. `install` makes torch ask detail::torch_blocks for each allocation,
+/// as often as it is called; `ordinal` is torch's number of a node's device. A `guard` makes a
+/// stream the thread's current one as long as it lives. `forget` drops what torch keeps for a
+/// stream that ends. `on_streams` is false where work is over when the call returns; then streams
+/// play no part.
+template <class R, class Node>
+concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
+    // clang-format off
+    R::install();
+    { R::ordinal(on, d) } -> std::convertible_to<int>;
+    R::forget(stream);
+    requires std::constructible_from<typename R::guard, int, void*>;
+    { R::on_streams } -> std::convertible_to<bool>;
+    // clang-format on
+};
+
+/// Stands for a launch gate where there is none: launches go as they come.
+struct no_launch_gate {
+    struct client_options {};  ///< nothing to say
+    struct client {};          ///< nobody
+    struct scope {};           ///< holds nothing back
+    struct binding {};         ///< binds nothing
+    /// Nobody is added.
+    [[nodiscard]] client add(const client_options&) const noexcept { return {}; }
+    /// Nothing waits.
+    [[nodiscard]] scope enter(const client&) const noexcept { return {}; }
+    /// Nothing is bound.
+    template <class Stream>
+    [[nodiscard]] binding bind(const client&, Stream) const noexcept {
+        return {};
+    }
+};
+
+/// One tenant in torch, on one of its devices: make it once, before threads of torch work for the
+/// tenant. From then on what torch allocates on the tenant's streams, on whatever thread, comes of
+/// the tenant's memory; launches on them, on whatever thread, are those of a client of the gate.
+///
+/// Lifetimes: tensors and graphs go before the scope, the scope before its tenant, and the tenant
+/// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
+/// open: they stay charged, and go back in order. Tensors that outlive the tenant are leaks of it:
+/// its close report counts them, their memory is taken back, and freeing them does nothing.
+///
+/// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
+/// on its streams.
+template <class Runtime, node Node, class Tenant, class Gate = no_launch_gate>
+requires torch_runtime<Runtime, Node>
+class basic_torch_scope {
+    using memory = detail::torch_memory<typename Tenant::memory_type, Node>;
+
+public:
+    using stream = typename Node::stream;                  ///< the tenant's
+    using client_options = typename Gate::client_options;  ///< of its client at the gate
+
+    /// A thread in the scope: its allocations on the device are the tenant's, and the stream is its
+    /// current one. Ends on the thread that made it, the last one first; else the program ends.
+    class [[nodiscard]] inside {
+    public:
+        inside(const inside&) = delete;
+        inside& operator=(const inside&) = delete;
+
+    private:
+        friend basic_torch_scope;
+        inside(basic_torch_scope& of, void* handle)
+            : request_(of.gate_->enter(of.client_)), current_(of.ordinal_, handle), thread_(of.memory_, of.ordinal_) {}
+        typename Gate::scope request_;  // first: it may wait
+        typename Runtime::guard current_;
+        detail::torch_inside thread_;
+    };
+
+    /// Without a gate. Throws operation_error: closed; no_device if the tenant hasn't that many;
+    /// invalid_specification if a stream has a scope already; std::bad_alloc.
+    basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
+        : basic_torch_scope(on, who, none(), client_options{}, part) {}
+    /// With a gate, at which the tenant is a client with options `o`. All must outlive the scope, and
+    /// the tenant's handle isn't moved meanwhile. Throws as the other, and what the gate throws.
+    basic_torch_scope(Node& on, Tenant& who, Gate& gate, const client_options& o, std::size_t part = 0)
+        : tenant_(&who),
+          gate_(&gate),
+          ordinal_(Runtime::ordinal(on, who.spec().on.at(part_of(who, part)))),
+          client_(gate.add(o)) {
+        std::vector<stream*> streams;
+        if constexpr (Runtime::on_streams)
+            for (std::uint32_t i = 0; i < who.spec().streams; ++i) streams.push_back(&who.work_stream(part, i));
+        for (stream* const s : streams) handles_.push_back(detail::native_handle_of(*s));
+        memory_ = std::make_shared<memory>(on, who.spec().on[part], who.memory(part), streams);
+        Runtime::install();
+        detail::torch_blocks::of_process().add(memory_, ordinal_, handles_);
+        try {
+            for (stream* const s : streams) bindings_.push_back(gate.bind(client_, native_of(*s)));
+        } catch (...) {
+            detail::torch_blocks::of_process().remove(*memory_);
+            throw;
+        }
+    }
+    basic_torch_scope(const basic_torch_scope&) = delete;
+    basic_torch_scope& operator=(const basic_torch_scope&) = delete;
+    ~basic_torch_scope() {
+        detail::torch_blocks::of_process().remove(*memory_);
+        for (void* const s : handles_) Runtime::forget(s);
+        memory_->give_back();
+    }
+
+    /// The calling thread is in the scope as long as the result lives, on the tenant's stream of
+    /// that number. With a gate it is a request there: where others go first, launches wait.
+    /// Throws operation_error: closed; invalid_specification if there is no such stream.
+    [[nodiscard]] inside enter(std::size_t number = 0) {
+        if (tenant_->closed()) raise({.code = errc::closed}, tenant_->name(), "enter a scope of torch");
+        const bool any = Runtime::on_streams;
+        if (any ? number >= handles_.size() : number != 0)
+            raise({errc::invalid_specification, number, 0, handles_.size(), reason::no_such_stream}, tenant_->name(),
+                  "enter a scope of torch");
+        return inside(*this, any ? handles_[number] : nullptr);
+    }
+
+    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
+    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    void give_back() noexcept { memory_->give_back(); }
+    /// What is held of the tenant's memory for torch, and what of it is out; the peak is of what
+    /// is held.
+    [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
+    /// The blocks that torch has.
+    [[nodiscard]] std::uint64_t live() const noexcept { return detail::torch_blocks::of_process().out(*memory_); }
+    /// The tenant at the gate.
+    [[nodiscard]] const typename Gate::client& client() const noexcept { return client_; }
+
+private:
+    [[nodiscard]] static no_launch_gate& none() noexcept {
+        static no_launch_gate all_pass;
+        return all_pass;
+    }
+    [[nodiscard]] static std::size_t part_of(Tenant& who, std::size_t part) {
+        (void)who.memory(part);  // throws if there is no such part
+        return part;
+    }
+    [[nodiscard]] static auto native_of(stream& s) noexcept {
+        if constexpr (requires { s.native_handle(); })
+            return s.native_handle();
+        else
+            return &s;
+    }
+
+    Tenant* tenant_;
+    Gate* gate_;
+    int ordinal_;
+    typename Gate::client client_;
+    std::vector<void*> handles_;
+    std::shared_ptr<memory> memory_;
+    std::vector<typename Gate::binding> bindings_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

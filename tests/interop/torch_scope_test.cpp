@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's scope without torch: whose blocks are, on which thread and stream, and what is left of them
+// when scopes and tenants end. tests/interop/torch has the same with libtorch's own libraries.
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/interop/torch_scope.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/sanitizers.hpp"
+#include "support/threads.hpp"
+
+namespace torch_scope_without_torch {
+
+using namespace gpushare::literals;
+using gpushare::detail::torch_blocks;
+using tenancy = gpushare::tenancy<gpushare::host::node>;
+
+/// What a scope asks of torch: a current stream for each thread.
+struct fake_torch {
+    static constexpr bool on_streams = true;
+    static inline thread_local void* current = nullptr;
+    static inline std::vector<void*> forgotten;
+
+    struct guard {
+        guard(int, void* s) noexcept : before(std::exchange(current, s)) {}
+        guard(const guard&) = delete;
+        guard& operator=(const guard&) = delete;
+        ~guard() { current = before; }
+        void* before;
+    };
+    static void install() {}
+    static int ordinal(const gpushare::host::node&, gpushare::device_id d) { return static_cast<int>(d.index); }
+    static void forget(void* s) { forgotten.push_back(s); }
+};
+static_assert(gpushare::torch_runtime<fake_torch, gpushare::host::node>);
+using scope_type = gpushare::basic_torch_scope<fake_torch, gpushare::host::node, tenancy::tenant>;
+
+constexpr std::size_t KiB = 1 << 10;
+
+torch_blocks::answer allocate(std::size_t n) {
+    return torch_blocks::of_process().try_allocate(0, fake_torch::current, n);
+}
+
+struct rig {
+    gpushare::host::node node{{.memory = 64_MiB, .sms = 1}};
+    tenancy shared{node};
+    tenancy::tenant chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 40_pct, .streams = 2});
+    tenancy::tenant batch = shared.admit({.name = "batch", .memory = 16_MiB, .compute = 40_pct});
+};
+
+TEST_CASE("scopes nest, and the stream goes before the thread", "[interop][torch]") {
+    rig r;
+    fake_torch::forgotten.clear();
+    {
+        scope_type chat{r.node, r.chat}, batch{r.node, r.batch};
+        CHECK(allocate(KiB).whose == nullptr);
+        const auto outer = chat.enter(1);
+        CHECK(fake_torch::current == &r.chat.work_stream(0, 1));
+        const auto of_chat = allocate(KiB);
+        {
+            const auto inner = batch.enter();
+            const auto of_batch = allocate(KiB);
+            CHECK(of_batch.whose != of_chat.whose);
+            const fake_torch::guard there(0, &r.chat.work_stream());
+            CHECK(allocate(KiB).whose == of_chat.whose);  // by its stream
+            int elsewhere = 0;
+            const fake_torch::guard unknown(0, &elsewhere);
+            CHECK(torch_blocks::of_process().owner_of(0, &elsewhere) == of_batch.whose);  // by its thread
+            CHECK(torch_blocks::of_process().owner_of(1, &elsewhere) == nullptr);         // of that device
+            CHECK(batch.live() == 1);
+        }
+        CHECK(fake_torch::current == &r.chat.work_stream(0, 1));
+        CHECK(chat.live() == 2);
+    }
+    CHECK(fake_torch::current == nullptr);
+    CHECK(fake_torch::forgotten.size() == 3);
+    CHECK(r.chat.close().leaked >= 2_KiB);
+}
+
+TEST_CASE("a refused scope leaves its streams unbound", "[interop][torch]") {
+    rig r;
+    {
+        scope_type first{r.node, r.chat};
+        CHECK_THROWS_AS((scope_type{r.node, r.chat}), gpushare::operation_error);
+        CHECK_THROWS_AS((scope_type{r.node, r.batch, 1}), gpushare::operation_error);
+        CHECK(torch_blocks::of_process().owner_of(0, &r.chat.work_stream()) != nullptr);
+    }
+    CHECK(torch_blocks::of_process().owner_of(0, &r.chat.work_stream()) == nullptr);
+    scope_type again{r.node, r.chat};
+    CHECK(torch_blocks::of_process().owner_of(0, &r.chat.work_stream()) != nullptr);
+}
+
+/// Blocks that threads hand to each other, each filled with its own number.
+struct board {
+    struct block {
+        unsigned char* p = nullptr;
+        std::size_t size = 0;
+        unsigned char mark = 0;
+    };
+    /// What was there, if it is still as it was written; and puts another one there.
+    bool exchange(std::size_t slot, block& b) {
+        const std::lock_guard lock(mutex);
+        std::swap(slots[slot], b);
+        for (std::size_t i = 0; i < b.size; i += 64)
+            if (b.p[i] != b.mark) return false;
+        return true;
+    }
+    std::mutex mutex;
+    std::array<block, 40> slots{};
+};
+
+TEST_CASE("no block is two tensors' at a time, whoever allocates and frees where", "[interop][torch]") {
+    const auto seed = support::seed(1);
+    CAPTURE(seed);
+    rig r;
+    board all;
+    std::atomic<int> spoilt{0}, lost{0};
+    {
+        scope_type chat{r.node, r.chat}, batch{r.node, r.batch};
+        support::together(4, [&](unsigned rank) {
+            support::random any(seed + rank);
+            for (int i = 0; i < support::few(4000); ++i) {
+                const fake_torch::guard forward(0, any.below(2) == 0 ? &r.chat.work_stream() : &r.batch.work_stream());
+                board::block b;
+                b.size = 64 + any.below(any.below(10) == 0 ? 300 * KiB : 4 * KiB);
+                const auto got = allocate(b.size);
+                b.p = static_cast<unsigned char*>(got.p);
+                b.mark = static_cast<unsigned char>(1 + any.below(200));
+                if (b.p == nullptr)
+                    b.size = 0;  // the quota is used up
+                else
+                    std::memset(b.p, b.mark, b.size);
+                spoilt += !all.exchange(any.below(all.slots.size()), b);
+                if (b.p != nullptr && any.below(8) == 0)
+                    (void)torch_blocks::of_process().use(b.p, &r.chat.work_stream(0, 1));
+                if (b.p != nullptr) lost += !torch_blocks::of_process().deallocate(b.p);
+                if (any.below(500) == 0) torch_blocks::of_process().give_back();
+            }
+        });
+        CHECK(r.chat.memory().limit().usage().peak <= 16_MiB);
+        // One tenant ends beside frees of its blocks.
+        support::together(2, [&](unsigned rank) {
+            if (rank == 0) {
+                (void)r.chat.close();
+                return;
+            }
+            for (std::size_t slot = 0; slot < all.slots.size(); ++slot)
+                if (all.slots[slot].p != nullptr) lost += !torch_blocks::of_process().deallocate(all.slots[slot].p);
+        });
+        CHECK(chat.live() == 0);
+        CHECK(batch.live() == 0);
+    }
+    CHECK(spoilt == 0);
+    CHECK(lost == 0);
+    CHECK(torch_blocks::of_process().unfreed() == 0);
+    CHECK(r.batch.close().leaked_blocks == 0);
+}
+
+}  // namespace torch_scope_without_torch
