@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,8 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/interop/detail/torch_memory.hpp>
+#include <gpushare/tenant/tenancy.hpp>
 
 #include "arguments.hpp"
 #include "harness.hpp"
@@ -117,6 +120,7 @@ public:
                                 : name == "cuThreadExchangeStreamCaptureMode" ? &modes_
                                 : name == "cudaPeekAtLastError"               ? &peeks_
                                 : name == "cudaStreamWaitEvent"               ? &waits_
+                                : name == "cuStreamIsCapturing"               ? &asks_
                                                                               : nullptr;
             if (calls == nullptr) throw std::runtime_error("cuda.permit_submit_ns: don't know how to call " + name);
             calls->each_time = n;
@@ -135,6 +139,8 @@ public:
         auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         float ms = 0;
         while (records_.due()) (void)cudaEventRecord(events_[0], s.native_handle());
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        while (asks_.due()) (void)api.stream_is_capturing(s.native_handle(), &status);
         while (waits_.due()) (void)cudaStreamWaitEvent(s.native_handle(), events_[0], 0);
         while (queries_.due()) (void)api.event_query(events_[0]);
         while (peeks_.due()) bench::keep(cudaPeekAtLastError());
@@ -155,7 +161,7 @@ private:
             return true;
         }
     };
-    owed records_, queries_, spans_, modes_, peeks_, waits_;
+    owed records_, queries_, spans_, modes_, peeks_, waits_, asks_;
     cudaEvent_t events_[2] = {};
 };
 
@@ -270,6 +276,49 @@ void call_figures(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
+/// Of what `torch_scope` takes from: blocks that are freed on the stream of their allocation, of sizes
+/// that models have.
+double calls_per_free_on_the_same_stream() {
+    constexpr std::size_t sizes[] = {512, 100'000, 1 << 20, 5 << 20, 12 << 20, 20 << 20};
+    constexpr std::size_t rounds = 200;
+    standin::reset({.devices = 1, .memory = 256_MiB});
+    gpushare::cuda::node node;
+    gpushare::tenancy shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 128_MiB});
+    stream* const streams[] = {&chat.work_stream()};
+    gpushare::detail::torch_memory<decltype(chat)::memory_type, gpushare::cuda::node> blocks{
+        node, gpushare::device_id{0}, chat.memory(), streams};
+    const auto allocate_and_free = [&](std::size_t n) {
+        gpushare::failure why;
+        void* const p = blocks.try_allocate(n, streams[0]->native_handle(), why);
+        if (p == nullptr) throw std::runtime_error("cuda.standin_calls_per_free_same_stream: no memory");
+        (void)blocks.deallocate(p, n, streams[0]->native_handle(), {});
+    };
+    double worst = 0;
+    for (const std::size_t n : sizes) {
+        for (int i = 0; i < 3; ++i) allocate_and_free(n);
+        standin::forget_calls();
+        for (std::size_t i = 0; i < rounds; ++i) allocate_and_free(n);
+        worst = std::max(worst, static_cast<double>(standin::calls().size()) / rounds);
+    }
+    return worst;
+}
+
+/// The lines of code in the blocks that the page on engines begins with.
+double lines_of_the_scope() {
+    std::ifstream page(GPUSHARE_GPU_PAGE);
+    bool inside = false;
+    double lines = 0;
+    for (std::string line; std::getline(page, line) && !line.starts_with("## ");) {
+        if (line.starts_with("```"))
+            inside = !inside;
+        else
+            lines += inside && !line.empty();
+    }
+    if (lines == 0) throw std::runtime_error("cuda.torch_scope_lines: " GPUSHARE_GPU_PAGE " has no code");
+    return lines;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -280,6 +329,8 @@ int main(int argc, char** argv) {
             "one thread, limiter depth 3, one client or two in turn; the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
         call_figures(r);
+        r.figure("cuda.standin_calls_per_free_same_stream", {calls_per_free_on_the_same_stream()}, "calls");
+        r.figure("cuda.torch_scope_lines", {lines_of_the_scope()}, "lines");
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());
