@@ -147,7 +147,7 @@ TEST_CASE("a width that is declared decides what a submission waits for, however
             CHECK(of_request.bound() == bound);
             CHECK(of_request.wait(soon()));
         }
-        auto at_gate = voice.acquire(0, soon(), {}, o);
+        auto at_gate = voice.acquire(o, soon());
         REQUIRE(at_gate);
         CHECK(at_gate->bound() == bound);
         at_gate->enqueue(voice.work_stream(), [](host::stream&) {});

@@ -381,6 +381,11 @@ public:
         auto& p = state_->parts()[part];
         return p.slice.compute.acquire(p.client, deadline, stop, o);
     }
+    /// The same, with the options first, as submit has them.
+    [[nodiscard]] result<permit> acquire(const submit_options& o, instant deadline = never,
+                                         const std::stop_token& stop = {}, std::size_t part = 0) {
+        return acquire(part, deadline, stop, o);
+    }
 
     /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each
     /// other, as collectives; see gang_permit.hpp. Valid until it is closed. Throws operation_error

@@ -10,6 +10,7 @@
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
