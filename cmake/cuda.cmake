@@ -2,8 +2,12 @@
 # How our own tests compile .cu files: one call of nvcc per file for all architectures, which leaves the object, the PTX
 # of each architecture and the assembler's report on registers. Needs CMAKE_CUDA_COMPILER.
 
-# Every machine that the library is meant for: A100, H100 and H200, B200, RTX 50 and RTX PRO. The last as PTX, too.
+# Every machine that the library is meant for: A100, H100 and H200, B200, RTX 50 and RTX PRO.
 set(GPUSHARE_CUDA_ARCHITECTURES 80 90 100 120)
+# The architectures that PTX is generated for. Newer ones assemble the PTX of the last: our code doesn't differ between them, and
+# generating PTX is most of what nvcc does. Two exceptions: kernels.cu, which has a kernel of each kind, and `./dev gpu`, which
+# measures.
+set(GPUSHARE_CUDA_FRONTS 80 90 CACHE STRING "The architectures that tests and figures generate PTX for")
 
 set(cuda_flags -std=c++20 -O2 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-Wall,-Wextra,-Wshadow)
 if(GPUSHARE_WARNINGS_AS_ERRORS)
@@ -11,13 +15,20 @@ if(GPUSHARE_WARNINGS_AS_ERRORS)
 endif()
 set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 
-# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FLAGS ...] [PTX_ONLY]) sets
+# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FRONTS 90...] [FLAGS ...] [PTX_ONLY]) sets
 #   NAME_object   the object file
 #   NAME_report   what ptxas says about each kernel on each architecture
-#   NAME_ptx      the PTX files, one per architecture
-# With PTX_ONLY nothing is assembled, for programs that only the executor runs.
+#   NAME_ptx      the PTX files, one per front
+# FRONTS are the architectures that PTX is generated for; by default those of GPUSHARE_CUDA_FRONTS, or ARCHITECTURES where that
+# is given. The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
 function(gpushare_compile_cuda name source)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY" "" "ARCHITECTURES;FLAGS")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY" "" "ARCHITECTURES;FRONTS;FLAGS")
+    if(NOT arg_FRONTS)
+        set(arg_FRONTS ${GPUSHARE_CUDA_FRONTS})
+        if(arg_ARCHITECTURES)
+            set(arg_FRONTS ${arg_ARCHITECTURES})
+        endif()
+    endif()
     if(NOT arg_ARCHITECTURES)
         set(arg_ARCHITECTURES ${GPUSHARE_CUDA_ARCHITECTURES})
     endif()
@@ -26,24 +37,34 @@ function(gpushare_compile_cuda name source)
     set(directory ${CMAKE_CURRENT_BINARY_DIR}/${name}.nvcc)
     file(MAKE_DIRECTORY ${directory})
 
-    list(GET arg_ARCHITECTURES -1 newest)
     set(targets)
     set(ptx)
-    foreach(architecture IN LISTS arg_ARCHITECTURES)
-        if(arg_PTX_ONLY)
-            list(APPEND targets -gencode=arch=compute_${architecture},code=compute_${architecture})
-        elseif(architecture EQUAL newest)
-            list(APPEND targets -gencode=arch=compute_${newest},code=[sm_${newest},compute_${newest}])
-        else()
-            list(APPEND targets -gencode=arch=compute_${architecture},code=sm_${architecture})
-        endif()
-        list(LENGTH arg_ARCHITECTURES count)
+    list(LENGTH arg_FRONTS count)
+    while(arg_FRONTS)
+        list(POP_FRONT arg_FRONTS front)
         if(count GREATER 1)
-            list(APPEND ptx ${directory}/${stem}.compute_${architecture}.ptx)
+            list(APPEND ptx ${directory}/${stem}.compute_${front}.ptx)
         else()
             list(APPEND ptx ${directory}/${stem}.ptx)
         endif()
-    endforeach()
+        set(next 1000)
+        if(arg_FRONTS)
+            list(GET arg_FRONTS 0 next)
+        endif()
+        set(codes)
+        foreach(architecture IN LISTS arg_ARCHITECTURES)
+            if(NOT architecture LESS front AND architecture LESS next)
+                list(APPEND codes sm_${architecture})
+            endif()
+        endforeach()
+        if(arg_PTX_ONLY)
+            set(codes compute_${front})
+        elseif(NOT arg_FRONTS)
+            list(APPEND codes compute_${front})
+        endif()
+        list(JOIN codes "," codes)
+        list(APPEND targets "-gencode=arch=compute_${front},code=[${codes}]")
+    endwhile()
 
     set(object ${directory}/${name}.o)
     add_custom_command(
