@@ -31,9 +31,10 @@ set(may_include_backend ${base} detail backend)
 set(may_include_tenant ${base} detail ${primitives} placement tenant)
 set(may_include_observe ${base} detail ${primitives} placement tenant observe)
 set(may_include_serving ${base} detail ${primitives} placement tenant observe serving)
+set(may_include_graph ${base} detail ${primitives} placement tenant observe serving graph)
 set(may_include_interop ${base} detail ${primitives} placement gradient tenant interop)
 set(may_include_gpushare ${base} detail ${primitives} placement tenant observe backend)  # the umbrellas
-set(layers ${base} detail ${primitives} placement gradient backend tenant observe serving interop gpushare)
+set(layers ${base} detail ${primitives} placement gradient backend tenant observe serving graph interop gpushare)
 
 # config.hpp -> config, memory/quota.hpp -> memory, backend/host/node.hpp -> backend
 function(layer_of path result)
