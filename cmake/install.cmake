@@ -18,7 +18,7 @@ configure_file(cmake/gpushare-config.cmake.in gpushare-config.cmake @ONLY)
 # Before 1.0 a minor version may break its users; from then on this becomes SameMajorVersion.
 write_basic_package_version_file(gpushare-config-version.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gpushare-config.cmake
-              ${CMAKE_CURRENT_BINARY_DIR}/gpushare-config-version.cmake cmake/gpushare-cuda.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/gpushare-config-version.cmake cmake/gpushare-cuda.cmake cmake/gpushare-graph.cmake
         DESTINATION ${package_dir})
 
 file(RELATIVE_PATH prefix_from_pc /prefix/${pkgconfig_dir} /prefix)

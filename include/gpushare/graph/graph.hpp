@@ -13,7 +13,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -278,23 +280,28 @@ struct piece_edges {
     friend bool operator==(const piece_edges&, const piece_edges&) = default;
 };
 
-/// The edges of nodes `of`, which must be within the graph.
-[[nodiscard]] inline piece_edges edges_of(const model_graph& g, const std::vector<lifetime>& lives, node_range of) {
-    std::vector<bool> read(g.values.size()), made(g.values.size());
-    for (std::uint32_t n = of.first; n < of.behind; ++n) {
-        for (const std::uint32_t v : g.nodes[n].inputs) read[v] = true;
-        for (const std::uint32_t v : g.nodes[n].outputs) made[v] = true;
+/// The edges of some nodes, in any order; each must be one of the graph's.
+[[nodiscard]] inline piece_edges edges_of(const model_graph& g, std::span<const std::uint32_t> nodes) {
+    std::vector<bool> inside(g.nodes.size()), read(g.values.size()), made(g.values.size()), wanted(g.values.size());
+    for (const std::uint32_t n : nodes) inside[n] = true;
+    for (std::size_t n = 0; n < g.nodes.size(); ++n) {
+        for (const std::uint32_t v : g.nodes[n].inputs) (inside[n] ? read : wanted)[v] = true;
+        for (const std::uint32_t v : g.nodes[n].outputs) made[v] = inside[n];
     }
     piece_edges e;
     for (std::uint32_t v = 0; v < g.values.size(); ++v) {
         const auto kind = g.values[v].kind;
         if (read[v] && !made[v]) (kind == value_kind::weight ? e.weights : e.inputs).push_back(v);
-        if (made[v] && (kind == value_kind::output || lives[v].last > of.behind)) e.outputs.push_back(v);
+        if (made[v] && (kind == value_kind::output || wanted[v])) e.outputs.push_back(v);
     }
     return e;
 }
-/// The same, for a single piece.
-[[nodiscard]] inline piece_edges edges_of(const model_graph& g, node_range of) { return edges_of(g, lifetimes(g), of); }
+/// The same of consecutive nodes.
+[[nodiscard]] inline piece_edges edges_of(const model_graph& g, node_range of) {
+    std::vector<std::uint32_t> nodes(of.size());
+    std::iota(nodes.begin(), nodes.end(), of.first);
+    return edges_of(g, nodes);
+}
 
 }  // namespace graph
 }  // namespace GPUSHARE_ABI

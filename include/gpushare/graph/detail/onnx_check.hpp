@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether a model is sound, node by node, so that an error names the node; and the order of its nodes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/graph/detail/onnx_files.hpp>
+#include <gpushare/graph/detail/onnx_library.hpp>
+#include <gpushare/graph/model_error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph::detail {
+
+/// The name that people know a node by.
+[[nodiscard]] inline std::string name_of(const onnx::NodeProto& n, std::size_t place) {
+    return n.name().empty() ? n.op_type() + "#" + std::to_string(place) : n.name();
+}
+/// ONNX's own operators go by two names.
+[[nodiscard]] inline bool is_onnx(std::string_view domain) noexcept { return domain.empty() || domain == "ai.onnx"; }
+
+/// The first line, without what the checker adds.
+[[nodiscard]] inline std::string first_line(std::string_view text) {
+    return std::string(text.substr(0, text.find('\n')));
+}
+
+/// Names that a graph reads from outside, in the order in which they occur, each once.
+inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>& captured) {
+    std::unordered_set<std::string> own;
+    for (const auto& v : body.input()) own.insert(v.name());
+    for (const auto& w : body.initializer()) own.insert(w.name());
+    for (const auto& w : body.sparse_initializer()) own.insert(w.values().name());
+    for (const auto& n : body.node()) own.insert(n.output().begin(), n.output().end());
+    const auto add = [&](const std::string& name) {
+        if (!name.empty() && !own.contains(name) && std::ranges::find(captured, name) == captured.end())
+            captured.push_back(name);
+    };
+    for (const auto& n : body.node()) {
+        std::ranges::for_each(n.input(), add);
+        std::vector<std::string> deeper;
+        for (const auto& a : n.attribute()) {
+            if (a.has_g()) add_captured(a.g(), deeper);
+            for (const auto& g : a.graphs()) add_captured(g, deeper);
+        }
+        std::ranges::for_each(deeper, add);
+    }
+    for (const auto& v : body.output()) add(v.name());
+}
+
+/// What a node reads, its body's reads of outer values included; each once, without those left out.
+[[nodiscard]] inline std::vector<std::string> reads_of(const onnx::NodeProto& n) {
+    std::vector<std::string> all;
+    for (const auto& name : n.input())
+        if (!name.empty() && std::ranges::find(all, name) == all.end()) all.push_back(name);
+    for (const auto& a : n.attribute()) {
+        if (a.has_g()) add_captured(a.g(), all);
+        for (const auto& g : a.graphs()) add_captured(g, all);
+    }
+    return all;
+}
+
+/// Which node makes which value. Throws model_error (bad_model) where two make the same.
+[[nodiscard]] inline std::unordered_map<std::string, int> makers(const onnx::GraphProto& g) {
+    std::unordered_map<std::string, int> made;
+    const auto add = [&](const std::string& name, int by) {
+        if (name.empty()) throw model_error(model_fault::bad_model, {}, "a value has no name");
+        if (!made.emplace(name, by).second) throw model_error(model_fault::bad_model, name, "it is made twice");
+    };
+    for (const auto& w : g.initializer()) add(w.name(), -1);
+    for (const auto& w : g.sparse_initializer()) add(w.values().name(), -1);
+    std::unordered_set<std::string> inputs;
+    for (const auto& v : g.input()) {
+        if (!inputs.insert(v.name()).second) throw model_error(model_fault::bad_model, v.name(), "it is made twice");
+        if (!made.contains(v.name())) add(v.name(), -1);  // one with a default value is a weight
+    }
+    for (int n = 0; n < g.node_size(); ++n)
+        for (const auto& name : g.node(n).output())
+            if (!name.empty()) add(name, n);
+    return made;
+}
+
+/// The nodes in an order in which they can run: the model's own where that is one. Throws model_error: missing_value, cyclic.
+[[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
+    const auto made = makers(g);
+    const auto count = static_cast<std::size_t>(g.node_size());
+    std::vector<std::vector<int>> readers(count);
+    std::vector<std::size_t> waits(count);
+    for (int n = 0; n < g.node_size(); ++n)
+        for (const auto& name : reads_of(g.node(n))) {
+            const auto from = made.find(name);
+            if (from == made.end())
+                throw model_error(model_fault::missing_value, name_of(g.node(n), static_cast<std::size_t>(n)),
+                                  "nothing makes '" + name + "'");
+            if (from->second < 0) continue;
+            readers[static_cast<std::size_t>(from->second)].push_back(n);
+            ++waits[static_cast<std::size_t>(n)];
+        }
+    std::priority_queue<int, std::vector<int>, std::greater<>> ready;
+    for (int n = 0; n < g.node_size(); ++n)
+        if (waits[static_cast<std::size_t>(n)] == 0) ready.push(n);
+    std::vector<int> order;
+    while (!ready.empty()) {
+        const int n = ready.top();
+        ready.pop();
+        order.push_back(n);
+        for (const int reader : readers[static_cast<std::size_t>(n)])
+            if (--waits[static_cast<std::size_t>(reader)] == 0) ready.push(reader);
+    }
+    for (std::size_t n = 0; n < count && order.size() != count; ++n)
+        if (waits[n] != 0)
+            throw model_error(model_fault::cyclic, name_of(g.node(static_cast<int>(n)), n),
+                              "it waits for itself, through other nodes");
+    return order;
+}
+
+/// The versions of operator sets that a model asks for. Throws model_error (bad_model).
+[[nodiscard]] inline std::unordered_map<std::string, int> operator_sets(const onnx::ModelProto& m) {
+    std::unordered_map<std::string, int> all;
+    for (const auto& set : m.opset_import()) {
+        const std::string domain = is_onnx(set.domain()) ? std::string() : set.domain();
+        if (set.version() < 1 || set.version() > 10000 || !all.emplace(domain, static_cast<int>(set.version())).second)
+            throw model_error(model_fault::bad_model, {}, "its operator sets contradict each other");
+    }
+    if (all.empty() && m.ir_version() < 3) all.emplace("", 1);
+    if (all.empty()) throw model_error(model_fault::bad_model, {}, "it names no operator set");
+    return all;
+}
+
+/// Checks nodes against what the installed ONNX knows of operators.
+class node_checker {
+public:
+    /// `others`: domains whose operators the engine knows and ONNX doesn't.
+    node_checker(const onnx::ModelProto& m, const std::filesystem::path& folder, std::vector<std::string> others)
+        : sets_(operator_sets(m)), others_(std::move(others)) {
+        for (const auto& f : m.functions()) functions_.insert(f.domain() + "." + f.name());
+        const auto& known = onnx::OpSchemaRegistry::DomainToVersionRange::Instance().Map();
+        if (const auto set = sets_.find(""); set != sets_.end()) newer_ = set->second > known.at("").second;
+        // Later formats of the file add kinds of numbers and notes, and the first one wanted each weight among the inputs.
+        context_.set_ir_version(static_cast<int>(std::clamp<std::int64_t>(m.ir_version(), 4, onnx::IR_VERSION)));
+        context_.set_opset_imports(sets_);
+        context_.set_model_dir(folder.string());
+    }
+
+    /// Whether the model asks for operators that came after the installed ONNX: it knows neither their attributes nor shapes.
+    [[nodiscard]] bool newer() const noexcept { return newer_; }
+
+    /// Throws model_error: unknown_operator, bad_node. `scope` gets what the node makes.
+    void check(const onnx::NodeProto& n, std::size_t place, onnx::checker::LexicalScopeContext& scope) const {
+        const bool known = know(n, place);
+        try {
+            if (known && !newer_) onnx::checker::check_node(n, context_, scope);
+        } catch (const std::exception& e) {
+            throw model_error(model_fault::bad_node, name_of(n, place), n.op_type() + ": " + first_line(e.what()));
+        }
+        for (const auto& name : n.output()) scope.add(name);
+    }
+
+private:
+    /// Whether ONNX knows the operator. Throws model_error (unknown_operator) if nobody does.
+    [[nodiscard]] bool know(const onnx::NodeProto& n, std::size_t place) const {
+        const auto unknown = [&](const std::string& why) {
+            throw model_error(model_fault::unknown_operator, name_of(n, place),
+                              "operator '" + n.op_type() + "' " + why);
+        };
+        if (functions_.contains(n.domain() + "." + n.op_type())) return true;
+        const std::string domain = is_onnx(n.domain()) ? std::string() : n.domain();
+        if (std::ranges::find(others_, domain) != others_.end()) return false;
+        const auto set = sets_.find(domain);
+        if (set == sets_.end()) unknown("is of domain '" + domain + "', which the model doesn't import");
+        if (onnx::OpSchemaRegistry::Schema(n.op_type(), set->second, domain) != nullptr) return true;
+        if (newer_ && domain.empty()) return false;  // it may have come since
+        unknown("isn't known in version " + std::to_string(set->second) + " of domain '" + domain + "'");
+        return false;
+    }
+
+    std::unordered_map<std::string, int> sets_;
+    std::vector<std::string> others_;
+    std::unordered_set<std::string> functions_;
+    onnx::checker::CheckerContext context_;
+    bool newer_ = false;
+};
+
+/// Weights in attributes and bodies, too.
+inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path& folder) {
+    for (const auto& w : g.initializer()) check_weight(w, folder);
+    for (const auto& w : g.sparse_initializer()) {
+        check_weight(w.values(), folder);
+        check_weight(w.indices(), folder);
+    }
+    for (const auto& n : g.node())
+        for (const auto& a : n.attribute()) {
+            if (a.has_t()) check_weight(a.t(), folder);
+            for (const auto& t : a.tensors()) check_weight(t, folder);
+            if (a.has_g()) check_weights(a.g(), folder);
+            for (const auto& body : a.graphs()) check_weights(body, folder);
+        }
+}
+
+/// Throws model_error for whatever is wrong. `order`: of the nodes.
+inline void check_nodes(const onnx::ModelProto& m, const std::vector<int>& order, const node_checker& with) {
+    onnx::checker::LexicalScopeContext scope;
+    for (const auto& v : m.graph().input()) scope.add(v.name());
+    for (const auto& w : m.graph().initializer()) scope.add(w.name());
+    for (const auto& w : m.graph().sparse_initializer()) scope.add(w.values().name());
+    for (const int n : order) with.check(m.graph().node(n), static_cast<std::size_t>(n), scope);
+    for (const auto& v : m.graph().output())
+        if (!scope.this_graph_has(v.name()))
+            throw model_error(model_fault::missing_value, v.name(), "nothing makes this output");
+}
+
+}  // namespace graph::detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

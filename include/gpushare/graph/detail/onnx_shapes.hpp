@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Types and shapes of a model's values: as the model says them, and as ONNX's shape inference finds them.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/graph/detail/apart.hpp>
+#include <gpushare/graph/detail/onnx_check.hpp>
+#include <gpushare/graph/detail/onnx_library.hpp>
+#include <gpushare/graph/graph.hpp>
+#include <gpushare/graph/model_error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph::detail {
+
+/// Sets the extents of a type that has a shape: `sizes` by the model's names, `given` by their places. Throws model_error
+/// (bad_shapes).
+inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std::int64_t>& sizes,
+                        const std::vector<std::int64_t>* given) {
+    if (!v.type().has_tensor_type()) return;
+    auto& type = *v.mutable_type()->mutable_tensor_type();
+    if (given != nullptr && !type.has_shape())
+        for (std::size_t i = 0; i < given->size(); ++i) (void)type.mutable_shape()->add_dim();
+    if (!type.has_shape()) return;
+    auto& shape = *type.mutable_shape();
+    if (given != nullptr && given->size() != static_cast<std::size_t>(shape.dim_size()))
+        throw model_error(model_fault::bad_shapes, v.name(),
+                          "it has " + std::to_string(shape.dim_size()) + " dimensions, and is given " +
+                              std::to_string(given->size()));
+    for (int i = 0; i < shape.dim_size(); ++i) {
+        auto& d = *shape.mutable_dim(i);
+        if (d.has_dim_value() && d.dim_value() < 0) d.clear_dim_value();  // some exporters' "any"
+        const auto size = sizes.find(d.dim_param());
+        std::int64_t extent = d.has_dim_param() && size != sizes.end() ? size->second : -1;
+        if (given != nullptr) extent = (*given)[static_cast<std::size_t>(i)];
+        if (extent < 0) continue;
+        if (d.has_dim_value() && d.dim_value() != extent)
+            throw model_error(model_fault::bad_shapes, v.name(),
+                              "dimension " + std::to_string(i) + " is " + std::to_string(d.dim_value()) +
+                                  ", and is given as " + std::to_string(extent));
+        d.set_dim_value(extent);
+    }
+}
+
+/// Weights whose numbers say shapes are small; the others' numbers are left out, so that a large model isn't there twice.
+[[nodiscard]] inline onnx::ModelProto without_large_weights(const onnx::ModelProto& m) {
+    constexpr std::size_t large = 1 << 14;  // bytes
+    onnx::ModelProto small;
+    small.set_ir_version(std::min<std::int64_t>(m.ir_version(), onnx::IR_VERSION));
+    *small.mutable_opset_import() = m.opset_import();
+    *small.mutable_functions() = m.functions();
+    auto& g = *small.mutable_graph();
+    g.set_name(m.graph().name());
+    *g.mutable_node() = m.graph().node();
+    *g.mutable_input() = m.graph().input();
+    *g.mutable_output() = m.graph().output();
+    *g.mutable_value_info() = m.graph().value_info();
+    *g.mutable_sparse_initializer() = m.graph().sparse_initializer();
+    std::unordered_set<std::string> inputs;
+    for (const auto& v : g.input()) inputs.insert(v.name());
+    for (const auto& w : m.graph().initializer()) {
+        if (w.data_location() != onnx::TensorProto::EXTERNAL && w.ByteSizeLong() <= large) {
+            *g.add_initializer() = w;
+            continue;
+        }
+        if (inputs.contains(w.name())) continue;
+        auto& v = *g.add_input();  // a type without numbers
+        v.set_name(w.name());
+        auto& type = *v.mutable_type()->mutable_tensor_type();
+        type.set_elem_type(w.data_type());
+        for (const std::int64_t extent : w.dims()) type.mutable_shape()->add_dim()->set_dim_value(extent);
+    }
+    return small;
+}
+
+/// Has ONNX infer the types of all values. `strict`: what it can't infer is an error. In a process of its own where
+/// `apart`: ONNX trusts the attributes' numbers, and crashes on some. Throws model_error (bad_shapes).
+inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
+    const auto work = [&] {
+        onnx::shape_inference::InferShapes(m, onnx::OpSchemaRegistry::Instance(),
+                                           onnx::ShapeInferenceOptions(false, strict ? 1 : 0, true));
+    };
+    if (!apart) try {
+            return work();
+        } catch (const std::exception& e) {
+            throw model_error(model_fault::bad_shapes, {}, e.what());
+        }
+    const auto told = [&] {
+        work();
+        onnx::GraphProto values;
+        *values.mutable_value_info() = m.graph().value_info();
+        *values.mutable_output() = m.graph().output();
+        return values.SerializeAsString();
+    };
+    using kind = apart_result::kind;
+    const auto r = run_apart(told, std::chrono::seconds(30));
+    onnx::GraphProto values;
+    if (r.how == kind::threw) throw model_error(model_fault::bad_shapes, {}, r.text);
+    if (r.how != kind::done || !values.ParseFromString(r.text))
+        throw model_error(model_fault::bad_shapes, {}, "ONNX's shape inference can't cope with the model");
+    *m.mutable_graph()->mutable_value_info() = values.value_info();
+    *m.mutable_graph()->mutable_output() = values.output();
+}
+
+/// The types that are known by now.
+[[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> types_in(const onnx::ModelProto& m) {
+    const auto& g = m.graph();
+    std::unordered_map<std::string, onnx::TypeProto> types;
+    for (const auto* list : {&g.value_info(), &g.input(), &g.output()})
+        for (const auto& v : *list) types[v.name()] = v.type();
+    for (const auto& w : g.initializer()) {
+        auto& type = *types[w.name()].mutable_tensor_type();
+        type.set_elem_type(w.data_type());
+        type.clear_shape();
+        for (const std::int64_t extent : w.dims()) type.mutable_shape()->add_dim()->set_dim_value(extent);
+    }
+    return types;
+}
+
+/// Types by the values' names. Throws model_error (bad_shapes).
+[[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> infer_types(
+    const onnx::ModelProto& m, const std::vector<int>& order, bool known, bool apart,
+    const std::map<std::string, std::int64_t>& sizes, const std::map<std::string, std::vector<std::int64_t>>& inputs) {
+    onnx::ModelProto small = without_large_weights(m);
+    auto& g = *small.mutable_graph();
+    g.clear_node();
+    for (const int n : order) *g.add_node() = m.graph().node(n);
+    for (auto& v : *g.mutable_input()) {
+        const auto given = inputs.find(v.name());
+        set_extents(v, sizes, given == inputs.end() ? nullptr : &given->second);
+    }
+    for (auto& v : *g.mutable_output()) set_extents(v, sizes, nullptr);
+    for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
+    if (!known) return types_in(small);
+    // Of operators that aren't ONNX's own, such as those that make maps, inference fails where it knows nothing.
+    bool only_onnx = true;
+    for (const auto& n : g.node()) only_onnx = only_onnx && is_onnx(n.domain());
+    const auto stated = only_onnx ? std::unordered_map<std::string, onnx::TypeProto>() : types_in(small);
+    try {
+        infer(small, only_onnx, apart);
+    } catch (const model_error&) {
+        if (only_onnx) throw;
+        return stated;
+    }
+    return types_in(small);
+}
+
+/// A value as the graph has it.
+[[nodiscard]] inline value value_of(std::string name, value_kind kind, const onnx::TypeProto* type) {
+    value v{.name = std::move(name), .kind = kind};
+    if (type == nullptr || type->value_case() == onnx::TypeProto::VALUE_NOT_SET) return v;
+    v.tensor = type->has_tensor_type();
+    if (!v.tensor) return v;
+    v.type = element_of(type->tensor_type().elem_type());
+    v.ranked = type->tensor_type().has_shape();
+    for (const auto& d : type->tensor_type().shape().dim())
+        v.shape.push_back({d.has_dim_value() && d.dim_value() >= 0 ? d.dim_value() : -1, d.dim_param()});
+    return v;
+}
+
+}  // namespace graph::detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

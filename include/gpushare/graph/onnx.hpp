@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models in the format ONNX: read, checked, and taken apart. Needs the library libonnx (Debian: libonnx-dev) and the CMake
+// target gpushare::graph.
+//
+//   const auto model = gpushare::graph::onnx_model::load("detector.onnx", {.sizes = {{"batch", 1}}});
+//   const gpushare::graph::model_graph& g = model.graph();              // a plain value: where to cut is decided on it
+//   const std::string piece = model.extract({0, 20});                   // nodes 0 to 19, as a model of their own
+//
+// What each piece reads and leaves is edges_of(g, range), in that order.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/graph/detail/onnx_check.hpp>
+#include <gpushare/graph/detail/onnx_files.hpp>
+#include <gpushare/graph/detail/onnx_library.hpp>
+#include <gpushare/graph/detail/onnx_shapes.hpp>
+#include <gpushare/graph/graph.hpp>
+#include <gpushare/graph/model_error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph {
+
+/// How to read a model.
+struct import_options {
+    /// Extents by the model's names for them, such as "batch". The model is then for these alone.
+    std::map<std::string, std::int64_t> sizes{};
+    /// Whole shapes of inputs, by their names; an extent below 0 is left as it is.
+    std::map<std::string, std::vector<std::int64_t>> inputs{};
+    /// Domains whose operators the engine knows and ONNX doesn't, such as "com.microsoft": neither checked nor
+    /// understood, so the shapes behind them may be unknown.
+    std::vector<std::string> other_domains{};
+    /// Where the files of weights are that the model names; `load` takes the model's own folder.
+    std::filesystem::path folder{};
+    /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says, and crashes on some
+    /// malformed ones: then that process ends, and the model is refused. Turn this off for models that you trust, where a
+    /// copy of this process is too dear.
+    bool apart = true;
+};
+
+/// A model that was read and checked. Movable; safe to read from any thread. Holds the model's bytes once, without weights
+/// in files of their own: those are read when a piece is extracted.
+///
+/// What depends on weights alone (constants, reshaped weights) is no node of graph() but a weight; each piece that needs
+/// such a value computes it anew, which engines do once, when they load the piece. Nothing of that crosses a cut.
+class onnx_model {
+public:
+    /// Reads a file. Throws model_error, and std::bad_alloc.
+    [[nodiscard]] static onnx_model load(const std::filesystem::path& path, import_options o = {}) {
+        if (o.folder.empty()) o.folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+        return parse(detail::read_model(path), std::move(o));
+    }
+    /// The same of bytes in memory.
+    [[nodiscard]] static onnx_model parse(std::string_view bytes, import_options o = {}) {
+        if (bytes.size() > detail::most_bytes) throw model_error(model_fault::too_large, {}, "it has 2 GiB or more");
+        onnx::ModelProto m;
+        if (!m.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || !m.has_graph())
+            throw model_error(model_fault::unreadable, {}, "these bytes are no model, or a part of one");
+        return onnx_model(std::move(m), std::move(o));
+    }
+    /// As load, with the reason without its text instead of an exception.
+    [[nodiscard]] static result<onnx_model> try_load(const std::filesystem::path& path, import_options o = {}) {
+        return gpushare::detail::or_why([&] { return load(path, std::move(o)); });
+    }
+    /// As parse, with the reason without its text instead of an exception.
+    [[nodiscard]] static result<onnx_model> try_parse(std::string_view bytes, import_options o = {}) {
+        return gpushare::detail::or_why([&] { return parse(bytes, std::move(o)); });
+    }
+
+    /// Nodes and values. Sound: wrong(graph()) is empty.
+    [[nodiscard]] const model_graph& graph() const noexcept { return graph_; }
+    /// Whether the model uses operators that came after the installed ONNX. Their attributes aren't checked, and shapes
+    /// are only those that the model states.
+    [[nodiscard]] bool newer() const noexcept { return newer_; }
+
+    /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are edges_of(graph(),
+    /// nodes), in that order, its weights inside. Throws model_error: bad_cut where a value that crosses is no tensor or
+    /// of unknown type, or where a node isn't the graph's or there is none; too_large; external_data; and std::bad_alloc.
+    [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const {
+        if (nodes.empty() || std::ranges::any_of(nodes, [&](std::uint32_t n) { return n >= graph_.nodes.size(); }))
+            throw model_error(model_fault::bad_cut, {}, "there are no such nodes");
+        onnx::ModelProto piece;
+        piece.set_ir_version(proto_.ir_version());
+        *piece.mutable_opset_import() = proto_.opset_import();
+        *piece.mutable_functions() = proto_.functions();
+        auto& g = *piece.mutable_graph();
+        g.set_name("nodes_from_" + std::to_string(nodes.front()));
+        add_nodes(g, nodes);
+        const auto edges = edges_of(graph_, nodes);
+        for (const std::uint32_t v : edges.inputs) describe(*g.add_input(), v);
+        for (const std::uint32_t v : edges.outputs) describe(*g.add_output(), v);
+        if (piece.ByteSizeLong() > detail::most_bytes)
+            throw model_error(model_fault::too_large, graph_.nodes[nodes.front()].name,
+                              "the piece that begins here has 2 GiB or more of weights");
+        return piece.SerializeAsString();
+    }
+    /// The same of consecutive nodes.
+    [[nodiscard]] std::string extract(node_range range) const {
+        if (range.first >= range.behind) return extract(std::span<const std::uint32_t>());
+        std::vector<std::uint32_t> nodes(range.size());
+        std::iota(nodes.begin(), nodes.end(), range.first);
+        return extract(nodes);
+    }
+
+private:
+    onnx_model(onnx::ModelProto m, import_options o) : proto_(std::move(m)), folder_(std::move(o.folder)) {
+        const detail::node_checker checker(proto_, folder_, std::move(o.other_domains));
+        newer_ = checker.newer();
+        detail::check_weights(proto_.graph(), folder_);
+        order_ = detail::run_order(proto_.graph());
+        detail::check_nodes(proto_, order_, checker);
+        auto types = detail::infer_types(proto_, order_, !newer_, o.apart, o.sizes, o.inputs);
+        const auto& g = proto_.graph();
+        for (int w = 0; w < g.initializer_size(); ++w) weights_.emplace(g.initializer(w).name(), w);
+        for (int w = 0; w < g.sparse_initializer_size(); ++w)
+            sparse_.emplace(g.sparse_initializer(w).values().name(), w);
+        find_constants();
+        build(types);
+        if (const auto text = wrong(graph_); !text.empty()) throw model_error(model_fault::bad_model, {}, text);
+    }
+
+    [[nodiscard]] bool is_weight(const std::string& name) const {
+        return weights_.contains(name) || sparse_.contains(name) || constants_.contains(name);
+    }
+    /// Nodes that depend on weights alone, but for those that make what the caller gets, and what is drawn by lot.
+    void find_constants() {
+        const auto& g = proto_.graph();
+        std::unordered_set<std::string> outputs;
+        for (const auto& v : g.output()) outputs.insert(v.name());
+        for (const int n : order_) {
+            const auto& node = g.node(n);
+            const bool by_lot = node.op_type().starts_with("Random") || node.op_type() == "Multinomial" ||
+                                node.op_type() == "Bernoulli" || node.op_type() == "Dropout";
+            const auto reads = detail::reads_of(node);
+            const bool constant =
+                !by_lot && detail::is_onnx(node.domain()) &&
+                std::ranges::all_of(reads, [&](const auto& name) { return is_weight(name); }) &&
+                std::ranges::none_of(node.output(), [&](const auto& name) { return outputs.contains(name); });
+            if (!constant) continue;
+            for (const auto& name : node.output()) constants_.emplace(name, n);
+        }
+    }
+    /// The plain value, of what was found.
+    void build(const std::unordered_map<std::string, onnx::TypeProto>& types) {
+        const auto& g = proto_.graph();
+        const auto add = [&](const std::string& name, value_kind kind) {
+            const auto [at, is_new] = index_.emplace(name, static_cast<std::uint32_t>(graph_.values.size()));
+            if (!is_new) return at->second;
+            const auto type = types.find(name);
+            graph_.values.push_back(detail::value_of(name, kind, type == types.end() ? nullptr : &type->second));
+            return at->second;
+        };
+        for (const auto& v : g.input())
+            if (!is_weight(v.name())) graph_.inputs.push_back(add(v.name(), value_kind::input));
+        std::unordered_set<std::string> outputs;
+        for (const auto& v : g.output()) outputs.insert(v.name());
+        for (const int n : order_) {
+            const auto& from = g.node(n);
+            if (std::ranges::all_of(from.output(), [&](const auto& o) { return o.empty() || constants_.contains(o); }))
+                continue;
+            graph::node to{.name = detail::name_of(from, static_cast<std::size_t>(n)), .type = from.op_type()};
+            for (const auto& name : detail::reads_of(from)) to.inputs.push_back(add(name, value_kind::weight));
+            for (const auto& name : from.output())
+                if (!name.empty())
+                    to.outputs.push_back(add(name, outputs.contains(name) ? value_kind::output : value_kind::inner));
+            nodes_.push_back(n);
+            graph_.nodes.push_back(std::move(to));
+        }
+        for (const auto& v : g.output()) graph_.outputs.push_back(add(v.name(), value_kind::weight));
+    }
+
+    /// Nodes and the constants that they need, in the order in which they run, with their weights.
+    void add_nodes(onnx::GraphProto& to, std::span<const std::uint32_t> nodes) const {
+        const auto& g = proto_.graph();
+        std::vector<bool> wanted(static_cast<std::size_t>(g.node_size()));
+        for (const std::uint32_t n : nodes) wanted[static_cast<std::size_t>(nodes_[n])] = true;
+        std::unordered_set<std::string> read;
+        for (auto n = order_.rbegin(); n != order_.rend(); ++n) {
+            const auto& node = g.node(*n);
+            const auto reader = static_cast<std::size_t>(*n);
+            for (const auto& name : node.output())
+                if (constants_.contains(name) && read.contains(name)) wanted[reader] = true;
+            if (!wanted[reader]) continue;
+            for (auto& name : detail::reads_of(node)) read.insert(std::move(name));
+        }
+        for (const int n : order_)
+            if (wanted[static_cast<std::size_t>(n)]) *to.add_node() = g.node(n);
+        for (auto& n : *to.mutable_node()) take_in_all(n);
+        for (const auto& w : g.initializer())
+            if (read.contains(w.name())) {
+                *to.add_initializer() = w;
+                detail::take_in(*to.mutable_initializer(to.initializer_size() - 1), folder_);
+            }
+        for (const auto& w : g.sparse_initializer())
+            if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
+    }
+    /// Weights of attributes and bodies that lie in files.
+    void take_in_all(onnx::NodeProto& n) const {
+        for (auto& a : *n.mutable_attribute()) {
+            if (a.has_t()) detail::take_in(*a.mutable_t(), folder_);
+            for (auto& t : *a.mutable_tensors()) detail::take_in(t, folder_);
+            if (a.has_g()) take_in_all(*a.mutable_g());
+            for (auto& body : *a.mutable_graphs()) take_in_all(body);
+        }
+    }
+    void take_in_all(onnx::GraphProto& body) const {
+        for (auto& w : *body.mutable_initializer()) detail::take_in(w, folder_);
+        for (auto& n : *body.mutable_node()) take_in_all(n);
+    }
+    /// A value at the edge of a piece. What is the caller's keeps the model's own description.
+    void describe(onnx::ValueInfoProto& to, std::uint32_t index) const {
+        const value& v = graph_.values[index];
+        const bool crosses = v.kind == value_kind::inner;
+        for (const auto* list : {&proto_.graph().input(), &proto_.graph().output()})
+            for (const auto& known : *list)
+                if (known.name() == v.name) {
+                    to = known;
+                    detail::set_extents(to, {}, nullptr);
+                    return;
+                }
+        if (crosses && (!v.tensor || v.type == element::unknown))
+            throw model_error(
+                model_fault::bad_cut, v.name,
+                v.tensor ? "it crosses a cut, and nobody knows its type" : "it crosses a cut, and is no tensor");
+        to.set_name(v.name);
+        auto& type = *to.mutable_type()->mutable_tensor_type();
+        type.set_elem_type(detail::number_of(v.type));
+        if (!v.ranked) return;
+        (void)type.mutable_shape();
+        for (const auto& d : v.shape) {
+            auto& extent = *type.mutable_shape()->add_dim();
+            if (d.extent >= 0) extent.set_dim_value(d.extent);
+        }
+    }
+
+    onnx::ModelProto proto_;
+    std::filesystem::path folder_;
+    bool newer_ = false;
+    model_graph graph_;
+    std::vector<int> order_;                                // of the model's nodes
+    std::vector<int> nodes_;                                // of each node of the graph, the model's
+    std::unordered_map<std::string, std::uint32_t> index_;  // of values
+    std::unordered_map<std::string, int> weights_, sparse_;
+    std::unordered_map<std::string, int> constants_;  // values, and the nodes that make them
+};
+
+}  // namespace graph
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
