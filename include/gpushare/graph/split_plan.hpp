@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where to cut a model, so that no piece takes longer than a limit: the fewest and cheapest cuts,
+// found by dynamic programming over the times of the nodes, then corrected by measurements of whole
+// pieces, since engines fuse.
+//
+//   gpushare::graph::split_planner planner(g, times, {.limit = 5ms});   // times: of each node of g
+//   while (const auto piece = planner.next_to_measure())
+//       planner.measured(*piece, time_of(planner.plan().nodes(*piece)));
+//   for (const auto& p : planner.plan().pieces) run(planner.plan().nodes(p.places));
+//
+// plan_text.hpp has the plan as text for people to change, buffers.hpp the memory for what crosses
+// its cuts. Everything here is a value: safe to read from any thread, not while it changes.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <compare>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/graph/detail/cut_costs.hpp>
+#include <gpushare/graph/detail/node_orders.hpp>
+#include <gpushare/graph/fusions.hpp>
+#include <gpushare/graph/graph.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph {
+
+/// In which order the nodes run. Branches that run one after the other, and not in turn, leave
+/// fewer values alive over a cut.
+enum class split_order : std::uint8_t {
+    best,         ///< that of the others whose plan costs least
+    given,        ///< the graph's
+    depth_first,  ///< each node right before what needs it
+    narrow,       ///< always the node next that leaves the fewest bytes alive
+};
+
+/// What a plan is to keep, and what cuts cost.
+struct split_options {
+    ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
+    /// What each piece takes beside its nodes: the engine's call, the submission.
+    ns per_piece = std::chrono::microseconds(20);
+    bytes bandwidth{10'000'000'000};  ///< per second: how fast values are written and read at a cut; above 0
+    std::span<const fusion_rule> fusions = usual_fusions;  ///< of the engine; read by the constructor only
+    split_order order = split_order::best;                 ///< in which the nodes run
+    std::uint32_t measurements = 100;                      ///< the most pieces that are measured
+    ns worth{};  ///< a plan that is cheaper by no more than that isn't worth more measurements
+};
+
+/// Consecutive nodes that run as one.
+struct planned_piece {
+    node_range places{};  ///< in the plan's order
+    ns takes{};           ///< measured, or predicted
+    bytes crossing{};     ///< of the values that live over the cut behind the piece; 0 behind the last one
+    bool over = false;    ///< whether the piece takes longer than the limit: the plan's author found no cut within
+
+    friend bool operator==(const planned_piece&, const planned_piece&) = default;
+};
+
+/// Where a model is cut. People may change a plan: plan_text.hpp writes, reads and checks one.
+struct split_plan {
+    std::uint64_t of_graph = 0;           ///< fingerprint() of the graph that the plan is for
+    ns limit{};                           ///< the longest that a piece may take
+    std::vector<std::uint32_t> order{};   ///< nodes of the graph, in the order in which they run
+    std::vector<planned_piece> pieces{};  ///< each place of the order in one of them, in the order
+
+    /// Nodes of the graph, by the places of a piece. Valid while the plan is.
+    [[nodiscard]] std::span<const std::uint32_t> nodes(node_range places) const noexcept {
+        return std::span(order).subspan(places.first, places.size());
+    }
+    /// The longest piece's length.
+    [[nodiscard]] ns longest() const noexcept {
+        ns all{};
+        for (const auto& p : pieces) all = std::max(all, p.takes);
+        return all;
+    }
+    /// What crosses all cuts together: a value that lives over two cuts counts twice.
+    [[nodiscard]] bytes crossing() const noexcept {
+        bytes all{};
+        for (const auto& p : pieces) all += p.crossing;
+        return all;
+    }
+    friend bool operator==(const split_plan&, const split_plan&) = default;
+};
+
+/// A number that changes with the graph: with a node, a value, a name, a type, a shape. FNV-1a, not
+/// for adversaries.
+[[nodiscard]] inline std::uint64_t fingerprint(const model_graph& g) noexcept {
+    std::uint64_t h = 0xcbf29ce484222325;
+    const auto number = [&h](std::uint64_t n) {
+        for (int i = 0; i < 8; ++i, n >>= 8) h = (h ^ (n & 0xff)) * 0x100000001b3;
+    };
+    const auto text = [&](const std::string& s) {
+        number(s.size());
+        for (const char c : s) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    };
+    const auto list = [&](const std::vector<std::uint32_t>& all) {
+        number(all.size());
+        for (const std::uint32_t i : all) number(i);
+    };
+    number(g.nodes.size());
+    for (const auto& n : g.nodes) text(n.name), text(n.type), list(n.inputs), list(n.outputs);
+    number(g.values.size());
+    for (const auto& v : g.values) {
+        text(v.name);
+        for (const std::uint64_t n : {std::uint64_t(v.type), std::uint64_t(v.kind), std::uint64_t(v.ranked),
+                                      std::uint64_t(v.tensor), std::uint64_t(v.shape.size())})
+            number(n);
+        for (const auto& d : v.shape) number(static_cast<std::uint64_t>(d.extent)), text(d.symbol);
+    }
+    list(g.inputs), list(g.outputs);
+    return h;
+}
+
+/// The same nodes in another order, so that a plan's places are this graph's nodes. Throws
+/// operation_error (invalid_specification) where `order` isn't one in which the nodes can run.
+[[nodiscard]] inline model_graph reordered(const model_graph& g, std::span<const std::uint32_t> order) {
+    model_graph out{.values = g.values, .inputs = g.inputs, .outputs = g.outputs};
+    std::vector<bool> named(g.nodes.size());
+    for (const std::uint32_t n : order) {
+        if (n >= g.nodes.size() || named[n]) break;
+        named[n] = true;
+        out.nodes.push_back(g.nodes[n]);
+    }
+    if (out.nodes.size() != g.nodes.size() || order.size() != g.nodes.size() || !wrong(out).empty())
+        throw operation_error(errc::invalid_specification, {}, "an order in which the nodes can't run");
+    return out;
+}
+
+/// Bytes of each value as the graph says them; 0 where it doesn't.
+[[nodiscard]] inline std::vector<bytes> sizes_of(const model_graph& g) {
+    std::vector<bytes> all;
+    for (const auto& v : g.values) all.push_back(v.size().value_or(bytes{}));
+    return all;
+}
+
+/// Finds a plan, and corrects it by measurements: a state machine without a clock or an engine.
+///
+/// A plan is the cheapest one whose pieces keep the limit: `per_piece` for each, the bytes that
+/// come into pieces and leave them, and the fusions that cuts undo. A node above the limit is a
+/// piece by itself, marked `over`. Nodes between which something lives that no buffer holds (a
+/// sequence, strings) stay together as if they were one.
+///
+/// A piece that wasn't measured counts as `per_piece` and the sum of its nodes. A measurement
+/// stands in place of that sum, and scales the times of the nodes in it, from which the others are
+/// predicted. So a piece that measures too long is split, and neighbours that measure short are
+/// joined, until every piece is measured and no cheaper plan is in prospect.
+class split_planner {
+public:
+    /// `times`: of each node, measured or predicted, in the graph's order. `sizes`: of each value,
+    /// where the caller knows them better than the graph (dynamic shapes); empty: sizes_of(g).
+    /// Throws operation_error (invalid_specification) for a graph that isn't sound, a wrong number
+    /// of times or sizes, and a limit or bandwidth of 0. O(nodes^2) at worst, O(nodes * nodes of a
+    /// piece) in practice.
+    split_planner(const model_graph& g, std::span<const ns> times, const split_options& options = {},
+                  std::span<const bytes> sizes = {})
+        : options_(options), graph_(fingerprint(g)) {
+        require(wrong(g).empty(), "planning cuts: the graph isn't sound");
+        require(times.size() == g.nodes.size(), "planning cuts: each node needs a time");
+        require(sizes.empty() || sizes.size() == g.values.size(), "planning cuts: each value needs a size");
+        require(options.limit > ns{} && options.bandwidth > bytes{}, "planning cuts: the limit or bandwidth is 0");
+        options_.per_piece = std::clamp(options.per_piece, ns{}, longest_time);
+        const std::vector<bytes> own = sizes.empty() ? sizes_of(g) : std::vector<bytes>();
+        choose_order(g, times, sizes.empty() ? std::span<const bytes>(own) : sizes);
+        options_.fusions = {};  // might not live as long as this
+        replan();
+    }
+
+    /// The best by what is known.
+    [[nodiscard]] const split_plan& plan() const noexcept { return plan_; }
+    /// What its cuts cost beside what the nodes take, as the options have it.
+    [[nodiscard]] ns overhead() const noexcept { return overhead_; }
+    /// Places in plan().order that should be measured as one piece; nothing: the plan is settled.
+    [[nodiscard]] std::optional<node_range> next_to_measure() const noexcept { return ask_; }
+    /// Whether no further measurement is asked for.
+    [[nodiscard]] bool settled() const noexcept { return !ask_; }
+    /// How many pieces were measured.
+    [[nodiscard]] std::uint32_t measurements() const noexcept { return measured_; }
+
+    /// How long the nodes at `piece` take as one, whether asked for or not; nothing: the engine
+    /// can't run them by themselves. Throws operation_error (invalid_specification) for what is no
+    /// piece.
+    void measured(node_range piece, std::optional<ns> took) {
+        const auto u = units_of(piece);
+        require(u.has_value(), "a measurement of nodes that are no piece");
+        if (took) took = std::clamp(*took, ns{}, longest_time);
+        known_[*u] = {took, costs_->cost(piece)};
+        ++measured_;
+        if (took) learn(piece, *took);
+        replan();
+    }
+
+    /// A plan for the same graph and order that a person changed: with the lengths, crossings and
+    /// marks that this planner knows or predicts. Throws operation_error (invalid_specification)
+    /// for a plan in another order.
+    [[nodiscard]] split_plan priced(split_plan p) const {
+        require(p.order == plan_.order && p.of_graph == graph_, "pricing a plan: the order or the graph is another");
+        for (auto& piece : p.pieces) {
+            const auto u = units_of(piece.places);
+            require(u.has_value(), "pricing a plan: no cut is possible there");
+            piece = priced(*u, p.limit);
+        }
+        return p;
+    }
+
+private:
+    static constexpr ns longest_time{std::int64_t{1} << 50};     // 13 days
+    using unit_range = std::pair<std::uint32_t, std::uint32_t>;  // indices into costs_->cuts()
+    struct knowledge {
+        std::optional<ns> took{};  // nothing: impossible
+        ns cost{};
+    };
+    // In the order of what matters. Additive but for `longest`, and no piece makes a worse
+    // beginning better.
+    struct price {
+        ns over{};  // above the limit, of all pieces together
+        ns overhead{};
+        std::uint32_t pieces = 0;
+        ns longest{};
+        friend constexpr auto operator<=>(const price&, const price&) = default;
+        friend constexpr bool operator==(const price&, const price&) = default;
+    };
+    struct step {
+        price best{};
+        std::uint32_t from = detail::nobody;
+    };
+    struct found_plan {
+        price all{};
+        std::vector<unit_range> pieces{};
+    };
+    enum class pieces_of : std::uint8_t {
+        all,       ///< measured or predicted
+        measured,  ///< nothing else
+    };
+    enum class lengths : std::uint8_t {
+        within_limit,  ///< but for what can't be cut
+        any,           ///< whatever there is
+    };
+
+    static void require(bool holds, const char* otherwise) {
+        if (!holds) throw operation_error(errc::invalid_specification, {}, otherwise);
+    }
+
+    void choose_order(const model_graph& g, std::span<const ns> times, std::span<const bytes> sizes) {
+        std::optional<price> least;
+        std::optional<detail::cut_costs> best;
+        const auto try_order = [&](split_order kind, auto find) {
+            if (options_.order != split_order::best && options_.order != kind) return;
+            costs_.emplace(g, find(), sizes, options_.fusions, options_.bandwidth);
+            begin_with(times);
+            const auto p = search(pieces_of::all, lengths::within_limit)->all;
+            if (least && !(p < *least)) return;
+            least = p;
+            best = costs_;
+        };
+        try_order(split_order::given, [&] { return detail::given_order(g); });
+        try_order(split_order::depth_first, [&] { return detail::depth_first_order(g); });
+        try_order(split_order::narrow, [&] { return detail::narrow_order(g, sizes).find(); });
+        require(best.has_value(), "planning cuts: no such order");
+        costs_ = std::move(best);
+        begin_with(times);
+    }
+    void begin_with(std::span<const ns> times) {
+        const ns most = longest_time / static_cast<std::int64_t>(times.size() + 1);
+        times_.clear();
+        for (const std::uint32_t n : costs_->order()) times_.push_back(std::clamp(times[n], ns{}, most));
+        sum_up();
+    }
+    void sum_up() {
+        until_.assign(1, ns{});
+        for (const ns t : times_) until_.push_back(until_.back() + t);
+    }
+
+    // Makes the nodes' sum what the piece took.
+    void learn(node_range piece, ns took) {
+        const ns sum = until_[piece.behind] - until_[piece.first];
+        const ns work = std::max(took - options_.per_piece, ns{});
+        const double factor = sum > ns{} ? static_cast<double>(work.count()) / static_cast<double>(sum.count()) : 0;
+        for (std::uint32_t p = piece.first; p < piece.behind; ++p)
+            times_[p] = sum > ns{} ? ns{std::llround(static_cast<double>(times_[p].count()) * factor)}
+                                   : work / static_cast<std::int64_t>(piece.size());
+        sum_up();
+    }
+
+    [[nodiscard]] std::optional<unit_range> units_of(node_range piece) const {
+        const auto& cuts = costs_->cuts();
+        const auto first = std::ranges::lower_bound(cuts, piece.first),
+                   behind = std::ranges::lower_bound(cuts, piece.behind);
+        if (piece.first >= piece.behind || first == cuts.end() || behind == cuts.end() || *first != piece.first ||
+            *behind != piece.behind)
+            return std::nullopt;
+        return unit_range{static_cast<std::uint32_t>(first - cuts.begin()),
+                          static_cast<std::uint32_t>(behind - cuts.begin())};
+    }
+    [[nodiscard]] node_range places_of(unit_range u) const {
+        return {costs_->cuts()[u.first], costs_->cuts()[u.second]};
+    }
+    [[nodiscard]] ns predicted(unit_range u) const {
+        const auto at = places_of(u);
+        return options_.per_piece + (until_[at.behind] - until_[at.first]);
+    }
+    [[nodiscard]] ns length(unit_range u) const {
+        const auto at = known_.find(u);
+        return at != known_.end() && at->second.took ? *at->second.took : predicted(u);
+    }
+    [[nodiscard]] planned_piece priced(unit_range u, ns limit) const {
+        const ns takes = length(u);
+        return {places_of(u), takes, costs_->crossing(places_of(u).behind), takes > limit};
+    }
+
+    // Takes the piece into account as the last one of a plan until its end.
+    void relax(std::vector<step>& steps, unit_range u, ns takes, ns cost) const {
+        const price& before = steps[u.first].best;
+        const price p{before.over + std::max(takes - options_.limit, ns{}), before.overhead + options_.per_piece + cost,
+                      before.pieces + 1, std::max(before.longest, takes)};
+        step& end = steps[u.second];
+        if (end.from == detail::nobody || p < end.best) end = {p, u.first};
+    }
+    // All pieces that begin with unit `first` and weren't measured.
+    void relax_predicted(std::vector<step>& steps, detail::cut_costs::piece& piece, std::uint32_t first,
+                         lengths which) const {
+        const auto& cuts = costs_->cuts();
+        piece.begin(cuts[first]);
+        for (unit_range u{first, first + 1}; u.second < cuts.size(); ++u.second) {
+            const ns takes = predicted(u);
+            if (u.second > first + 1 && which == lengths::within_limit && takes > options_.limit) return;
+            for (std::uint32_t p = cuts[u.second - 1]; p < cuts[u.second]; ++p) piece.add();
+            if (!known_.contains(u)) relax(steps, u, takes, piece.cost());
+        }
+    }
+    // Nothing: these pieces don't make a whole.
+    [[nodiscard]] std::optional<found_plan> search(pieces_of which, lengths longest) const {
+        const auto end = static_cast<std::uint32_t>(costs_->cuts().size() - 1);
+        std::vector<step> steps(end + 1);
+        steps[0].from = 0;
+        detail::cut_costs::piece piece(*costs_);
+        for (std::uint32_t i = 0; i < end; ++i) {
+            if (steps[i].from == detail::nobody) continue;
+            if (which == pieces_of::all) relax_predicted(steps, piece, i, longest);
+            for (auto k = known_.lower_bound({i, 0}); k != known_.end() && k->first.first == i; ++k) {
+                const bool fits =
+                    longest == lengths::any || k->first.second == i + 1 || k->second.took <= options_.limit;
+                if (k->second.took && fits) relax(steps, k->first, *k->second.took, k->second.cost);
+            }
+        }
+        if (steps[end].from == detail::nobody) return std::nullopt;
+        found_plan f{steps[end].best};
+        for (std::uint32_t i = end; i > 0; i = steps[i].from) f.pieces.push_back({steps[i].from, i});
+        std::ranges::reverse(f.pieces);
+        return f;
+    }
+    // Where a node can't run by itself, others have to go with it, however long that takes.
+    [[nodiscard]] std::optional<found_plan> search(pieces_of which) const {
+        auto f = search(which, lengths::within_limit);
+        return f ? f : search(which, lengths::any);
+    }
+
+    // Of pieces that weren't measured, the longest: it is the likeliest to be above the limit.
+    [[nodiscard]] std::optional<unit_range> unmeasured(const found_plan& f) const {
+        std::optional<unit_range> longest;
+        for (const unit_range& u : f.pieces)
+            if (!known_.contains(u) && (!longest || predicted(u) > predicted(*longest))) longest = u;
+        return longest;
+    }
+    // Measured neighbours that may fit into one piece, which wasn't measured.
+    [[nodiscard]] std::optional<unit_range> joinable(const found_plan& f) const {
+        for (std::size_t i = 1; i < f.pieces.size(); ++i) {
+            const unit_range &a = f.pieces[i - 1], &b = f.pieces[i], both{a.first, b.second};
+            if (known_.contains(both) || length(a) + length(b) - options_.per_piece > options_.limit) continue;
+            const ns apart = known_.at(a).cost + known_.at(b).cost + options_.per_piece;
+            if (apart - costs_->cost(places_of(both)) > options_.worth) return both;
+        }
+        return std::nullopt;
+    }
+
+    void replan() {
+        ask_.reset();
+        auto best = search(pieces_of::all);
+        const auto safe = known_.empty() ? std::nullopt : search(pieces_of::measured);
+        std::optional<unit_range> ask = best ? unmeasured(*best) : std::nullopt;
+        const bool spent = measured_ >= options_.measurements;
+        if (safe && (!best || spent || !ask || safe->all.overhead - best->all.overhead <= options_.worth) &&
+            (!best || safe->all.over <= best->all.over)) {
+            best = safe;
+            ask = joinable(*best);
+        }
+        if (ask && !spent) ask_ = places_of(*ask);
+        take(best ? *best : found_plan{{}, {{0, static_cast<std::uint32_t>(costs_->cuts().size() - 1)}}});
+    }
+    void take(const found_plan& f) {
+        plan_ = {.of_graph = graph_, .limit = options_.limit, .order = costs_->order(), .pieces = {}};
+        for (const unit_range& u : f.pieces)
+            if (u.first != u.second) plan_.pieces.push_back(priced(u, options_.limit));
+        overhead_ = f.all.overhead;
+    }
+
+    split_options options_;
+    std::uint64_t graph_;
+    std::optional<detail::cut_costs> costs_{};
+    std::vector<ns> times_{};  // of the node at each place, as far as it is known
+    std::vector<ns> until_{};  // their sums
+    std::map<unit_range, knowledge> known_{};
+    std::uint32_t measured_ = 0;
+    split_plan plan_{};
+    ns overhead_{};
+    std::optional<node_range> ask_{};
+};
+
+/// Measures until the planner is settled. `measure` gets nodes of the graph in the order in which
+/// they run, and returns how long they take as one piece: ns, or std::optional<ns> where an engine
+/// may be unable to run them.
+template <std::invocable<std::span<const std::uint32_t>> Measure>
+requires std::convertible_to<std::invoke_result_t<Measure&, std::span<const std::uint32_t>>, std::optional<ns>>
+const split_plan& refine(split_planner& planner, Measure measure) {
+    while (const auto piece = planner.next_to_measure())
+        planner.measured(*piece, measure(planner.plan().nodes(*piece)));
+    return planner.plan();
+}
+
+}  // namespace graph
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
