@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model that was cut, run as a tenant: each piece is a submission of its own, so that others get in between, and bounds,
+// shares and deadlines see pieces instead of the whole.
+//
+//   gpushare::graph::onnxruntime_engine engine(library);
+//   for (const auto& p : plan.pieces) engine.add(model.extract(plan.nodes(p.places)));     // piece 0, 1, ...
+//   gpushare::graph::cut_model pages(batch, model.graph(), plan, engine);
+//   std::array in{picture};    std::array out{gpushare::graph::tensor{}};
+//   pages.run(in, out, {.deadline = now + 100ms});                                         // the same as the whole model's
+//
+// What passes from piece to piece is in the tenant's memory: values that are never there together share bytes, and those
+// whose size only a run tells have blocks of their own, which grow.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/handles.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/graph/buffers.hpp>
+#include <gpushare/graph/graph.hpp>
+#include <gpushare/graph/model_error.hpp>
+#include <gpushare/graph/split_plan.hpp>
+#include <gpushare/graph/tensors.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph {
+
+/// How a cut model runs.
+struct cut_options {
+    /// Of each piece: its width, stream and priority are taken. Its key is that of piece 0, and the next ones have the
+    /// next keys, by which a limiter learns how long each takes.
+    submit_options submit{.key = 1};
+    /// Tells the limiter how long the plan says that each piece takes; else the limiter learns all of that by itself.
+    bool declare_lengths = false;
+    /// How many pieces are handed over at most before the first of them has ended; at least 1. With 1 the thread that runs
+    /// the model is woken between pieces.
+    std::uint32_t ahead = 2;
+    std::size_t part = 0;  ///< of the tenant's devices
+};
+
+/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine and what they stand on
+/// must outlive it. The engine has piece i of the plan as its piece i.
+template <class Tenant, class Engine>
+requires piece_engine<Engine, typename Tenant::stream>
+class cut_model {
+    using stream = typename Tenant::stream;
+    using memory = typename Tenant::memory_type;
+
+public:
+    /// `g`: with the extents that are known, so that values between pieces have their places; the plan must fit the graph.
+    /// Throws operation_error (invalid_specification) for a plan that doesn't; model_error (bad_cut) for what a buffer
+    /// can't hold; memory_error where the tenant has no room for the buffers; and as tenant::memory.
+    cut_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, const cut_options& o = {})
+        : whose_(&whose),
+          engine_(&engine),
+          options_(o),
+          inputs_(g.inputs),
+          outputs_(g.outputs),
+          blocks_(whose.memory(o.part), g.values.size() + 1),
+          tensors_(g.values.size()),
+          kinds_(g.values.size()) {
+        if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
+            throw operation_error(errc::invalid_specification, whose.name(), "a plan of cuts for another graph");
+        for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
+        for (const std::uint32_t v : g.outputs)
+            if (kinds_[v] == value_kind::weight)
+                throw model_error(model_fault::bad_cut, g.values[v].name, "an output that is a weight");
+        for (const auto& p : plan.pieces) add(g, plan.nodes(p.places), p.takes);
+        place(g, plan);
+    }
+    cut_model(const cut_model&) = delete;
+    cut_model& operator=(const cut_model&) = delete;
+    ~cut_model() = default;
+
+    /// How many pieces there are.
+    [[nodiscard]] std::uint32_t pieces() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
+    /// Bytes of the tenant's memory that are held for values between pieces, and for outputs without a buffer.
+    [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
+
+    /// Runs the model: `inputs` and `outputs` in the model's order, in memory that the engine can use. An output without a
+    /// buffer (data is null) gets one of the tenant's memory, valid until the next run. Waits until all is done. `o`: the
+    /// deadline, cost and priority of the whole run. Throws operation_error: invalid_specification for a wrong number of
+    /// tensors; what a piece failed with, in which the engine's own exception is nested; and as tenant::submit. What of
+    /// the pieces was handed over has ended then.
+    void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
+        if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
+            throw operation_error({errc::invalid_specification, inputs.size() + outputs.size(), 0,
+                                   inputs_.size() + outputs_.size(), reason::wrong_count},
+                                  whose_->name(), "inputs and outputs of a model");
+        begin(inputs, outputs);
+        submit_all(o);
+        for (std::size_t i = 0; i < outputs.size(); ++i) finish(tensors_[outputs_[i]], outputs[i], outputs_[i]);
+    }
+
+private:
+    struct piece {
+        std::vector<const tensor*> inputs{};
+        std::vector<tensor*> outputs{};
+        ns takes{};
+    };
+    static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
+
+    void prepare(const value& v, std::uint32_t number) {
+        kinds_[number] = v.kind;
+        tensor& t = tensors_[number];
+        t.type = v.type;
+        for (const auto& d : v.shape) t.shape.push_back(d.extent);
+        known_.push_back(v.size().has_value());
+        shapes_.push_back(t.shape);
+    }
+    void add(const model_graph& g, std::span<const std::uint32_t> nodes, ns takes) {
+        const auto edges = edges_of(g, nodes);
+        piece p{.takes = takes};
+        const auto check = [&](std::uint32_t v) {
+            if (g.values[v].kind == value_kind::inner && !g.values[v].tensor)
+                throw model_error(model_fault::bad_cut, g.values[v].name, "it crosses a cut, and is no tensor");
+            return &tensors_[v];
+        };
+        for (const std::uint32_t v : edges.inputs) p.inputs.push_back(check(v));
+        for (const std::uint32_t v : edges.outputs) p.outputs.push_back(check(v));
+        pieces_.push_back(std::move(p));
+    }
+    /// Places in one block for all values between pieces whose size is known.
+    void place(const model_graph& g, const split_plan& plan) {
+        auto crossing = crossing_values(g, plan);
+        std::erase_if(crossing, [&](const crossing_value& c) { return !g.values[c.value].size(); });
+        const auto layout = place_buffers(needs_of(g, crossing), tensor_blocks<memory>::alignment);
+        offsets_.assign(g.values.size(), unplaced);
+        for (std::size_t i = 0; i < crossing.size(); ++i) offsets_[crossing[i].value] = layout.offsets[i];
+        if (layout.total > bytes{}) block_ = static_cast<std::byte*>(blocks_.room_for(last(), layout.total.count()));
+    }
+    [[nodiscard]] std::uint32_t last() const noexcept { return static_cast<std::uint32_t>(tensors_.size()); }
+
+    /// Every value as it is before the first piece.
+    void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
+        for (std::uint32_t v = 0; v < tensors_.size(); ++v) {
+            tensor& t = tensors_[v];
+            t.shape = shapes_[v];
+            t.data = nullptr;
+            t.capacity = 0;
+            t.room = &blocks_;
+            t.number = v;
+            if (offsets_[v] == unplaced) continue;
+            t.data = block_ + offsets_[v];
+            t.capacity = t.size();
+        }
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            tensor& t = tensors_[outputs_[i]];
+            t.data = outputs[i].data;
+            t.capacity = outputs[i].capacity;
+            if (t.data == nullptr && known_[t.number]) {
+                t.data = blocks_.room_for(t.number, t.size());
+                t.capacity = t.size();
+            }
+            if (t.data != nullptr) t.room = outputs[i].data == nullptr ? &blocks_ : nullptr;
+        }
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            tensor& t = tensors_[inputs_[i]];
+            t = inputs[i];
+            t.room = nullptr;
+        }
+    }
+    /// Hands the pieces over, some ahead of the one that runs.
+    void submit_all(const request_options& o) {
+        auto request = whose_->request(o, options_.part);
+        using ticket = decltype(request.submit({}));
+        std::vector<ticket> tickets;
+        std::exception_ptr failed;
+        std::size_t ended = 0;
+        const auto end_one = [&] {
+            const ticket& t = tickets[ended++];
+            (void)t.wait();
+            if (t.status() == errc::none || failed) return;
+            try {
+                t.rethrow();
+            } catch (...) {
+                failed = std::current_exception();
+            }
+        };
+        for (std::uint32_t i = 0; i < pieces_.size() && !failed; ++i) try {
+                tickets.push_back(request.submit([this, i](stream& to) { enqueue(to, i); }, options_of(i, o)));
+                while (tickets.size() - ended > std::max(options_.ahead, 1U) - 1 && !failed) end_one();
+            } catch (...) {
+                failed = std::current_exception();
+            }
+        while (ended < tickets.size()) end_one();
+        if (failed) std::rethrow_exception(failed);
+    }
+    void enqueue(stream& to, std::uint32_t i) {
+        engine_->enqueue(to, i, std::span<const tensor* const>(pieces_[i].inputs),
+                         std::span<tensor* const>(pieces_[i].outputs));
+    }
+    [[nodiscard]] submit_options options_of(std::uint32_t i, const request_options& o) const {
+        submit_options s = options_.submit;
+        s.key += i;
+        s.deadline = o.deadline;
+        if (options_.declare_lengths) {
+            const auto length = static_cast<double>(pieces_[i].takes.count());
+            s.cost = ns{static_cast<std::int64_t>(length * s.width.part())};
+        }
+        return s;
+    }
+    /// Where the caller finds an output.
+    void finish(const tensor& t, tensor& to, std::uint32_t number) {
+        if (kinds_[number] == value_kind::input && to.data != nullptr && to.data != t.data) {
+            pass_through(t, to);
+            return;
+        }
+        to.type = t.type;
+        to.shape = t.shape;
+        to.data = t.data;
+        to.capacity = t.capacity;
+    }
+    void pass_through(const tensor& t, tensor& to) {
+        const std::size_t size = t.size();
+        if constexpr (copier<stream>) {
+            auto copied = whose_->submit([&](stream& s) { s.copy(to.place(t.type, t.shape), t.data, size); },
+                                         options_.submit, {}, options_.part);
+            (void)copied.wait();
+            if (copied.status() != errc::none) copied.rethrow();
+        } else {
+            throw model_error(model_fault::bad_cut, {}, "an output that is an input, on a device that can't copy");
+        }
+    }
+
+    Tenant* whose_;
+    Engine* engine_;
+    cut_options options_;
+    std::vector<std::uint32_t> inputs_, outputs_;
+    tensor_blocks<memory> blocks_;  // by value, and one more for those that share
+    std::vector<tensor> tensors_;   // by value
+    std::vector<value_kind> kinds_;
+    std::vector<bool> known_{};  // whether the size is
+    std::vector<std::vector<std::int64_t>> shapes_{};
+    std::vector<std::uint64_t> offsets_{};
+    std::byte* block_ = nullptr;
+    std::vector<piece> pieces_{};
+};
+
+}  // namespace graph
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models in ONNX's format: what is made of them, pieces that are models again, and what is refused, with the node's name.
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <gpushare/graph/onnx.hpp>
+
+#include "graph/onnx_models.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using gpushare::graph::edges_of;
+using gpushare::graph::import_options;
+using gpushare::graph::model_error;
+using gpushare::graph::model_fault;
+using gpushare::graph::onnx_model;
+using gpushare::graph::value_kind;
+using support::onnx_builder;
+
+std::uint32_t value_named(const gpushare::graph::model_graph& g, const std::string& name) {
+    const auto at = std::ranges::find(g.values, name, &gpushare::graph::value::name);
+    REQUIRE(at != g.values.end());
+    return static_cast<std::uint32_t>(at - g.values.begin());
+}
+std::vector<std::string> names(const gpushare::graph::model_graph& g, const std::vector<std::uint32_t>& values) {
+    std::vector<std::string> all;
+    for (const auto v : values) all.push_back(g.values[v].name);
+    return all;
+}
+/// The fault and the node that a model is refused for.
+std::pair<model_fault, std::string> refusal(const std::string& bytes, const import_options& o = {}) {
+    try {
+        (void)onnx_model::parse(bytes, o);
+    } catch (const model_error& e) {
+        INFO(e.what());
+        CHECK(std::string(e.what()).find(e.node()) != std::string::npos);
+        CHECK(e.code() == gpushare::graph::code_of(e.fault()));
+        return {e.fault(), e.node()};
+    }
+    FAIL("it was taken");
+    return {};
+}
+using refused = std::pair<model_fault, std::string>;
+
+/// A folder that goes with the test.
+struct folder {
+    folder() { fs::create_directories(path / "inside"); }
+    ~folder() { fs::remove_all(path); }
+    const fs::path path = fs::temp_directory_path() / ("gpushare_onnx_" + std::to_string(getpid()));
+};
+
+/// x (of 4 floats) + w, whose bytes are in a file.
+onnx_builder with_file(const std::string& location, const char* offset, const char* length) {
+    onnx_builder b;
+    b.input("x", {4}).weight("w", {4}).node("Add", {"x", "w"}, {"y"}).output("y", {4});
+    auto& w = *b.m.mutable_graph()->mutable_initializer(0);
+    w.clear_float_data();
+    w.set_data_location(onnx::TensorProto::EXTERNAL);
+    const auto say = [&](const char* key, const std::string& text) {
+        auto& e = *w.add_external_data();
+        e.set_key(key);
+        e.set_value(text);
+    };
+    say("location", location);
+    if (offset != nullptr) say("offset", offset);
+    if (length != nullptr) say("length", length);
+    return b;
+}
+
+}  // namespace
+
+TEST_CASE("a model becomes a graph, without what depends on weights alone", "[graph][onnx]") {
+    const auto model = onnx_model::parse(support::two_layers().bytes(), {.sizes = {{"n", 3}}});
+    const auto& g = model.graph();
+    CHECK(wrong(g).empty());
+    CHECK_FALSE(model.newer());
+    CHECK(g.nodes.size() == 8);  // Identity of a weight and the shape's Concat aren't among them
+    CHECK(names(g, g.inputs) == std::vector<std::string>{"x"});
+    CHECK(names(g, g.outputs) == std::vector<std::string>{"y", "z"});
+    CHECK(g.values[value_named(g, "w2")].kind == value_kind::weight);
+    CHECK(g.values[value_named(g, "shape")].kind == value_kind::weight);
+    CHECK(g.values[value_named(g, "c")].kind == value_kind::inner);
+    CHECK(g.values[value_named(g, "y")].kind == value_kind::output);
+    CHECK(g.values[value_named(g, "c")].size() == gpushare::bytes{3 * 8 * 4});
+
+    const auto open = onnx_model::parse(support::two_layers().bytes());
+    const auto& c = open.graph().values[value_named(open.graph(), "c")];
+    CHECK_FALSE(c.size());
+    CHECK(c.shape[0].symbol == "n");
+    CHECK(c.shape[1].extent == 8);
+    const auto given = onnx_model::parse(support::two_layers().bytes(), {.inputs = {{"x", {5, -1}}}});
+    CHECK(given.graph().values[value_named(given.graph(), "c")].size() == gpushare::bytes{5 * 8 * 4});
+}
+
+TEST_CASE("a piece is a model with the graph's edges, and its own constants", "[graph][onnx]") {
+    const auto model = onnx_model::parse(support::two_layers().bytes(), {.sizes = {{"n", 2}}});
+    const auto& g = model.graph();
+    const auto n = static_cast<std::uint32_t>(g.nodes.size());
+    for (std::uint32_t first = 0; first < n; ++first)
+        for (std::uint32_t behind = first + 1; behind <= n; ++behind) {
+            CAPTURE(first, behind);
+            const auto piece = onnx_model::parse(model.extract({first, behind}));
+            const auto edges = edges_of(g, {first, behind});
+            CHECK(piece.graph().nodes.size() == behind - first);
+            CHECK(names(piece.graph(), piece.graph().inputs) == names(g, edges.inputs));
+            CHECK(names(piece.graph(), piece.graph().outputs) == names(g, edges.outputs));
+            for (std::uint32_t i = first; i < behind; ++i)
+                CHECK(piece.graph().nodes[i - first].name == g.nodes[i].name);
+        }
+    // The shared weight is in both pieces that need it.
+    CHECK(model.extract({0, 3}).size() > 8 * 8 * 4);
+    CHECK(model.extract({3, 5}).size() > 8 * 8 * 4);
+    CHECK(model.extract({7, 8}).size() < 8 * 8 * 4);
+
+    const std::vector<std::uint32_t> apart{0, 4}, none, beyond{n};
+    const auto both = onnx_model::parse(model.extract(apart));
+    CHECK(both.graph().nodes.size() == 2);
+    for (const auto& bad : {none, beyond}) CHECK_THROWS_AS(model.extract(bad), model_error);
+}
+
+TEST_CASE("a branch is one node, which reads what its bodies take from outside", "[graph][onnx]") {
+    onnx_builder b;
+    b.input("x", {4}).weight("w", {4}).node("Relu", {"x"}, {"a"}).node("ReduceMax", {"a"}, {"m"});
+    auto& keep = *b.m.mutable_graph()->mutable_node(1)->add_attribute();
+    keep.set_name("keepdims");
+    keep.set_type(onnx::AttributeProto::INT);
+    keep.set_i(0);
+    b.node("Greater", {"m", "m"}, {"yes"}).node("If", {"yes"}, {"y"}).output("y");
+    for (const auto* which : {"then_branch", "else_branch"}) {
+        auto& a = *b.m.mutable_graph()->mutable_node(3)->add_attribute();
+        a.set_name(which);
+        a.set_type(onnx::AttributeProto::GRAPH);
+        a.mutable_g()->set_name(which);
+        onnx_builder::add_node(*a.mutable_g(), "Add", {"a", "w"}, {"sum"});
+        onnx_builder::describe(*a.mutable_g()->add_output(), "sum", {4});
+    }
+    const auto model = onnx_model::parse(b.bytes());
+    const auto& g = model.graph();
+    REQUIRE(g.nodes.size() == 4);
+    CHECK(names(g, g.nodes[3].inputs) == std::vector<std::string>{"yes", "a", "w"});
+    const auto piece = onnx_model::parse(model.extract({3, 4}));
+    CHECK(names(piece.graph(), piece.graph().inputs) == names(g, edges_of(g, {3, 4}).inputs));
+}
+
+TEST_CASE("weights in files are read when a piece needs them, and only in the model's folder", "[graph][onnx]") {
+    const folder f;
+    std::ofstream(f.path / "inside" / "w.bin", std::ios::binary) << std::string(8, '?') << std::string(16, '\0');
+    std::ofstream(f.path / "secret.bin", std::ios::binary) << std::string(24, 's');
+    fs::create_symlink(f.path / "secret.bin", f.path / "inside" / "link.bin");
+    const import_options here{.folder = f.path / "inside"};
+
+    const auto model = onnx_model::parse(with_file("w.bin", "8", "16").bytes(), here);
+    CHECK(onnx_model::parse(model.extract({0, 1})).graph().nodes.size() == 1);
+    std::ofstream(f.path / "inside" / "m.onnx", std::ios::binary) << with_file("./w.bin", "8", nullptr).bytes();
+    CHECK(onnx_model::load(f.path / "inside" / "m.onnx").graph().nodes.size() == 1);
+
+    const refused outside{model_fault::external_data, "w"};
+    for (const char* location : {"../secret.bin", "link.bin", "none.bin", "", ".", "x/../../secret.bin"}) {
+        CAPTURE(location);
+        CHECK(refusal(with_file(location, "0", "16").bytes(), here) == outside);
+    }
+    CHECK(refusal(with_file((f.path / "secret.bin").string(), "0", "16").bytes(), here) == outside);
+    CHECK(refusal(with_file("w.bin", "9", "16").bytes(), here) == outside);
+    CHECK(refusal(with_file("w.bin", "18446744073709551615", "16").bytes(), here) == outside);
+    CHECK(refusal(with_file("w.bin", "eight", "16").bytes(), here) == outside);
+    CHECK(refusal(with_file("w.bin", "8", "16").bytes()) == outside);  // no folder
+    CHECK(refusal(with_file("w.bin", "8", "12").bytes(), here) == refused(model_fault::bad_weight, "w"));
+
+    fs::remove(f.path / "inside" / "w.bin");
+    CHECK_THROWS_AS(model.extract({0, 1}), model_error);
+}
+
+TEST_CASE("a model that can't be used is refused by what is wrong, with the node's name", "[graph][onnx]") {
+    const auto good = support::two_layers();
+    const auto broken = [&](auto change) {
+        auto b = good;
+        change(*b.m.mutable_graph(), b.m);
+        return refusal(b.bytes());
+    };
+    using graph = onnx::GraphProto;
+    using model = onnx::ModelProto;
+    CHECK(refusal("") == refused(model_fault::unreadable, ""));
+    CHECK(refusal(good.bytes().substr(0, good.bytes().size() / 2)) == refused(model_fault::unreadable, ""));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(2)->set_op_type("Relv"); }) ==
+          refused(model_fault::unknown_operator, "Relu_2"));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(2)->set_domain("com.example"); }) ==
+          refused(model_fault::unknown_operator, "Relu_2"));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(2)->add_input("a"); }) ==
+          refused(model_fault::bad_node, "Relu_2"));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(2)->set_input(0, "nobody"); }) ==
+          refused(model_fault::missing_value, "Relu_2"));
+    CHECK(broken([](graph& g, model&) { g.mutable_output(0)->set_name("nobody"); }) ==
+          refused(model_fault::missing_value, "nobody"));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(0)->set_input(0, "e"); }) ==
+          refused(model_fault::cyclic, "MatMul_0"));
+    CHECK(broken([](graph& g, model&) { g.mutable_node(2)->set_output(0, "b"); }) ==
+          refused(model_fault::bad_model, "b"));
+    CHECK(broken([](graph&, model& m) { m.clear_opset_import(); }) == refused(model_fault::bad_model, ""));
+    CHECK(broken([](graph& g, model&) { g.mutable_initializer(0)->set_dims(0, 9); }) ==
+          refused(model_fault::bad_weight, "w"));
+    CHECK(broken([](graph& g, model&) { g.mutable_initializer(1)->mutable_float_data()->RemoveLast(); }) ==
+          refused(model_fault::bad_weight, "bias"));
+    CHECK(broken([](graph& g, model&) {
+              g.mutable_input(0)->mutable_type()->mutable_tensor_type()->mutable_shape()->mutable_dim(1)->set_dim_value(
+                  7);
+          }).first == model_fault::bad_shapes);
+    CHECK(refusal(good.bytes(), {.inputs = {{"x", {2, 9}}}}) == refused(model_fault::bad_shapes, "x"));
+    CHECK(refusal(good.bytes(), {.inputs = {{"x", {2}}}}) == refused(model_fault::bad_shapes, "x"));
+    CHECK_THROWS_AS(onnx_model::load("no/such/file.onnx"), model_error);
+    CHECK(onnx_model::try_load("no/such/file.onnx").code() == gpushare::errc::io_failed);
+    CHECK(onnx_model::try_parse("x").code() == gpushare::errc::invalid_specification);
+}
+
+TEST_CASE("a file of 2 GiB is refused before it is read", "[graph][onnx]") {
+    const folder f;
+    const auto path = f.path / "large.onnx";
+    std::ofstream(path) << "x";
+    fs::resize_file(path, std::uintmax_t{1} << 31);  // with a hole
+    CHECK(onnx_model::try_load(path).code() == gpushare::errc::size_overflow);
+}
+
+TEST_CASE("nodes in a wrong order are put in one in which they can run", "[graph][onnx]") {
+    auto b = support::two_layers();
+    auto& nodes = *b.m.mutable_graph()->mutable_node();
+    std::reverse(nodes.begin(), nodes.end());
+    const auto model = onnx_model::parse(b.bytes());
+    CHECK(wrong(model.graph()).empty());
+    CHECK(model.graph().nodes.size() == 8);
+}
+
+TEST_CASE("operators of other domains are the engine's, where the caller says so", "[graph][onnx]") {
+    onnx_builder b;
+    b.input("x", {4}).node("Relu", {"x"}, {"a"}).node("Secret", {"a"}, {"y"}).output("y", {4});
+    b.m.mutable_graph()->mutable_node(1)->set_domain("com.example");
+    auto& set = *b.m.add_opset_import();
+    set.set_domain("com.example");
+    set.set_version(1);
+    CHECK(refusal(b.bytes()) == refused(model_fault::unknown_operator, "Secret_1"));
+    const auto model = onnx_model::parse(b.bytes(), {.other_domains = {"com.example"}});
+    CHECK(model.graph().nodes.size() == 2);
+    CHECK(model.extract({1, 2}).find("com.example") != std::string::npos);
+}
+
+TEST_CASE("a model on which ONNX's own shape inference crashes is refused", "[graph][onnx]") {
+    onnx_builder b;  // it divides by the stride
+    b.input("x", {1, 1, 8, 8}).weight("w", {1, 1, 3, 3}).node("Conv", {"x", "w"}, {"y"}).output("y");
+    b.attribute("strides", {0, 1});
+    CHECK(refusal(b.bytes(), {.apart = true}).first == model_fault::bad_shapes);
+    auto sound = b;
+    sound.m.mutable_graph()->mutable_node(0)->mutable_attribute(0)->set_ints(0, 2);
+    CHECK(onnx_model::parse(sound.bytes(), {.apart = false}).graph() ==
+          onnx_model::parse(sound.bytes(), {.apart = true}).graph());
+}
+
+namespace {
+
+/// Bytes that are wrong somewhere.
+std::string torn(std::string bytes, support::random& any) {
+    const auto below = [&](std::size_t n) { return static_cast<std::size_t>(any.below(n)); };
+    switch (below(3)) {
+        case 0: bytes.resize(below(bytes.size())); break;
+        case 1: bytes.erase(below(bytes.size()), below(40)); break;
+        default:
+            for (std::size_t n = below(6) + 1; n > 0; --n) bytes[below(bytes.size())] = static_cast<char>(below(256));
+    }
+    return bytes;
+}
+/// A model whose parts don't fit each other.
+std::string twisted(onnx_builder b, support::random& any) {
+    auto& g = *b.m.mutable_graph();
+    const auto below = [&](int n) { return static_cast<int>(any.below(static_cast<std::uint64_t>(n))); };
+    auto& n = *g.mutable_node(below(g.node_size()));
+    auto& w = *g.mutable_initializer(below(g.initializer_size()));
+    const std::int64_t odd = std::vector<std::int64_t>{-1, 0, 1, std::int64_t{1} << 40, INT64_MIN}[any.below(5)];
+    switch (below(7)) {
+        case 0: n.mutable_input()->RemoveLast(); break;
+        case 1: n.add_input(n.input(0)); break;
+        case 2: n.set_op_type(g.node(below(g.node_size())).op_type()); break;
+        case 3: n.set_input(0, g.node(below(g.node_size())).output(0)); break;
+        case 4: w.set_dims(0, odd); break;
+        case 5:
+            w.clear_int64_data(), w.clear_float_data(), w.set_raw_data(std::string(w.ByteSizeLong(), '\x7f'));
+            break;
+        default:
+            g.mutable_input(0)->mutable_type()->mutable_tensor_type()->mutable_shape()->mutable_dim(0)->set_dim_value(
+                odd);
+    }
+    return b.bytes();
+}
+
+}  // namespace
+
+TEST_CASE("whatever the bytes, a model is read or refused", "[graph][onnx]") {
+    const auto seed = support::seed(GENERATE(1U, 2U, 3U));
+    support::random any(seed);
+    std::map<model_fault, int> seen;
+    int taken = 0;
+    for (int round = 0; round < 200; ++round) {
+        CAPTURE(seed, round);
+        const auto bytes =
+            round % 2 == 0 ? torn(support::two_layers().bytes(), any) : twisted(support::two_layers(), any);
+        try {
+            const auto model = onnx_model::parse(bytes);
+            REQUIRE(wrong(model.graph()).empty());
+            const auto n = static_cast<std::uint32_t>(model.graph().nodes.size());
+            if (n > 0) (void)model.extract({0, n});
+            ++taken;
+        } catch (const model_error& e) {
+            ++seen[e.fault()];
+        }
+    }
+    CHECK(taken > 0);
+    CHECK(seen.size() >= 5);
+}

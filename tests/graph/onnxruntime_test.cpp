@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; and real models, where they have been fetched.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/graph/measure.hpp>
+#include <gpushare/graph/onnx.hpp>
+#include <gpushare/graph/onnxruntime.hpp>
+#include <gpushare/graph/run.hpp>
+
+#include "graph/onnx_models.hpp"
+#include "support/catch.hpp"
+#include "support/host_tenants.hpp"
+#include "support/random.hpp"
+
+TEST_CASE("a library that isn't ONNX Runtime is refused", "[graph][onnx]") {
+    using gpushare::graph::onnxruntime_library;
+    CHECK_THROWS_AS(onnxruntime_library("no_such_library.so"), gpushare::graph::model_error);
+    CHECK_THROWS_WITH(onnxruntime_library("libm.so.6"), Catch::Contains("isn't ONNX Runtime"));
+    CHECK_THROWS_AS(onnxruntime_library::linked(nullptr), gpushare::graph::model_error);
+}
+
+#ifdef GPUSHARE_ONNXRUNTIME
+
+namespace {
+
+using namespace support::host_tenants;
+using gpushare::graph::cut_model;
+using gpushare::graph::element;
+using gpushare::graph::model_graph;
+using gpushare::graph::onnx_model;
+using gpushare::graph::onnxruntime_engine;
+using gpushare::graph::split_plan;
+using gpushare::graph::tensor;
+
+static_assert(gpushare::graph::piece_engine<onnxruntime_engine, host::stream>);
+
+const gpushare::graph::onnxruntime_library& library() {
+    static const gpushare::graph::onnxruntime_library one(GPUSHARE_ONNXRUNTIME);
+    return one;
+}
+split_plan pieces_of(const model_graph& g, std::uint32_t each) {
+    split_plan p{.of_graph = fingerprint(g), .limit = 5ms};
+    p.order.resize(g.nodes.size());
+    std::iota(p.order.begin(), p.order.end(), 0U);
+    const auto n = static_cast<std::uint32_t>(g.nodes.size());
+    for (std::uint32_t first = 0; first < n; first += each) p.pieces.push_back({{first, std::min(first + each, n)}});
+    return p;
+}
+/// Inputs of a graph whose shapes are known: waves, and for integers a rate of samples.
+struct given {
+    explicit given(const model_graph& g) {
+        for (const auto v : g.inputs) {
+            const auto size = g.values[v].size();
+            REQUIRE(size);
+            bytes.emplace_back(size->count());
+            tensor t{.type = g.values[v].type, .data = bytes.back().data(), .capacity = bytes.back().size()};
+            for (const auto& d : g.values[v].shape) t.shape.push_back(d.extent);
+            fill(t);
+            in.push_back(std::move(t));
+        }
+    }
+    static void fill(const tensor& t) {
+        for (std::size_t i = 0; i < t.capacity / size_of(t.type); ++i) {
+            const float f = static_cast<float>(i * i % 977) / 500 - 0.9F;
+            const std::int64_t rate = 16000;
+            auto* const to = static_cast<std::byte*>(t.data) + i * size_of(t.type);
+            if (t.type == element::f32) std::memcpy(to, &f, sizeof f);
+            if (t.type == element::i64) std::memcpy(to, &rate, sizeof rate);
+        }
+    }
+    std::vector<std::vector<std::byte>> bytes{};
+    std::vector<tensor> in{};
+};
+struct one_tenant {
+    node n{{.devices = 1, .memory = 1_GiB, .sms = 2}};
+    tenancy shared{n};
+    tenancy::tenant chat = shared.admit({.name = "chat", .memory = 900_MiB, .compute = 50_pct});
+};
+/// All outputs' bytes, of a model in pieces.
+std::string outputs(one_tenant& t, const onnx_model& m, const model_graph& g, const split_plan& plan, given& with,
+                    int optimisation = 99) {
+    onnxruntime_engine engine(library(), {.optimisation = optimisation});
+    for (const auto& p : plan.pieces) engine.add(m.extract(plan.nodes(p.places)));
+    cut_model model(t.chat, g, plan, engine);
+    std::vector<tensor> out(g.outputs.size());
+    model.run(with.in, out);
+    std::string all;
+    for (const auto& o : out) all.append(static_cast<const char*>(o.data), o.size());
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("a model of ONNX in pieces computes on ONNX Runtime what the whole one does", "[graph][onnx]") {
+    one_tenant t;
+    const auto m = onnx_model::parse(support::two_layers().bytes(), {.sizes = {{"n", 6}}});
+    const auto open = onnx_model::parse(support::two_layers().bytes());
+    given with(m.graph());
+    const auto whole = outputs(t, m, m.graph(), pieces_of(m.graph(), 100), with);
+    CHECK(whole.size() == 2 * 6 * 8 * 4);
+    for (std::uint32_t each = 1; each < 8; ++each) {
+        CAPTURE(each);
+        CHECK(outputs(t, m, m.graph(), pieces_of(m.graph(), each), with, 0) == whole);
+        CHECK(outputs(t, open, open.graph(), pieces_of(open.graph(), each), with) == whole);  // no size is known before
+    }
+}
+
+TEST_CASE("what ONNX Runtime says against a piece is passed on", "[graph][onnx]") {
+    one_tenant t;
+    onnxruntime_engine engine(library(), {.threads = 1});
+    CHECK_THROWS_WITH(engine.add("no model"), Catch::Contains("ONNX Runtime: "));
+    CHECK(engine.size() == 0);
+    const auto m = onnx_model::parse(support::two_layers().bytes());
+    engine.add(m.extract({0, 8}));
+    cut_model model(t.chat, m.graph(), pieces_of(m.graph(), 100), engine);
+    std::vector<float> x(7);
+    std::vector<tensor> in{{element::f32, {1, 7}, x.data(), 28}}, out(2);
+    CHECK_THROWS_WITH(model.run(in, out), Catch::Contains("ONNX Runtime: ") && Catch::Contains("'chat'"));
+    in[0] = {element::f32, {1, 8}, x.data(), 28};  // more than its buffer
+    CHECK_THROWS_WITH(model.run(in, out), Catch::Contains("larger than its buffer"));
+    in[0] = {element::f32, {1, 7, 1}, nullptr, 0};
+    CHECK_THROWS_WITH(model.run(in, out), Catch::Contains("isn't there"));
+}
+
+TEST_CASE("real models in pieces give the same bits as whole", "[graph][onnx]") {
+    using shapes = std::map<std::string, std::vector<std::int64_t>>;
+    const auto [name, inputs] = GENERATE(table<const char*, shapes>(
+        {{"rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", {{"x", {1, 3, 48, 192}}}},
+         {"silero_vad/data/silero_vad_16k_sequence.onnx", {{"input", {16, 576}}}},
+         {"silero_vad/data/silero_vad_16k_op15.onnx", {{"input", {1, 512}}, {"state", {2, 1, 128}}}}}));
+    CAPTURE(name);
+    const std::filesystem::path path = std::string(GPUSHARE_MODELS "/") + name;
+    if (!std::filesystem::exists(path)) return;  // `./dev serve` fetches them
+    one_tenant t;
+    const auto m = onnx_model::load(path, {.inputs = inputs});
+    given with(m.graph());
+    onnxruntime_engine engine(library());
+    gpushare::operator_table table;
+    gpushare::graph::piece_measurer times(t.chat, m, engine, table,
+                                          {.engine = "onnxruntime", .warm_up = 0, .repeats = 1});
+    times.run_nodes(with.in);
+    const auto& g = times.graph();
+    for (const auto& v : g.values) CHECK((v.kind == gpushare::graph::value_kind::weight || v.size()));
+    // A fusion across a cut may round otherwise; without any there is nothing to be undone.
+    const auto whole = outputs(t, m, g, pieces_of(g, 10000), with, 0);
+    CHECK(outputs(t, m, g, pieces_of(g, 7), with, 0) == whole);
+    CHECK(outputs(t, m, m.graph(), pieces_of(m.graph(), 13), with, 0) == whole);
+}
+
+#endif
