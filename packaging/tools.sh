@@ -35,6 +35,7 @@ have_package() {
         catch2) have_header catch2/catch.hpp ;;
         librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
         libtorch-dev) have_header torch/script.h ;;
+        libonnx-dev) have_header onnx/onnxifi.h ;;
         libgloo-dev) have_header gloo/allreduce.h ;;
         libboost-dev) have_header boost/beast/core.hpp ;;
         libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
@@ -44,7 +45,7 @@ have_package() {
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
         iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
-        libjs-lunr | python3-lunr | libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libtorch-dev | libopenblas0-pthread) dpkg -s "$1" >/dev/null 2>&1 ;;
+        libjs-lunr | python3-lunr | libonnx-testdata | libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libtorch-dev | libopenblas0-pthread) dpkg -s "$1" >/dev/null 2>&1 ;;
         python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
@@ -87,7 +88,7 @@ need_build_tools() {
 need_test_tools() {
     need_build_tools
     need_cuda_toolkit
-    need pkg-config doxygen libnghttp2-dev libprotobuf-dev protobuf-compiler
+    need pkg-config doxygen libnghttp2-dev libprotobuf-dev protobuf-compiler libonnx-dev
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
