@@ -364,8 +364,10 @@ TEST_CASE("what measures too long is split, what measures short is joined", "[gr
     auto x = b.input(10);
     for (int i = 0; i < 8; ++i) x = b.node("Conv", {x}, 10);
     b.output(x);
-    const auto pieces_if = [&](ns each) {
-        split_planner planner(b.graph(), std::vector<ns>(8, 200ns), plain);  // four in a piece
+    const auto pieces_if = [&](ns each, ns worth = {}) {
+        split_options o = plain;
+        o.worth = worth;
+        split_planner planner(b.graph(), std::vector<ns>(8, 200ns), o);  // four in a piece
         CHECK(planner.plan().pieces.size() == 2);
         const auto p = refine(planner, [&](auto nodes) { return 100ns + each * nodes.size(); });
         CHECK(planner.settled());
@@ -378,6 +380,21 @@ TEST_CASE("what measures too long is split, what measures short is joined", "[gr
     CHECK(pieces_if(2us) == 8);
     CHECK(pieces_if(100ns) == 1);
     CHECK(pieces_if(0ns) == 1);
+    CHECK(pieces_if(100ns, 1us) == 2);  // not worth the measurement
+}
+
+TEST_CASE("a measurement says something of all nodes in it", "[graph]") {
+    support::graph_builder b;
+    auto x = b.input(10);
+    for (int i = 0; i < 64; ++i) x = b.node("Conv", {x}, 10);
+    b.output(x);
+    split_options o = plain;
+    o.measurements = 10'000;
+    split_planner planner(b.graph(), std::vector<ns>(64, 10ns), o);  // a twentieth of what they take
+    CHECK(planner.plan().pieces.size() == 1);
+    refine(planner, [](auto nodes) { return 100ns + 200ns * nodes.size(); });
+    CHECK(planner.plan().pieces.size() == 16);
+    CHECK(planner.measurements() == 17);  // all of it, then each piece
 }
 
 TEST_CASE("a piece that no engine runs by itself is in no plan", "[graph]") {
@@ -403,6 +420,16 @@ TEST_CASE("a piece that no engine runs by itself is in no plan", "[graph]") {
     });
     CHECK(ends_of(whole.plan()) == order{6});
     CHECK(whole.plan().pieces[0].over);
+    // One cut is possible, in front of node 4: one piece above the limit is better than more above it.
+    split_planner two(b.graph(), times, plain);
+    two.measured({0, 6}, 1900ns);
+    refine(two, [](std::span<const std::uint32_t> nodes) {
+        const bool whole_side = (nodes.front() == 0 && nodes.back() >= 3) || (nodes.front() == 4 && nodes.back() == 5);
+        return whole_side && nodes.size() != 5 ? std::optional<ns>(100ns + 300ns * nodes.size()) : std::nullopt;
+    });
+    CHECK(ends_of(two.plan()) == order{4, 6});
+    CHECK(two.plan().pieces[0].over);
+    CHECK_FALSE(two.plan().pieces[1].over);
     // Nothing at all runs: as few pieces as can be, and no end of the world.
     split_planner none(b.graph(), times, plain);
     refine(none, [](auto) { return std::optional<ns>{}; });
@@ -579,6 +606,13 @@ TEST_CASE("a plan that can't be is refused with line and reason", "[graph]") {
     CHECK(p.with("node 1", "node 99999999999999999999") == kind::unknown_node);
     CHECK(p.with("Conv_0", "Conv_1", &line) == kind::other_node);
     CHECK(line == 6);
+    small_plan blank = p;
+    blank.replace("Conv_0", "a\\x20b");
+    blank.replace(blank.text.substr(blank.text.find("graph "), 23), "");
+    blank.g.nodes[0].name = "a b";
+    CHECK(ends_of(parse_split_plan(blank.text, blank.g)) == order{2, 3});
+    blank.g.nodes[0].name = "a\\x20b";
+    CHECK(kind_of(blank.text, blank.g) == kind::other_node);
     CHECK(p.with("node 1", "node 0", &line) == kind::node_twice);
     CHECK(line == 7);
     CHECK(p.with("\tnode 1\r\n", "", &line) == kind::wrong_order);  // before what is missing: node 2 reads node 1

@@ -240,7 +240,6 @@ private:
         const auto n = static_cast<std::uint32_t>(number.value);
         if (w.count > 2 && w.all[2] != as_word(g_.nodes[n].name))
             refuse(kind::other_node, line_, "the node of that number is " + as_word(g_.nodes[n].name));
-        if (line_of_node_[n] != 0) refuse(kind::node_twice, line_, "the node stands in an earlier line, too");
         line_of_node_[n] = line_;
         plan_.order.push_back(n);
         ++plan_.pieces.back().places.behind;
@@ -252,7 +251,7 @@ private:
 
     const model_graph& g_;
     split_plan plan_{};
-    std::vector<std::size_t> line_of_node_;  // 0: not read yet
+    std::vector<std::size_t> line_of_node_;  // the last; 0: none
     std::vector<std::size_t> line_of_piece_{};
     std::size_t line_ = 0;
     bool versioned_ = false, hashed_ = false, limited_ = false;
