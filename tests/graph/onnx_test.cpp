@@ -123,6 +123,10 @@ TEST_CASE("a piece is a model with the graph's edges, and its own constants", "[
     CHECK(model.extract({3, 5}).size() > 8 * 8 * 4);
     CHECK(model.extract({7, 8}).size() < 8 * 8 * 4);
 
+    const auto whole = onnx_model::parse(model.whole());
+    CHECK(names(whole.graph(), whole.graph().outputs) == std::vector<std::string>{"y", "z"});
+    CHECK(whole.graph().nodes.size() == n);
+
     const std::vector<std::uint32_t> apart{0, 4}, none, beyond{n};
     const auto both = onnx_model::parse(model.extract(apart));
     CHECK(both.graph().nodes.size() == 2);
@@ -249,6 +253,19 @@ TEST_CASE("operators of other domains are the engine's, where the caller says so
     CHECK(refusal(b.bytes()) == refused(model_fault::unknown_operator, "Secret_1"));
     const auto model = onnx_model::parse(b.bytes(), {.other_domains = {"com.example"}});
     CHECK(model.graph().nodes.size() == 2);
+    const auto like = model.graph();
+    b.node("Relu", {"y"}, {"z"}).output("z");
+    b.m.mutable_graph()->mutable_node(1)->set_output(0, "hidden");
+    b.m.mutable_graph()->mutable_node(2)->set_input(0, "hidden");
+    b.m.mutable_graph()->mutable_output()->DeleteSubrange(0, 1);
+    auto named = like;
+    named.values[value_named(named, "y")].name = "hidden";
+    const auto unknown = onnx_model::parse(b.bytes(), {.other_domains = {"com.example"}});
+    CHECK(unknown.graph().values[value_named(unknown.graph(), "hidden")].type == gpushare::graph::element::unknown);
+    CHECK_THROWS_AS(unknown.extract({0, 2}), model_error);
+    const auto told = onnx_model::parse(b.bytes(), {.other_domains = {"com.example"}, .like = &named});
+    CHECK(told.graph().values[value_named(told.graph(), "hidden")].type == gpushare::graph::element::f32);
+    CHECK_NOTHROW(told.extract({0, 2}));
     CHECK(model.extract({1, 2}).find("com.example") != std::string::npos);
 }
 

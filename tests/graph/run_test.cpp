@@ -117,7 +117,7 @@ TEST_CASE("a cut model gives what the whole one gives, wherever it is cut", "[gr
     auto hidden = g;  // of some values nobody knows the size before
     for (auto& v : hidden.values)
         if (v.kind != gpushare::graph::value_kind::input && any.one_in(3)) v.shape[0].extent = -1;
-    for (const auto* known : {&g, &hidden}) {
+    for (const model_graph* known : std::array<const model_graph*, 2>{&g, &hidden}) {
         const auto plan = cut_at(*known, random_cuts(any, g));
         toy_engine engine(g);
         load(engine, plan);

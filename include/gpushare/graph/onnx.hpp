@@ -42,9 +42,12 @@ struct import_options {
     std::map<std::string, std::int64_t> sizes{};
     /// Whole shapes of inputs, by their names; an extent below 0 is left as it is.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
-    /// Domains whose operators the engine knows and ONNX doesn't, such as "com.microsoft": neither checked nor
-    /// understood, so the shapes behind them may be unknown.
+    /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft" (ONNX's own domain is ""):
+    /// such operators are neither checked nor understood, so the shapes behind them may be unknown.
     std::vector<std::string> other_domains{};
+    /// A graph with values of the same names, from which a value takes its type where nobody tells it: of the model before
+    /// an engine fused it. Null: none. Used while the model is read.
+    const model_graph* like = nullptr;
     /// Where the files of weights are that the model names; `load` takes the model's own folder.
     std::filesystem::path folder{};
     /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says, and crashes on some
@@ -109,7 +112,20 @@ public:
                               "the piece that begins here has 2 GiB or more of weights");
         return piece.SerializeAsString();
     }
-    /// The same of consecutive nodes.
+    /// The whole model, with its nodes in graph()'s order and all weights inside; inputs and outputs are in the model's
+    /// order. Throws as above.
+    [[nodiscard]] std::string whole() const {
+        std::vector<std::uint32_t> all(graph_.nodes.size());
+        std::iota(all.begin(), all.end(), 0U);
+        onnx::ModelProto m;
+        if (!m.ParseFromString(extract(all))) throw model_error(model_fault::unreadable, {}, "it can't be written");
+        m.mutable_graph()->clear_input();
+        m.mutable_graph()->clear_output();
+        for (const std::uint32_t v : graph_.inputs) describe(*m.mutable_graph()->add_input(), v);
+        for (const std::uint32_t v : graph_.outputs) describe(*m.mutable_graph()->add_output(), v);
+        return m.SerializeAsString();
+    }
+    /// Consecutive nodes of graph().
     [[nodiscard]] std::string extract(node_range range) const {
         if (range.first >= range.behind) return extract(std::span<const std::uint32_t>());
         std::vector<std::uint32_t> nodes(range.size());
@@ -124,7 +140,7 @@ private:
         detail::check_weights(proto_.graph(), folder_);
         order_ = detail::run_order(proto_.graph());
         detail::check_nodes(proto_, order_, checker);
-        auto types = detail::infer_types(proto_, order_, !newer_, o.apart, o.sizes, o.inputs);
+        auto types = detail::infer_types(proto_, order_, !newer_, o.apart, o.like, o.sizes, o.inputs);
         const auto& g = proto_.graph();
         for (int w = 0; w < g.initializer_size(); ++w) weights_.emplace(g.initializer(w).name(), w);
         for (int w = 0; w < g.sparse_initializer_size(); ++w)

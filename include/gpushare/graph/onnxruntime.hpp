@@ -8,8 +8,8 @@
 // Cut what ONNX Runtime makes of a model, not the model: then no cut undoes a fusion or a layout, and pieces give the whole
 // model's bits.
 //
-//   const auto model = gpushare::graph::onnx_model::parse(gpushare::graph::optimised(library, bytes),
-//                                                         {.other_domains = gpushare::graph::onnxruntime_domains()});
+//   const auto fused = gpushare::graph::optimised(library, model.whole());
+//   const auto cut = onnx_model::parse(fused, {.other_domains = onnxruntime_domains(), .like = &model.graph()});
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});    // all is done already
 //
 // Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and outputs are where the
@@ -124,7 +124,7 @@ namespace detail {
 
 /// Domains of ONNX Runtime's own operators, which optimised() uses.
 [[nodiscard]] inline std::vector<std::string> onnxruntime_domains() {
-    return {"com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
+    return {"", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
 }
 
 /// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own layouts; in ONNX's

@@ -178,10 +178,11 @@ private:
         };
         if (functions_.contains(n.domain() + "." + n.op_type())) return true;
         const std::string domain = is_onnx(n.domain()) ? std::string() : n.domain();
-        if (std::ranges::find(others_, domain) != others_.end()) return false;
         const auto set = sets_.find(domain);
-        if (set == sets_.end()) unknown("is of domain '" + domain + "', which the model doesn't import");
-        if (onnx::OpSchemaRegistry::Schema(n.op_type(), set->second, domain) != nullptr) return true;
+        const bool listed = set != sets_.end();
+        if (listed && onnx::OpSchemaRegistry::Schema(n.op_type(), set->second, domain) != nullptr) return true;
+        if (std::ranges::find(others_, domain) != others_.end()) return false;
+        if (!listed) unknown("is of domain '" + domain + "', which the model doesn't import");
         if (newer_ && domain.empty()) return false;  // it may have come since
         unknown("isn't known in version " + std::to_string(set->second) + " of domain '" + domain + "'");
         return false;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -129,9 +130,41 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     return types;
 }
 
+/// Whether ONNX knows all operators: else inference fails, or stops, where it knows nothing.
+[[nodiscard]] inline bool all_known(const onnx::ModelProto& m) {
+    const auto sets = operator_sets(m);
+    std::unordered_set<std::string> functions;
+    for (const auto& f : m.functions()) functions.insert(f.domain() + "." + f.name());
+    return std::ranges::all_of(m.graph().node(), [&](const onnx::NodeProto& n) {
+        const auto set = sets.find(is_onnx(n.domain()) ? std::string() : n.domain());
+        const bool own = is_onnx(n.domain()) && set != sets.end() &&
+                         onnx::OpSchemaRegistry::Schema(n.op_type(), set->second, "") != nullptr;
+        return own || functions.contains(n.domain() + "." + n.op_type());
+    });
+}
+
+/// Types of values that nobody told, by the graph in which the same names have one. ONNX Runtime's operators in its own
+/// layout are of floats alone, and it doesn't say so of what it wrote.
+inline void add_types(const onnx::GraphProto& g, const model_graph* like,
+                      std::unordered_map<std::string, onnx::TypeProto>& types) {
+    std::unordered_map<std::string_view, element> known;
+    if (like != nullptr)
+        for (const auto& v : like->values) known.emplace(v.name, v.type);
+    for (const auto& n : g.node())
+        for (const auto& name : n.output()) {
+            const auto at = known.find(name);
+            element e = at != known.end() ? at->second : element::unknown;
+            if (e == element::unknown && n.domain() == "com.microsoft.nchwc") e = element::f32;
+            auto& type = types[name];
+            const bool open = type.value_case() == onnx::TypeProto::VALUE_NOT_SET ||
+                              (type.has_tensor_type() && type.tensor_type().elem_type() == 0);
+            if (open && e != element::unknown) type.mutable_tensor_type()->set_elem_type(number_of(e));
+        }
+}
+
 /// Types by the values' names. Throws model_error (bad_shapes).
 [[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> infer_types(
-    const onnx::ModelProto& m, const std::vector<int>& order, bool known, bool apart,
+    const onnx::ModelProto& m, const std::vector<int>& order, bool known, bool apart, const model_graph* like,
     const std::map<std::string, std::int64_t>& sizes, const std::map<std::string, std::vector<std::int64_t>>& inputs) {
     onnx::ModelProto small = without_large_weights(m);
     auto& g = *small.mutable_graph();
@@ -144,17 +177,18 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     for (auto& v : *g.mutable_output()) set_extents(v, sizes, nullptr);
     for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
     if (!known) return types_in(small);
-    // Of operators that aren't ONNX's own, such as those that make maps, inference fails where it knows nothing.
-    bool only_onnx = true;
-    for (const auto& n : g.node()) only_onnx = only_onnx && is_onnx(n.domain());
-    const auto stated = only_onnx ? std::unordered_map<std::string, onnx::TypeProto>() : types_in(small);
+    const bool only_onnx = all_known(small);
+    auto stated = only_onnx ? std::unordered_map<std::string, onnx::TypeProto>() : types_in(small);
     try {
         infer(small, only_onnx, apart);
     } catch (const model_error&) {
         if (only_onnx) throw;
+        add_types(g, like, stated);
         return stated;
     }
-    return types_in(small);
+    auto found = types_in(small);
+    add_types(g, like, found);
+    return found;
 }
 
 /// A value as the graph has it.
