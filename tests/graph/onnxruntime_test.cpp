@@ -47,12 +47,19 @@ const gpushare::graph::onnxruntime_library& library() {
     static const gpushare::graph::onnxruntime_library one(GPUSHARE_ONNXRUNTIME);
     return one;
 }
+/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but tensors of known type.
 split_plan pieces_of(const model_graph& g, std::uint32_t each) {
     split_plan p{.of_graph = fingerprint(g), .limit = 5ms};
     p.order.resize(g.nodes.size());
     std::iota(p.order.begin(), p.order.end(), 0U);
     const auto n = static_cast<std::uint32_t>(g.nodes.size());
-    for (std::uint32_t first = 0; first < n; first += each) p.pieces.push_back({{first, std::min(first + each, n)}});
+    for (std::uint32_t first = 0, at = 1; at <= n; ++at) {
+        const auto over = crossing(g, at);
+        const bool can = std::ranges::all_of(over, [&](std::uint32_t v) { return size_of(g.values[v].type) != 0; });
+        if (at != n && (at - first < each || !can)) continue;
+        p.pieces.push_back({{first, at}});
+        first = at;
+    }
     return p;
 }
 /// Inputs of a graph whose shapes are known: waves, and for integers a rate of samples.
@@ -131,29 +138,64 @@ TEST_CASE("what ONNX Runtime says against a piece is passed on", "[graph][onnx]"
     CHECK_THROWS_WITH(model.run(in, out), Catch::Contains("isn't there"));
 }
 
+namespace {
+
+/// A real model and the shapes of its inputs, where it has been fetched.
+struct real_case {
+    const char* name;
+    std::map<std::string, std::vector<std::int64_t>> inputs;
+    [[nodiscard]] std::filesystem::path path() const { return std::string(GPUSHARE_MODELS "/") + name; }
+};
+const std::vector<real_case> real_cases{
+    {"rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", {{"x", {1, 3, 48, 192}}}},
+    {"silero_vad/data/silero_vad_16k_sequence.onnx", {{"input", {16, 576}}}},
+    {"silero_vad/data/silero_vad_16k_op15.onnx", {{"input", {1, 512}}, {"state", {2, 1, 128}}}}};
+
+}  // namespace
+
 TEST_CASE("real models in pieces give the same bits as whole", "[graph][onnx]") {
-    using shapes = std::map<std::string, std::vector<std::int64_t>>;
-    const auto [name, inputs] = GENERATE(table<const char*, shapes>(
-        {{"rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", {{"x", {1, 3, 48, 192}}}},
-         {"silero_vad/data/silero_vad_16k_sequence.onnx", {{"input", {16, 576}}}},
-         {"silero_vad/data/silero_vad_16k_op15.onnx", {{"input", {1, 512}}, {"state", {2, 1, 128}}}}}));
-    CAPTURE(name);
-    const std::filesystem::path path = std::string(GPUSHARE_MODELS "/") + name;
-    if (!std::filesystem::exists(path)) return;  // `./dev serve` fetches them
-    one_tenant t;
-    const auto m = onnx_model::load(path, {.inputs = inputs});
-    given with(m.graph());
-    onnxruntime_engine engine(library());
-    gpushare::operator_table table;
-    gpushare::graph::piece_measurer times(t.chat, m, engine, table,
-                                          {.engine = "onnxruntime", .warm_up = 0, .repeats = 1});
-    times.run_nodes(with.in);
-    const auto& g = times.graph();
-    for (const auto& v : g.values) CHECK((v.kind == gpushare::graph::value_kind::weight || v.size()));
-    // A fusion across a cut may round otherwise; without any there is nothing to be undone.
-    const auto whole = outputs(t, m, g, pieces_of(g, 10000), with, 0);
-    CHECK(outputs(t, m, g, pieces_of(g, 7), with, 0) == whole);
-    CHECK(outputs(t, m, m.graph(), pieces_of(m.graph(), 13), with, 0) == whole);
+    for (const auto& c : real_cases) {
+        CAPTURE(c.name);
+        if (!std::filesystem::exists(c.path())) continue;  // `./dev serve` fetches them
+        one_tenant t;
+        const auto m = onnx_model::load(c.path(), {.inputs = c.inputs});
+        given with(m.graph());
+        onnxruntime_engine engine(library());
+        gpushare::operator_table table;
+        gpushare::graph::piece_measurer times(t.chat, m, engine, table, {.warm_up = 0, .repeats = 1});
+        times.run_nodes(with.in);
+        const auto& g = times.graph();
+        for (const auto& v : g.values) CHECK((v.kind == gpushare::graph::value_kind::weight || v.size()));
+        // A fusion across a cut may round otherwise; without any there is nothing to be undone.
+        const auto whole = outputs(t, m, g, pieces_of(g, 10000), with, 0);
+        CHECK(outputs(t, m, g, pieces_of(g, 7), with, 0) == whole);
+        CHECK(outputs(t, m, m.graph(), pieces_of(m.graph(), 13), with, 0) == whole);
+    }
+}
+
+TEST_CASE("pieces of what ONNX Runtime made of a model give the bits of the model, with all fusions", "[graph][onnx]") {
+    for (const auto& c : real_cases) {
+        CAPTURE(c.name);
+        if (!std::filesystem::exists(c.path())) continue;
+        one_tenant t;
+        const auto m = onnx_model::load(c.path(), {.inputs = c.inputs});
+        const auto n = static_cast<std::uint32_t>(m.graph().nodes.size());
+        const auto fused = onnx_model::parse(
+            gpushare::graph::optimised(library(), m.whole()),
+            {.inputs = c.inputs, .other_domains = gpushare::graph::onnxruntime_domains(), .like = &m.graph()});
+        CHECK(fused.graph().nodes.size() < n);
+        given with(m.graph());
+        onnxruntime_engine pieces(library(), {.optimisation = 0});
+        const auto plan = pieces_of(fused.graph(), 5);
+        CHECK(plan.pieces.size() > 1);
+        for (const auto& p : plan.pieces) pieces.add(fused.extract(plan.nodes(p.places)));
+        cut_model model(t.chat, fused.graph(), plan, pieces);
+        std::vector<tensor> out(fused.graph().outputs.size());
+        model.run(with.in, out);
+        std::string all;
+        for (const auto& o : out) all.append(static_cast<const char*>(o.data), o.size());
+        CHECK(all == outputs(t, m, m.graph(), pieces_of(m.graph(), n), with, 99));
+    }
 }
 
 #endif

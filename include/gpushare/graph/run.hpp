@@ -118,6 +118,7 @@ private:
         tensor& t = tensors_[number];
         t.type = v.type;
         for (const auto& d : v.shape) t.shape.push_back(d.extent);
+        if (!v.ranked) t.shape = {-1};  // none would be a single number
         known_.push_back(v.size().has_value());
         shapes_.push_back(t.shape);
     }

@@ -155,10 +155,11 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
             const auto at = known.find(name);
             element e = at != known.end() ? at->second : element::unknown;
             if (e == element::unknown && n.domain() == "com.microsoft.nchwc") e = element::f32;
+            if (e == element::unknown || name.empty()) continue;
             auto& type = types[name];
             const bool open = type.value_case() == onnx::TypeProto::VALUE_NOT_SET ||
                               (type.has_tensor_type() && type.tensor_type().elem_type() == 0);
-            if (open && e != element::unknown) type.mutable_tensor_type()->set_elem_type(number_of(e));
+            if (open) type.mutable_tensor_type()->set_elem_type(number_of(e));
         }
 }
 
@@ -178,17 +179,24 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
     if (!known) return types_in(small);
     const bool only_onnx = all_known(small);
-    auto stated = only_onnx ? std::unordered_map<std::string, onnx::TypeProto>() : types_in(small);
+    if (!only_onnx) {  // ONNX goes on from what it is told of the others' results
+        auto told = types_in(small);
+        add_types(g, like, told);
+        g.clear_value_info();
+        for (auto& [name, type] : told) {
+            auto& v = *g.add_value_info();
+            v.set_name(name);
+            *v.mutable_type() = std::move(type);
+        }
+    }
+    const auto stated = only_onnx ? std::unordered_map<std::string, onnx::TypeProto>() : types_in(small);
     try {
         infer(small, only_onnx, apart);
     } catch (const model_error&) {
         if (only_onnx) throw;
-        add_types(g, like, stated);
         return stated;
     }
-    auto found = types_in(small);
-    add_types(g, like, found);
-    return found;
+    return types_in(small);
 }
 
 /// A value as the graph has it.
