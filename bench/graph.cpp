@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// The figures of cut models: how long their pieces are, what the cuts cost, and whether they give what the whole models
+// give. Real models on ONNX Runtime, on the host device.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/graph/measure.hpp>
+#include <gpushare/graph/onnx.hpp>
+#include <gpushare/graph/onnxruntime.hpp>
+#include <gpushare/graph/plan_text.hpp>
+#include <gpushare/graph/run.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "arguments.hpp"
+#include "graph/models.hpp"
+#include "harness.hpp"
+
+namespace {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using namespace bench::graph;
+using gpushare::ns;
+using gpushare::graph::cut_model;
+using gpushare::graph::model_graph;
+using gpushare::graph::onnxruntime_engine;
+using gpushare::graph::onnxruntime_library;
+using gpushare::graph::split_plan;
+using gpushare::graph::tensor;
+using tenancy = gpushare::tenancy<gpushare::host::node>;
+using tenant = tenancy::tenant;
+
+constexpr std::size_t repeats = 15;
+constexpr ns limit = 5ms;
+constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
+
+/// ONNX Runtime, with the time of each piece; or without one piece, whose outputs stay as they are.
+struct watched_engine {
+    /// For models that are fused already, unless `optimisation` says otherwise.
+    explicit watched_engine(const onnxruntime_library& library, int optimisation = 0)
+        : engine(library, {.optimisation = optimisation}) {}
+    void enqueue(gpushare::host::stream& to, std::uint32_t piece, std::span<const tensor* const> in,
+                 std::span<tensor* const> out) {
+        to.launch({.blocks = 1}, [this, piece, in, out](const auto&) {
+            if (piece == left_out) {
+                for (tensor* t : out) std::memset(t->place(t->type, t->shape), 0, t->size());
+                return;
+            }
+            const auto began = std::chrono::steady_clock::now();
+            engine.run(piece, in, out);
+            longest = std::max<ns>(longest, std::chrono::steady_clock::now() - began);
+        });
+    }
+    onnxruntime_engine engine;
+    ns longest{};
+    std::uint32_t left_out = ~0U;
+};
+
+/// A model on a tenant, cut by a plan.
+struct loaded_plan {
+    loaded_plan(tenant& on, const onnxruntime_library& library, const loaded_model& m, const model_graph& g,
+                const split_plan& plan, int optimisation = 0)
+        : outputs(g.outputs.size()), engine(library, optimisation), source(&m) {
+        for (const auto& p : plan.pieces) engine.engine.add(m.model.extract(plan.nodes(p.places)));
+        model = std::make_unique<cut_model<tenant, watched_engine>>(
+            on, g, plan, engine, gpushare::graph::cut_options{.submit = {.key = 1, .width = one_of_two}});
+    }
+    /// In milliseconds.
+    double run() {
+        const auto began = std::chrono::steady_clock::now();
+        for (auto& o : outputs) o = {};
+        model->run(source->inputs, outputs);
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+    }
+    std::vector<tensor> outputs;
+    watched_engine engine;
+    const loaded_model* source;
+    std::unique_ptr<cut_model<tenant, watched_engine>> model;
+};
+
+/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but tensors of known type.
+split_plan plan_of(const model_graph& g, std::uint32_t each) {
+    split_plan p{.of_graph = fingerprint(g), .limit = limit};
+    p.order.resize(g.nodes.size());
+    std::iota(p.order.begin(), p.order.end(), 0U);
+    const auto n = static_cast<std::uint32_t>(g.nodes.size());
+    const auto lives = lifetimes(g);
+    for (std::uint32_t first = 0, at = 1; at <= n; ++at) {
+        const auto over = crossing(g, lives, at);
+        const bool can = std::ranges::all_of(
+            over, [&](std::uint32_t v) { return g.values[v].tensor && size_of(g.values[v].type) != 0; });
+        if (at != n && (at - first < each || !can)) continue;
+        p.pieces.push_back({{first, at}});
+        first = at;
+    }
+    return p;
+}
+
+/// The largest difference between outputs; infinite where shapes or other numbers than floats differ.
+double error_of(std::span<const tensor> expected, std::span<const tensor> got) {
+    double worst = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        const tensor &a = expected[i], &b = got[i];
+        if (a.type != b.type || a.shape != b.shape) return std::numeric_limits<double>::infinity();
+        if (a.size() == 0 || std::memcmp(a.data, b.data, a.size()) == 0) continue;
+        if (a.type != gpushare::graph::element::f32) return std::numeric_limits<double>::infinity();
+        const auto *x = static_cast<const float*>(a.data), *y = static_cast<const float*>(b.data);
+        for (std::size_t k = 0; k < a.size() / sizeof(float); ++k)
+            if (std::memcmp(x + k, y + k, sizeof(float)) != 0) {
+                const double apart = std::abs(static_cast<double>(x[k]) - static_cast<double>(y[k]));
+                worst = std::isnan(apart) ? std::numeric_limits<double>::infinity() : std::max(worst, apart);
+            }
+    }
+    return worst;
+}
+
+struct rig {
+    gpushare::host::node node{{.devices = 1, .memory = 4_GiB, .sms = 2}};
+    tenancy shared{node};
+    tenant pages = shared.admit({.name = "pages", .memory = 3_GiB, .compute = 50_pct});
+    onnxruntime_library library{GPUSHARE_BENCH_ONNXRUNTIME};
+};
+
+/// One piece.
+split_plan whole_plan(const loaded_model& m) {
+    return plan_of(m.model.graph(), static_cast<std::uint32_t>(m.model.graph().nodes.size()));
+}
+/// A model as the file has it, as one piece.
+loaded_plan whole_of(rig& on, const loaded_model& plain) {
+    return {on.pages, on.library, plain, plain.model.graph(), whole_plan(plain), 99};
+}
+
+/// A plan whose pieces keep the limit, by measurements.
+std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m) {
+    onnxruntime_engine engine(on.library, {.optimisation = 0});
+    gpushare::operator_table table;
+    gpushare::graph::piece_measurer times(on.pages, m.model, engine, table, {.engine = "onnxruntime"});
+    times.run_nodes(m.inputs);
+    gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = limit});
+    refine(planner, [&](auto nodes) { return times.measure(nodes); });
+    return {times.graph(), planner.plan()};
+}
+
+/// The page detector in pieces of at most 5 ms beside the whole one.
+void detector(bench::report& r) {
+    rig on;
+    const loaded_model plain(page_detector()), m(page_detector(), &on.library);
+    const auto [g, plan] = planned(on, m);
+    r.setting("pieces", std::to_string(plan.pieces.size()) + ", planned longest " +
+                            std::to_string(plan.longest().count() / 1000) + " us");
+    loaded_plan whole = whole_of(on, plain), cut(on.pages, on.library, m, g, plan);
+    const auto longest = [](loaded_plan& p) {
+        p.engine.longest = {};
+        (void)p.run();
+        return 1e3 * gpushare::in_seconds(p.engine.longest);
+    };
+    const auto of_whole = bench::repeated(repeats, [&] { return longest(whole); });
+    r.figure("graph.whole_ms", of_whole, "ms");
+    r.figure("graph.longest_piece_ms", bench::repeated(repeats, [&] { return longest(cut); }), "ms",
+             {bench::at_most(5), bench::value_of(bench::statistic::median, of_whole), "the model as one piece"});
+    const auto overhead = [&](loaded_plan& p) {
+        return bench::repeated(repeats, [&] {
+            const double alone = whole.run();
+            return 100 * (p.run() / alone - 1);
+        });
+    };
+    loaded_plan each(on.pages, on.library, m, g, plan_of(g, 1));
+    r.figure("graph.cut_overhead_pct", overhead(cut), "%",
+             {bench::at_most(5), bench::value_of(bench::statistic::median, overhead(each)), "a cut behind each node"});
+    r.figure("graph.held_mib", {static_cast<double>(cut.model->held().count()) / (1 << 20)}, "MiB");
+    r.text("plan", to_text(plan, g));
+}
+
+/// The error of one model in pieces, and of one of which a piece didn't run.
+std::pair<double, double> errors(rig& on, const loaded_model& plain, const loaded_model& m) {
+    const auto& g = m.model.graph();
+    const auto plan = plan_of(g, std::max(static_cast<std::uint32_t>(g.nodes.size()) / 10, 1U));
+    loaded_plan whole = whole_of(on, plain);
+    loaded_plan cut(on.pages, on.library, m, g, plan), broken(on.pages, on.library, m, g, plan);
+    (void)whole.run();
+    (void)cut.run();
+    const double error = error_of(whole.outputs, cut.outputs);
+    double fault = 1;  // shapes that nobody knows before are missing then, and the run fails
+    broken.engine.left_out = static_cast<std::uint32_t>(plan.pieces.size() / 2);
+    try {
+        (void)broken.run();
+        fault = error_of(whole.outputs, broken.outputs);
+    } catch (const gpushare::operation_error&) {
+    }
+    return {error, fault};
+}
+
+/// All models that can be had, in pieces of a tenth of their nodes.
+void equality(bench::report& r) {
+    rig on;
+    std::vector<double> all, unequal;
+    double fault = 0;
+    std::size_t left_out = 0;
+    auto cases = package_cases();
+    const auto packages = cases.size();
+    for (auto& c : test_data()) cases.push_back(std::move(c));
+    for (std::size_t i = 0; i < cases.size(); ++i) try {
+            const loaded_model plain(cases[i]);
+            if (i >= packages && plain.model.graph().nodes.size() < 2) continue;
+            const loaded_model m(cases[i], &on.library);
+            const auto [error, planted] = errors(on, plain, m);
+            all.push_back(error);
+            unequal.push_back(error == 0 ? 0 : 1);
+            if (i == 0) fault = planted;
+            if (error != 0) std::printf("# %s: %.3g\n", cases[i].path.c_str(), error);
+        } catch (const std::exception& e) {
+            ++left_out;
+            std::printf("# left out: %s: %s\n", cases[i].path.c_str(), e.what());
+        }
+    r.setting("models tried", std::to_string(all.size()) + ", left out " + std::to_string(left_out));
+    r.figure("graph.max_abs_error", all, "", {bench::at_most(0), fault, "a piece of the page detector didn't run"},
+             bench::statistic::most);
+    const double sum = std::accumulate(unequal.begin(), unequal.end(), 0.0);
+    r.figure("graph.models_equal_pct", {100 * (1 - sum / static_cast<double>(unequal.size()))}, "%");
+}
+
+/// Runs a model over and over in a thread of its own.
+class background {
+public:
+    explicit background(loaded_plan& of)
+        : thread_([this, &of](const std::stop_token& stop) {
+              while (!stop.stop_requested()) {
+                  (void)of.run();
+                  runs_.fetch_add(1);
+              }
+          }) {}
+    [[nodiscard]] std::uint64_t runs() const { return runs_.load(); }
+
+private:
+    std::atomic<std::uint64_t> runs_{0};
+    std::jthread thread_;
+};
+
+/// How long half a second of sound takes, the 99th percentile of 300 that come every 20 ms.
+double p99_of(loaded_plan& voice) {
+    std::vector<double> took;
+    auto next = std::chrono::steady_clock::now();
+    for (int i = 0; i < 300; ++i) {
+        std::this_thread::sleep_until(next += 20ms);
+        took.push_back(voice.run());
+    }
+    std::ranges::sort(took);
+    return took[took.size() - 3];
+}
+
+/// An urgent tenant's sound beside pages and texts that never pause.
+void beside(bench::report& r) {
+    rig on;
+    tenant texts = on.shared.admit({.name = "texts", .memory = 512_MiB, .compute = 50_pct});
+    tenant urgent =
+        on.shared.admit({.name = "urgent", .memory = 64_MiB, .compute = 100_pct, .level = gpushare::priority{1}});
+    const loaded_model plain_page(page_detector()), page(page_detector(), &on.library), plain_text(text_reader()),
+        text(text_reader(), &on.library), sound(voice_detector());
+    const auto [page_graph, page_plan] = planned(on, page);
+    const auto [text_graph, text_plan] = planned(on, text);
+    loaded_plan voice(urgent, on.library, sound, sound.model.graph(), whole_plan(sound), 99);
+    loaded_plan pages(on.pages, on.library, page, page_graph, page_plan),
+        lines(texts, on.library, text, text_graph, text_plan);
+    loaded_plan whole_pages(on.pages, on.library, plain_page, plain_page.model.graph(), whole_plan(plain_page), 99),
+        whole_lines(texts, on.library, plain_text, plain_text.model.graph(), whole_plan(plain_text), 99);
+    std::vector<double> cut, whole, goodput;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        const double alone = p99_of(voice);
+        const auto rate = [&](auto during) {
+            const background a(pages), b(lines);
+            const auto began = std::chrono::steady_clock::now();
+            during();
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+            return static_cast<double>(a.runs() + b.runs()) / took.count();
+        };
+        const double undisturbed = rate([] { std::this_thread::sleep_for(6s); });
+        goodput.push_back(100 / undisturbed * rate([&] { cut.push_back(p99_of(voice) / alone); }));
+        const background a(whole_pages), b(whole_lines);
+        whole.push_back(p99_of(voice) / alone);
+    }
+    r.figure("graph.p99_vs_alone", cut, "x",
+             {bench::at_most(4), bench::value_of(bench::statistic::median, whole), "neighbours' models as one piece"});
+    r.figure("graph.goodput_pct", goodput, "%");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        const bench::arguments asked(argc, argv, {"detector", "equality", "beside"});
+        bench::start_a_second_thread();
+        bench::report r("one host device of 2 SMs; ONNX Runtime, one thread a session");
+        r.setting("engine", GPUSHARE_BENCH_ENGINE);
+        if (asked.wants("detector")) detector(r);
+        if (asked.wants("equality")) equality(r);
+        if (asked.wants("beside")) beside(r);
+        r.write(asked.json());
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bench_graph: %s\n", e.what());
+        return 1;
+    }
+}
