@@ -48,7 +48,7 @@ using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
 
 constexpr std::size_t repeats = 15;
-constexpr ns limit = 5ms;
+constexpr ns limit = 4ms;  // of the plan: a run of a piece may take longer than its median
 constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
 
 /// ONNX Runtime, with the time of each piece; or without one piece, whose outputs stay as they are.
@@ -158,7 +158,7 @@ std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m) {
     return {times.graph(), planner.plan()};
 }
 
-/// The page detector in pieces of at most 5 ms beside the whole one.
+/// The page detector in pieces beside the whole one.
 void detector(bench::report& r) {
     rig on;
     const loaded_model plain(page_detector()), m(page_detector(), &on.library);
