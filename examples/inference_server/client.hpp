@@ -40,8 +40,9 @@ public:
         to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         const int at_once = 1;
         (void)::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
-        if (::connect(fd_, reinterpret_cast<const ::sockaddr*>(&to), sizeof to) != 0)
-            throw std::runtime_error("no connection");
+        if (::connect(fd_, reinterpret_cast<const ::sockaddr*>(&to), sizeof to) == 0) return;
+        ::close(fd_);
+        throw std::runtime_error("no connection");
     }
     connection(connection&& other) noexcept : fd_(std::exchange(other.fd_, -1)), read_(std::move(other.read_)) {}
     connection& operator=(connection&&) = delete;

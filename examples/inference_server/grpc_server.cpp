@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread carries bytes (http2.hpp) and knows who sends them. Messages are made of bytes on
-// others, one after the other and in turns by tenant. Engines answer by posting to a thread that
-// makes bytes of answers.
+// A thread for strangers and one for those whose key is known carry bytes (http2.hpp). Messages are
+// made of bytes on others, one after the other and in turns by tenant. Engines answer by posting to
+// a thread that makes bytes of answers.
 #include "inference_server/grpc_server.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <variant>
@@ -27,6 +26,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 
+#include "inference_server/carrier.hpp"
 #include "inference_server/grpc_protocol.hpp"
 #include "inference_server/http2.hpp"
 #include "inference_server/message_reader.hpp"
@@ -112,7 +112,7 @@ std::string bytes_of(const Message& m) {
 
 class link;
 
-/// What is counted of a call, of its tenant and of all, until it goes. Of the io thread.
+/// What is counted of a call, of its tenant and of all, until it goes. Of its connection's thread.
 struct share {
     explicit share(std::atomic<std::size_t>& of_all) : all(of_all) {}
     share(const share&) = delete;
@@ -150,7 +150,7 @@ struct share {
     bool is_stream = false;
 };
 
-/// One call. Of the io thread, but for what engines are told by: `gone`, and what doesn't change.
+/// One call. Of its connection's thread, but for what engines are told by: `gone`, and what doesn't change.
 struct call {
     call(std::weak_ptr<link> l, http2::call_id i, std::atomic<std::size_t>& all)
         : of(std::move(l)), id(i), counted(all) {}
@@ -180,67 +180,88 @@ struct call {
 };
 using call_ptr = std::shared_ptr<call>;
 
+/// A thread with the connections that are its own. Of that thread.
+struct room {
+    explicit room(carrier::rank r) : thread(r) {}
+    [[nodiscard]] std::vector<std::shared_ptr<link>> all() const {
+        std::vector<std::shared_ptr<link>> some;
+        for (const auto& [id, l] : links) some.push_back(l);
+        return some;
+    }
+
+    carrier thread;
+    std::map<front_door::id, std::shared_ptr<link>> links{};
+    asio::steady_timer clockwork{thread.io()};
+    std::array<char, 65'536> bytes{};  // what is read, of whichever connection
+    bool stopping = false;
+};
+
 }  // namespace
 
-/// What all connections share. Of the io thread, but for later() and what it touches.
+/// What all connections share.
 struct grpc_server::shell {
     shell(service& s, grpc_options o)
         : of(s),
           options(std::move(o)),
           door(options.connections),
-          front(io, tcp::endpoint(asio::ip::make_address(options.address), options.port)),
-          port(front.local_endpoint().port()),
-          clockwork(io) {}
+          front(strangers.thread.io(), tcp::endpoint(asio::ip::make_address(options.address), options.port)),
+          protocol(front.local_endpoint().protocol()),
+          port(front.local_endpoint().port()) {}
 
     void accept();
     void came(tcp::socket socket);
-    void tick();
-    void close(front_door::id id);
-    void end();
-    /// Runs it on the io thread. Nothing is left to do where there is no memory for that, or no
-    /// such thread any more.
+    void close_surplus();
+    void tick(room& r);
+    void known(front_door::id id, const void* whose);
+    void gone(front_door::id id) noexcept;
+    /// Takes no more calls there. On its thread.
+    void close_idle(room& r);
+    static void close(room& r, front_door::id id);
+    /// Runs it on the tenants' thread. Nothing is left to do where there is no memory for that, or
+    /// no such thread any more.
     template <class F>
-    void later(F f) noexcept try {
-        const std::lock_guard lock(mutex);
-        if (!over) asio::post(io, std::move(f));
-    } catch (...) {
+    void later(F f) noexcept {
+        tenants.thread.later(std::move(f));
     }
-    /// Where messages are made of bytes. Not on the io thread, which has the bytes of all to carry.
+    /// Where messages are made of bytes. Not on the threads that have the bytes of all to carry.
     worker& reader_of(std::size_t message) noexcept { return message <= quick_message ? reads : long_reads; }
 
-    asio::io_context io{1};
+    room strangers{carrier::rank::strangers}, tenants{carrier::rank::tenants};
     service& of;
     const grpc_options options;
+    std::mutex mutex;  // of the next four; never held for long, since both threads wait for it
     front_door door;
-    std::map<front_door::id, std::shared_ptr<link>> links;
-    std::atomic<std::size_t> count{0};  // of them
+    std::condition_variable leaves;
+    int rooms_open = 2;
+    bool in_a_hurry = false;            // nobody has patience
+    std::atomic<std::size_t> count{0};  // of connections
     tcp::acceptor front;
+    const tcp protocol;
     const std::uint16_t port;
-    asio::steady_timer clockwork;
-    std::array<char, 65'536> bytes{};  // what is read, of whichever connection
     std::atomic<std::size_t> message_bytes{0};
-    bool stopping = false, is_shut = false;
-    when patience = when::max();
-    std::mutex mutex;
-    bool over = false;  // under it
+    bool is_shut = false;  // of the strangers' thread
     std::weak_ptr<shell> self;
     worker reads, long_reads, answers;
-    std::thread thread;
 };
 
 namespace {
 
 using shell = grpc_server::shell;
 
-/// A connection.
+/// A connection. It begins among the strangers, and moves to the tenants' room once it has shown a
+/// key. What a key opens begins there, so that what comes of it comes back to there.
 class link final : public std::enable_shared_from_this<link>, public http2::events {
 public:
     link(std::shared_ptr<shell> of, tcp::socket socket, front_door::id id)
         : shell_(std::move(of)), socket_(std::move(socket)), id_(id), began_(clock::now()), heard_(began_) {
+        shell_->count.fetch_add(1, std::memory_order_relaxed);
         error_code ignored;
         socket_.set_option(tcp::no_delay(true), ignored);
         socket_.non_blocking(true, ignored);
     }
+    link(const link&) = delete;
+    link& operator=(const link&) = delete;
+    ~link() { leave_door(); }
 
     void read() {
         if (reading_ || !socket_.is_open()) return;
@@ -254,10 +275,9 @@ public:
         error_code ignored;
         socket_.close(ignored);
         for (auto& [id, c] : std::exchange(calls_, {})) leave(*c);
-        shell_->door.gone(id_);
-        shell_->links.erase(id_);
-        shell_->count.store(shell_->links.size(), std::memory_order_relaxed);
-        if (shell_->stopping && shell_->links.empty()) shell_->io.stop();
+        waiting_.clear();
+        leave_door();
+        home_->links.erase(id_);
     }
     /// Takes no more calls, and closes once those that are there are over.
     void go_away(bool because_of_the_client = false) {
@@ -289,12 +309,12 @@ private:
 
     void read_some() {
         error_code e;
-        const auto n = socket_.read_some(asio::buffer(shell_->bytes.data(), turn()), e);
+        const auto n = socket_.read_some(asio::buffer(home_->bytes.data(), turn()), e);
         if (e == asio::error::would_block) return read();
         if (e) return close();
         heard_ = clock::now();
         pinged_ = false;
-        std::string_view bytes(shell_->bytes.data(), n);
+        std::string_view bytes(home_->bytes.data(), n);
         if (lingers_) return read();
         if (!session_ && !begins(bytes)) return;
         uploads_ = false;
@@ -305,8 +325,38 @@ private:
             ends_ = true;
             go_away(true);
         }
+        if (moves()) return move_in();
         flush();
         if (may_read()) read();
+    }
+    [[nodiscard]] bool moves() const noexcept { return known_ && home_ == &shell_->strangers && !ends_ && !lingers_; }
+    /// From here on no stranger stands in a line with it. Nothing is read before, and what is being
+    /// written goes first.
+    void move_in() {
+        if (writing_) return;
+        const auto self = shared_from_this();
+        error_code e;
+        descriptor there(socket_.release(e));
+        if (e) return close();
+        home_->links.erase(id_);
+        socket_ = tcp::socket(shell_->tenants.thread.io());
+        socket_.assign(shell_->protocol, there.fd, e);
+        if (e) return close();
+        there.fd = -1;
+        socket_.non_blocking(true, e);
+        home_ = &shell_->tenants;
+        shell_->later([self] { self->arrive(); });
+    }
+    void arrive() {
+        home_->links.emplace(id_, shared_from_this());
+        if (home_->stopping) go_away();
+        for (auto& [c, message] : std::exchange(waiting_, {}))
+            if (!c->over) attempt(c, [&, m = &message] { begin_serving(c, std::move(*m)); });
+        flush();
+        if (may_read()) read();
+    }
+    void leave_door() noexcept {
+        if (!std::exchange(has_left_, true)) shell_->gone(id_);
     }
     // Nothing is kept for a connection before it speaks HTTP/2.
     [[nodiscard]] bool begins(std::string_view& bytes) {
@@ -336,6 +386,7 @@ private:
             self->writing_ = false;
             if (!self->socket_.is_open()) return;
             if (e) return self->close();
+            if (self->moves()) return self->move_in();
             self->make_pieces();
             self->flush();
             self->read();
@@ -411,8 +462,8 @@ private:
         const auto bearer = std::string_view(head.authorization);
         c.who = shell_->of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : head.api_key);
         if (!std::exchange(known_, true)) credit_ = most_credit;
-        shell_->door.known(id_, c.who.counts.get());
         const auto& counts = *c.who.counts;
+        if (std::exchange(whose_, &counts) != &counts) shell_->known(id_, &counts);
         const bool is_stream = c.what == method::stream;
         if (counts.calls.load(std::memory_order_relaxed) >= o.max_calls_of_tenant)
             throw refused(429, "too many calls are open with this key", 1);
@@ -487,6 +538,11 @@ private:
         c->busy = true;
         c->serving = message.size();
         c->due = when::max();
+        if (needs_key(c->what) && home_ == &shell_->strangers)
+            return void(waiting_.emplace_back(c, std::move(message)));
+        begin_serving(c, std::move(message));
+    }
+    void begin_serving(const call_ptr& c, std::string message) {
         if (has_tensors(c->what)) return read_tensors(c, std::move(message));
         if (c->what == method::load) return load(c, parsed<inference::RepositoryModelLoadRequest>(message));
         answer(c, at_once(*c, message));
@@ -576,7 +632,7 @@ private:
         session_->finish(c->id, {});
         leave(*c);
     }
-    /// On the io thread: for a call that isn't over, whose connection is there.
+    /// On the tenants' thread: for a call that isn't over, whose connection is there.
     template <class F>
     static void with(const call_ptr& c, F f) {
         const auto l = c->over ? nullptr : c->of.lock();
@@ -766,8 +822,11 @@ private:
     }
 
     const std::shared_ptr<shell> shell_;
+    room* home_ = &shell_->strangers;
     tcp::socket socket_;
     const front_door::id id_;
+    const void* whose_ = nullptr;                              // the last key that it has shown
+    std::vector<std::pair<call_ptr, std::string>> waiting_{};  // for the move, with their messages
     const when began_;
     when heard_, used_{}, wrote_{}, lingered_{};
     std::string start_, out_;
@@ -777,63 +836,96 @@ private:
     static constexpr long most_credit = 1000, credit_of_stranger = 100;
     long credit_ = credit_of_stranger;  // of frames that carry nothing
     bool known_ = false, uploads_ = false, reading_ = false, writing_ = false, pinged_ = false;
-    bool leaving_ = false, ends_ = false, lingers_ = false;
+    bool leaving_ = false, ends_ = false, lingers_ = false, has_left_ = false;
 };
 
 }  // namespace
 
 void grpc_server::shell::accept() {
     front.async_accept([this](error_code e, tcp::socket socket) {
-        if (e == asio::error::operation_aborted || stopping) return;
+        if (e == asio::error::operation_aborted || strangers.stopping) return;
         const bool fails = e && e != asio::error::connection_aborted;
         if (fails != std::exchange(is_shut, fails)) of.shut(fails);
         if (!e) came(std::move(socket));
         if (!fails) return accept();
-        auto pause = std::make_shared<asio::steady_timer>(io, 50ms);  // no file descriptors, as a rule
+        auto pause =
+            std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);  // no file descriptors, as a rule
         pause->async_wait([this, pause](error_code) {
-            if (!stopping) accept();
+            if (!strangers.stopping) accept();
         });
     });
 }
 
 void grpc_server::shell::came(tcp::socket socket) {
-    const auto id = door.come();
+    const auto id = [this] {
+        const std::lock_guard lock(mutex);
+        return door.come();
+    }();
+    std::shared_ptr<link> l;
     try {
-        const auto l = std::make_shared<link>(self.lock(), std::move(socket), id);
-        links.emplace(id, l);
-        count.store(links.size(), std::memory_order_relaxed);
-        l->read();
+        l = std::make_shared<link>(self.lock(), std::move(socket), id);
     } catch (...) {
-        links.erase(id);
+        const std::lock_guard lock(mutex);
         door.gone(id);
         throw;
     }
-    while (const auto old = door.surplus()) close(*old);
+    strangers.links.emplace(id, l);
+    l->read();
+    close_surplus();
 }
 
-void grpc_server::shell::close(front_door::id id) {
-    const auto found = links.find(id);
-    if (found == links.end()) return door.gone(id);
+void grpc_server::shell::close_surplus() {
+    for (;;) {
+        std::optional<front_door::id> old;
+        {
+            const std::lock_guard lock(mutex);
+            old = door.surplus();
+            if (old) door.gone(*old);
+        }
+        if (!old) return;
+        if (strangers.links.contains(*old))
+            close(strangers, *old);
+        else  // moved, or on its way there
+            later([r = &tenants, id = *old] { close(*r, id); });
+    }
+}
+
+void grpc_server::shell::known(front_door::id id, const void* whose) {
+    const std::lock_guard lock(mutex);
+    door.known(id, whose);
+}
+
+void grpc_server::shell::gone(front_door::id id) noexcept {
+    const std::lock_guard lock(mutex);
+    door.gone(id);
+    if (count.fetch_sub(1, std::memory_order_relaxed) == 1) leaves.notify_all();
+}
+
+void grpc_server::shell::close(room& r, front_door::id id) {
+    const auto found = r.links.find(id);
+    if (found == r.links.end()) return;
     const auto l = found->second;
     l->close();
 }
 
-void grpc_server::shell::tick() {
-    clockwork.expires_after(250ms);
-    clockwork.async_wait([this](error_code e) {
+void grpc_server::shell::tick(room& r) {
+    r.clockwork.expires_after(250ms);
+    r.clockwork.async_wait([this, &r](error_code e) {
         if (e) return;
-        std::vector<std::shared_ptr<link>> all;
-        for (const auto& [id, l] : links) all.push_back(l);
         const auto now = clock::now();
-        for (const auto& l : all) l->tick(now);
-        if (stopping && (links.empty() || now > patience)) return end();
-        tick();
+        for (const auto& l : r.all()) l->tick(now);
+        tick(r);
     });
 }
 
-void grpc_server::shell::end() {
-    while (!links.empty()) close(links.begin()->first);
-    io.stop();
+void grpc_server::shell::close_idle(room& r) {
+    r.stopping = true;
+    error_code ignored;
+    if (&r == &strangers) front.close(ignored);
+    for (const auto& l : r.all()) l->go_away();
+    const std::lock_guard lock(mutex);
+    --rooms_open;
+    leaves.notify_all();
 }
 
 grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<shell>(s, std::move(o))) {
@@ -841,17 +933,10 @@ grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<s
     // It has a line for each text that isn't UTF-8: whoever asks could fill the log.
     google::protobuf::SetLogHandler(nullptr);
     shell_->accept();
-    shell_->tick();
-    shell_->thread = std::thread([io = &shell_->io] {
-        for (;;) {
-            try {
-                io->run();
-                return;
-            } catch (const std::exception& e) {  // of memory, as a rule
-                std::fprintf(stderr, "inference_server: gRPC: %s\n", e.what());
-            }
-        }
-    });
+    for (auto* const r : {&shell_->strangers, &shell_->tenants}) {
+        shell_->tick(*r);
+        r->thread.start("gRPC");
+    }
 }
 
 grpc_server::~grpc_server() {
@@ -859,36 +944,41 @@ grpc_server::~grpc_server() {
     shell_->reads.stop();
     shell_->long_reads.stop();
     shell_->answers.stop();
-    {
-        const std::lock_guard lock(shell_->mutex);
-        shell_->over = true;
-    }
-    for (;;) {  // what engines have posted since
-        shell_->io.restart();
-        if (shell_->io.poll() == 0) break;
-    }
+    const std::array all{&shell_->strangers.thread, &shell_->tenants.thread};
+    for (auto* c : all) c->refuse_more();
+    while (std::ranges::count_if(all, &carrier::run_rest) != 0) {
+    }  // what engines have posted since
 }
 
 std::uint16_t grpc_server::port() const noexcept { return shell_->port; }
 std::size_t grpc_server::connections() const noexcept { return shell_->count.load(std::memory_order_relaxed); }
 
+void grpc_server::post(std::function<void()> f, bool of_strangers) {
+    asio::post((of_strangers ? shell_->strangers : shell_->tenants).thread.io(), std::move(f));
+}
+
 void grpc_server::hurry() {
-    shell_->later([s = shell_.get()] { s->patience = clock::now(); });
+    const std::lock_guard lock(shell_->mutex);
+    shell_->in_a_hurry = true;
+    shell_->leaves.notify_all();
 }
 
 void grpc_server::stop(std::chrono::milliseconds patience) {
-    if (!shell_->thread.joinable()) return;
-    asio::post(shell_->io, [s = shell_, patience] {
-        s->stopping = true;
-        s->patience = clock::now() + patience;
-        error_code ignored;
-        s->front.close(ignored);
-        std::vector<std::shared_ptr<link>> all;
-        for (const auto& [id, l] : s->links) all.push_back(l);
-        for (const auto& l : all) l->go_away();
-        if (s->links.empty() || patience == 0ms) s->end();
-    });
-    shell_->thread.join();
+    const auto s = shell_;
+    if (!s->tenants.thread.runs()) return;
+    for (auto* const r : {&s->strangers, &s->tenants}) r->thread.later([s, r] { s->close_idle(*r); });
+    {
+        std::unique_lock lock(s->mutex);
+        s->leaves.wait_for(lock, patience, [&] {
+            return s->in_a_hurry || (s->rooms_open == 0 && s->count.load(std::memory_order_relaxed) == 0);
+        });
+    }
+    // The strangers' first: from then on nobody moves in.
+    for (auto* const r : {&s->strangers, &s->tenants})
+        r->thread.end([s, r] {
+            r->clockwork.cancel();
+            for (const auto& l : r->all()) l->close();
+        });
 }
 
 }  // namespace inference_server

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread reads, parses what is short and writes; engines answer from theirs by posting to it. The only file that includes Beast.
+// A thread for strangers and one for those whose key is known read, parse what is short and write; engines answer from theirs by posting to the
+// second one. The only file that includes Beast.
 #include "inference_server/http_server.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
-#include <cstdio>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -22,6 +23,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
+#include "inference_server/carrier.hpp"
 #include "inference_server/status_page.hpp"
 #include "inference_server/worker.hpp"
 
@@ -44,14 +46,15 @@ class session;
 
 }  // namespace
 
-/// What all sessions share. Of the io thread, but for what closed() touches: whoever holds a session last ends it, an engine too.
+/// What all sessions share. A session is of one thread at a time, its home; whoever holds it last ends it, an engine too.
 struct http_server::shell {
     shell(service& s, http_options o)
         : of(s),
           options(std::move(o)),
           door(options.connections),
-          front(io, endpoint(options.address, options.port)),
-          back(io, endpoint(options.admin_address, options.admin_port)),
+          front(strangers.io(), endpoint(options.address, options.port)),
+          back(tenants.io(), endpoint(options.admin_address, options.admin_port)),
+          protocol(front.local_endpoint().protocol()),
           front_port(front.local_endpoint().port()),
           back_port(back.local_endpoint().port()) {}
 
@@ -63,33 +66,32 @@ struct http_server::shell {
     void known(front_door::id i, const void* whose);
     void closed(front_door::id i, bool admin);
     void close_surplus(bool admin);
+    /// Of those that are at home there. On that thread.
     template <class F>
-    void each_session(F f) {
-        const std::lock_guard lock(mutex);
-        for (const auto* all : {&sessions, &operators})
-            for (const auto& [id, s] : *all) f(*s);
-    }
+    void each_session(const carrier& at, F f);
+    /// Takes no more connections, and closes those that wait for a request.
+    void close_idle(carrier& at, tcp::acceptor& from);
     [[nodiscard]] front_door& door_of(bool admin) noexcept { return admin ? back_door : door; }
-    void one_is_gone();
 
-    asio::io_context io{1};
+    carrier strangers{carrier::rank::strangers}, tenants{carrier::rank::tenants};
     service& of;
     const http_options options;
     front_door door, back_door{{.most = 64, .strangers = 64}};  // under mutex, as the next two
     std::map<front_door::id, session*> sessions{}, operators{};
     tcp::acceptor front, back;
+    const tcp protocol;
     const std::uint16_t front_port, back_port;
     std::weak_ptr<shell> self;
-    std::function<void()> when_empty;  // where it stops
-    std::mutex mutex;
+    std::mutex mutex;  // never held for long: both threads and engines wait for it
+    std::condition_variable leaves;
+    int acceptors = 2;                   // under it
+    bool in_a_hurry = false;             // under it: nobody has patience
     std::atomic<std::size_t> count{0};   // of sessions
     std::atomic<std::size_t> bodies{0};  // bytes
-    bool over = false;                   // under it, too: nothing runs what is posted
     std::atomic<bool> ends{false};       // nobody waits for what is left to be parsed
-    bool stopping = false, is_shut = false;
-    std::shared_ptr<asio::steady_timer> last;  // when patience is over
-    worker reads, long_reads;                  // of what takes this thread too long
-    std::thread thread;
+    std::atomic<bool> stopping{false};
+    bool is_shut = false;      // of the strangers' thread
+    worker reads, long_reads;  // of what takes a thread of connections too long
 };
 
 namespace {
@@ -107,10 +109,14 @@ struct outbox {
 class session : public std::enable_shared_from_this<session> {
 public:
     session(std::shared_ptr<shell> of, tcp::socket socket, bool admin)
-        : shell_(std::move(of)), stream_(std::move(socket)), admin_(admin), buffer_(shell_->options.max_header) {
-        id_ = shell_->opened(this, admin_);
+        : shell_(std::move(of)),
+          stream_(std::in_place, std::move(socket)),
+          admin_(admin),
+          home_(admin ? &shell_->tenants : &shell_->strangers),
+          buffer_(shell_->options.max_header) {
         error_code ignored;
-        stream_.socket().set_option(tcp::no_delay(true), ignored);
+        stream_->socket().set_option(tcp::no_delay(true), ignored);
+        id_ = shell_->opened(this, admin_);
     }
     session(const session&) = delete;
     session& operator=(const session&) = delete;
@@ -130,18 +136,21 @@ public:
         parser_.emplace();
         parser_->header_limit(static_cast<std::uint32_t>(shell_->options.max_header));
         parser_->body_limit(shell_->options.max_body);
-        stream_.expires_after(shell_->options.header_timeout);
-        http::async_read_header(stream_, buffer_, *parser_,
+        stream_->expires_after(shell_->options.header_timeout);
+        http::async_read_header(*stream_, buffer_, *parser_,
                                 [self = shared_from_this()](error_code e, std::size_t) { self->on_header(e); });
     }
     /// Of one that waits for a request: there won't be any.
     void close_if_idle() {
-        if (idle_) stream_.cancel();
+        if (idle_) stream_->cancel();
     }
     void close_now() {
         gone_->store(true, std::memory_order_relaxed);
-        stream_.close();
+        if (stream_) stream_->close();
     }
+    /// The only thread that touches it. It changes once, on the strangers' thread; acquire, since
+    /// all that was done there comes before.
+    [[nodiscard]] carrier* home() const noexcept { return home_.load(std::memory_order_acquire); }
 
 private:
     // ---- a request
@@ -160,7 +169,22 @@ private:
         } catch (const refused& r) {
             return refuse_unread(r);
         }
-        if (beast::iequals(parser_->get()[http::field::expect], "100-continue")) return go_on();
+        if (caller_.counts != nullptr && home() == &shell_->strangers) return move_in();
+        go_on();
+    }
+    /// It has shown a key: from here on no stranger stands in a line with it.
+    void move_in() {
+        error_code e;
+        descriptor socket(stream_->release_socket().release(e));
+        if (e) return;
+        tcp::socket there(shell_->tenants.io(), shell_->protocol, socket.fd);
+        socket.fd = -1;
+        stream_.emplace(std::move(there));
+        home_.store(&shell_->tenants, std::memory_order_release);
+        shell_->tenants.later([self = shared_from_this()] { self->go_on(); });
+    }
+    void go_on() {
+        if (beast::iequals(parser_->get()[http::field::expect], "100-continue")) return ask_for_body();
         read_body();
     }
 
@@ -178,7 +202,8 @@ private:
             route_ = route_of(is_head() ? "GET" : view(head.method_string()), view(head.target()));
             if (needs_key(route_.what)) {
                 caller_ = shell_->of.authenticate(key(head));
-                shell_->known(id_, caller_.counts.get());
+                if (const auto* whose = caller_.counts.get(); std::exchange(whose_, whose) != whose)
+                    shell_->known(id_, whose);
             }
         }
         if (header_length_ && *header_length_ > shell_->options.max_json) throw refused(413, "the JSON is too large");
@@ -252,22 +277,22 @@ private:
         return a != action::server_live && a != action::server_ready && a != action::server_metadata;
     }
 
-    void go_on() {
+    void ask_for_body() {
         static constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
-        asio::async_write(stream_, asio::buffer(text.data(), text.size()),
+        asio::async_write(*stream_, asio::buffer(text.data(), text.size()),
                           [self = shared_from_this()](error_code e, std::size_t) {
                               if (!e) self->read_body();
                           });
     }
     void read_body() {
         const auto mib = parser_->content_length().value_or(shell_->options.max_json) >> 20U;
-        stream_.expires_after(shell_->options.body_timeout + std::chrono::seconds(mib));
+        stream_->expires_after(shell_->options.body_timeout + std::chrono::seconds(mib));
         read_some_body();
     }
     // What has come is counted, not what was announced: or four clients that send nothing could keep all others out.
     void read_some_body() {
         if (parser_->is_done()) return on_body();
-        http::async_read_some(stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
+        http::async_read_some(*stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
             if (e == http::error::body_limit) return self->refuse_unread({413, "the body is too large"});
             if (e) return;
             const auto size = self->parser_->get().body().size(), more = size - self->body_;
@@ -284,7 +309,7 @@ private:
         });
     }
     void on_body() {
-        stream_.expires_never();
+        stream_->expires_never();
         attempt([this] { admin_ ? serve_operator() : serve(); });
     }
     template <class F>
@@ -438,19 +463,17 @@ private:
 
     // ---- writing
 
-    /// Runs it on the io thread. Nothing is left to do where there is no memory for that, or no such thread any more.
+    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that comes back by this, so that no session moves meanwhile.
     template <class F>
-    void later(F f) noexcept try {
-        const std::lock_guard lock(shell_->mutex);
-        if (!shell_->over) asio::post(shell_->io, std::move(f));
-    } catch (...) {
+    void later(F f) noexcept {
+        home()->later(std::move(f));
     }
 
     void reply(int status, std::string body, std::string_view type = as_json,
                std::optional<std::size_t> header_length = {}, unsigned retry_after = 0) {
         if (std::exchange(watching_, false)) {
             error_code ignored;
-            stream_.socket().cancel(ignored);
+            stream_->socket().cancel(ignored);
         }
         auto& r = response_.emplace();
         r.version(11);
@@ -464,7 +487,7 @@ private:
         keep_alive_ = keep_alive_ && !shell_->stopping;
         r.keep_alive(keep_alive_);
         r.prepare_payload();
-        stream_.expires_after(shell_->options.write_timeout);
+        stream_->expires_after(shell_->options.write_timeout);
         serializer_.emplace(r);
         auto written = [self = shared_from_this()](error_code e, std::size_t) {
             self->serializer_.reset();
@@ -473,9 +496,9 @@ private:
             self->keep_alive_ ? self->read_header() : self->linger();
         };
         if (is_head())  // who asks for the head gets no body, whatever the answer is
-            http::async_write_header(stream_, *serializer_, std::move(written));
+            http::async_write_header(*stream_, *serializer_, std::move(written));
         else
-            http::async_write(stream_, *serializer_, std::move(written));
+            http::async_write(*stream_, *serializer_, std::move(written));
     }
     void refuse(const refused& why) { reply(why.status, error_json(why.what()), as_json, {}, why.retry_after); }
     /// What is left of the request isn't read, so there can't be another one behind it.
@@ -486,12 +509,12 @@ private:
     /// Closes without losing the answer: a socket with unread data in it would be reset.
     void linger() {
         error_code ignored;
-        stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-        stream_.expires_after(2s);
+        stream_->socket().shutdown(tcp::socket::shutdown_send, ignored);
+        stream_->expires_after(2s);
         discard();
     }
     void discard() {
-        stream_.async_read_some(asio::buffer(trash_), [self = shared_from_this()](error_code e, std::size_t n) {
+        stream_->async_read_some(asio::buffer(trash_), [self = shared_from_this()](error_code e, std::size_t n) {
             self->discarded_ += n;
             if (!e && self->discarded_ < std::size_t{1} << 20U) self->discard();
         });
@@ -554,8 +577,8 @@ private:
         }
         if (o.writing.empty()) return;
         writing_ = true;
-        stream_.expires_after(shell_->options.write_timeout);
-        asio::async_write(stream_, asio::buffer(o.writing), [self = shared_from_this()](error_code e, std::size_t) {
+        stream_->expires_after(shell_->options.write_timeout);
+        asio::async_write(*stream_, asio::buffer(o.writing), [self = shared_from_this()](error_code e, std::size_t) {
             self->writing_ = false;
             self->out_->writing.clear();
             if (e) {
@@ -574,23 +597,24 @@ private:
             if (const auto s = self.lock(); s != nullptr && e != asio::error::operation_aborted)  // but for an answer
                 s->gone_->store(true, std::memory_order_relaxed);
         };
-        stream_.socket().async_wait(
+        stream_->socket().async_wait(
             tcp::socket::wait_read, [weak = weak_from_this(), gone, unless_it_sends](error_code e) {
                 const auto self = weak.lock();
                 if (self == nullptr) return;
                 char c = 0;
                 const bool ended =
-                    !e && self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0;
+                    !e && self->stream_->socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0;
                 if (ended && unless_it_sends) return gone(asio::error::eof);
                 if (ended && (!e || e == asio::error::eof))
-                    return self->stream_.socket().async_wait(tcp::socket::wait_error, gone);
+                    return self->stream_->socket().async_wait(tcp::socket::wait_error, gone);
                 if (e) gone(e);
             });
     }
 
     const std::shared_ptr<shell> shell_;
-    beast::tcp_stream stream_;
+    std::optional<beast::tcp_stream> stream_;  // none: there was no memory to move it
     const bool admin_;
+    std::atomic<carrier*> home_;
     beast::flat_buffer buffer_;
     std::optional<http::request_parser<http::string_body>> parser_;
     std::optional<http::response<http::string_body>> response_;
@@ -599,6 +623,7 @@ private:
     std::size_t body_ = 0;  // bytes that are counted in shell::bodies
     route route_;
     service::caller caller_;
+    const void* whose_ = nullptr;  // the last key that it has shown
     std::shared_ptr<account> counted_for_;
     infer_request asked_;  // its outputs
     std::optional<outbox> out_;
@@ -625,30 +650,52 @@ void http_server::shell::known(front_door::id i, const void* whose) {
 }
 
 void http_server::shell::closed(front_door::id i, bool admin) {
+    const std::lock_guard lock(mutex);
+    door_of(admin).gone(i);
+    (admin ? operators : sessions).erase(i);
+    count.store(sessions.size() + operators.size(), std::memory_order_relaxed);
+    if (sessions.empty() && operators.empty()) leaves.notify_all();
+}
+
+template <class F>
+void http_server::shell::each_session(const carrier& at, F f) {
+    const std::lock_guard lock(mutex);
+    for (const auto* all : {&sessions, &operators})
+        for (const auto& [id, s] : *all)
+            if (s->home() == &at) f(*s);
+}
+
+// On the thread that accepts.
+void http_server::shell::close_surplus(bool admin) {
+    std::vector<std::shared_ptr<session>> old;  // the last one to hold it mustn't have the lock
     {
         const std::lock_guard lock(mutex);
-        door_of(admin).gone(i);
-        (admin ? operators : sessions).erase(i);
-        count.store(sessions.size() + operators.size(), std::memory_order_relaxed);
-    }
-    try {
-        asio::post(io, [this] { one_is_gone(); });
-    } catch (...) {  // without memory: when the next one goes
-    }
-}
-
-void http_server::shell::one_is_gone() {
-    if (count.load(std::memory_order_relaxed) == 0 && when_empty) when_empty();
-}
-
-void http_server::shell::close_surplus(bool admin) {
-    const std::lock_guard lock(mutex);
-    auto& from = door_of(admin);
-    while (const auto old = from.surplus()) {
-        from.gone(*old);  // it goes when what it waits for is told
+        auto& from = door_of(admin);
         auto& all = admin ? operators : sessions;
-        if (const auto found = all.find(*old); found != all.end()) found->second->close_now();
+        while (const auto id = from.surplus()) {
+            from.gone(*id);
+            const auto found = all.find(*id);
+            if (found == all.end()) continue;
+            if (auto s = found->second->weak_from_this().lock()) old.push_back(std::move(s));
+        }
     }
+    const auto* here = admin ? &tenants : &strangers;
+    for (auto& s : old) {
+        auto* const home = s->home();
+        if (home == here)
+            s->close_now();
+        else
+            home->later([s = std::move(s)] { s->close_now(); });
+    }
+}
+
+void http_server::shell::close_idle(carrier& at, tcp::acceptor& from) {
+    error_code ignored;
+    from.close(ignored);
+    each_session(at, [](session& s) { s.close_if_idle(); });
+    const std::lock_guard lock(mutex);
+    --acceptors;
+    leaves.notify_all();
 }
 
 void http_server::shell::accept(tcp::acceptor& from, bool admin) {
@@ -657,7 +704,7 @@ void http_server::shell::accept(tcp::acceptor& from, bool admin) {
         const bool fails = e && e != asio::error::connection_aborted;
         if (!admin && fails != std::exchange(is_shut, fails)) of.shut(fails);
         if (fails) {  // no file descriptors, as a rule
-            auto pause = std::make_shared<asio::steady_timer>(io, 50ms);
+            auto pause = std::make_shared<asio::steady_timer>(from.get_executor(), 50ms);
             return pause->async_wait([this, &from, admin, pause](error_code) { accept(from, admin); });
         }
         accept(from, admin);
@@ -671,33 +718,23 @@ http_server::http_server(service& s, http_options o) : shell_(std::make_shared<s
     shell_->self = shell_;
     shell_->accept(shell_->front, false);
     shell_->accept(shell_->back, true);
-    shell_->thread = std::thread([io = &shell_->io] {
-        for (;;) {
-            try {
-                io->run();
-                return;
-            } catch (const std::exception& e) {  // of memory, as a rule: the connection that it was about is closed
-                std::fprintf(stderr, "inference_server: HTTP: %s\n", e.what());
-            }
-        }
-    });
+    shell_->tenants.start("HTTP");
+    shell_->strangers.start("HTTP");
 }
 
-void http_server::post(std::function<void()> f) { asio::post(shell_->io, std::move(f)); }
+void http_server::post(std::function<void()> f, bool of_strangers) {
+    asio::post((of_strangers ? shell_->strangers : shell_->tenants).io(), std::move(f));
+}
 
 http_server::~http_server() {
     stop(0ms);
     shell_->ends = true;
     shell_->reads.stop();
     shell_->long_reads.stop();
-    {
-        const std::lock_guard lock(shell_->mutex);
-        shell_->over = true;  // or what is posted from here on would keep its session, which keeps this, for ever
-    }
-    for (;;) {  // what engines have posted since
-        shell_->io.restart();
-        if (shell_->io.poll() == 0) break;
-    }
+    const std::array all{&shell_->strangers, &shell_->tenants};
+    for (auto* c : all) c->refuse_more();
+    while (std::ranges::count_if(all, &carrier::run_rest) != 0) {
+    }  // what engines have posted since
 }
 
 std::uint16_t http_server::port() const noexcept { return shell_->front_port; }
@@ -706,29 +743,25 @@ std::size_t http_server::connections() const noexcept { return shell_->count.loa
 
 void http_server::hurry() {
     const std::lock_guard lock(shell_->mutex);
-    if (!shell_->over)
-        asio::post(shell_->io, [s = shell_.get()] {
-            if (s->last != nullptr) s->last->cancel();
-        });
+    shell_->in_a_hurry = true;
+    shell_->leaves.notify_all();
 }
 
 void http_server::stop(std::chrono::milliseconds patience) {
-    if (!shell_->thread.joinable()) return;
-    asio::post(shell_->io, [s = shell_, patience] {
-        s->stopping = true;
-        error_code ignored;
-        s->front.close(ignored);
-        s->back.close(ignored);
-        s->each_session([](session& each) { each.close_if_idle(); });
-        const auto last = s->last = std::make_shared<asio::steady_timer>(s->io, patience);
-        last->async_wait([s, last](error_code) {
-            s->each_session([](session& each) { each.close_now(); });
-            s->io.stop();
+    const auto s = shell_;
+    if (!s->tenants.runs()) return;
+    s->stopping = true;
+    s->strangers.later([s] { s->close_idle(s->strangers, s->front); });
+    s->tenants.later([s] { s->close_idle(s->tenants, s->back); });
+    {
+        std::unique_lock lock(s->mutex);
+        s->leaves.wait_for(lock, patience, [&] {
+            return s->in_a_hurry || (s->acceptors == 0 && s->sessions.empty() && s->operators.empty());
         });
-        s->when_empty = [last] { last->cancel(); };
-        if (s->count.load(std::memory_order_relaxed) == 0) last->cancel();
-    });
-    shell_->thread.join();
+    }
+    // The strangers' first: from then on nobody moves in.
+    for (auto* const c : {&s->strangers, &s->tenants})
+        c->end([s, c] { s->each_session(*c, [](session& each) { each.close_now(); }); });
 }
 
 }  // namespace inference_server

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The service over HTTP/1.1, by Boost.Beast of the distribution: its parser is fuzzed upstream and has limits for all that a client
-// sends, and one thread serves thousands of connections. Without TLS: put a proxy in front for that. A second address is for operators:
+// sends, and one thread serves thousands of connections. Another one has those that haven't shown a key yet. Without TLS: put a proxy in front for that. A second address is for operators:
 // metrics, a status page, a timeline.
 //
 //   http_server http(service, {.port = 8000, .admin_port = 8002});
@@ -46,8 +46,8 @@ public:
     [[nodiscard]] std::uint16_t port() const noexcept;
     [[nodiscard]] std::uint16_t admin_port() const noexcept;
     [[nodiscard]] std::size_t connections() const noexcept;
-    /// Runs `f` on the server's thread, soon. What it throws is told on standard error, and harms nobody.
-    void post(std::function<void()> f);
+    /// Runs `f` on the thread of tenants' connections, or on that of strangers', soon. What it throws is told on standard error, and harms nobody.
+    void post(std::function<void()> f, bool of_strangers = false);
     /// Takes no new connections; those that are there are closed when they have their answer, all of them after `patience`.
     void stop(std::chrono::milliseconds patience);
     /// While another thread is in stop(): its patience is over.

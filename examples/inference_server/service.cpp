@@ -204,8 +204,8 @@ std::vector<service::index_entry> service::index(const caller& c) {
 }
 
 bool service::ready() const {
-    const std::lock_guard lock(mutex_);
-    return !draining_ && !node_.lost(device) && shut_.load(std::memory_order_relaxed) == 0;
+    return !draining_.load(std::memory_order_relaxed) && !node_.lost(device) &&
+           shut_.load(std::memory_order_relaxed) == 0;
 }
 
 bool service::drain(instant deadline) {

@@ -168,11 +168,11 @@ private:
 
     mutable std::mutex mutex_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    std::string wrong_;  // with the file, the last time
-    bool draining_ = false;
-    file_look seen_{}, changed_{};   // of the file of tenants: as it was read, and as it was found otherwise
-    std::size_t lines_waiting_ = 0;  // for the journal
-    std::atomic<int> shut_{0};       // protocols; relaxed: a count
+    std::string wrong_;                  // with the file, the last time
+    std::atomic<bool> draining_{false};  // set under mutex_; strangers may ask without
+    file_look seen_{}, changed_{};       // of the file of tenants: as it was read, and as it was found otherwise
+    std::size_t lines_waiting_ = 0;      // for the journal
+    std::atomic<int> shut_{0};           // protocols; relaxed: a count
 
     mutable std::mutex keys_mutex_;  // of the pointer alone: never held while somebody's key is looked up
     std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inference server's gRPC as those see it who keep to no rule: over loopback, frame by frame.
 // What takes how long is never asserted.
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -22,6 +25,7 @@
 #include "inference_server/grpc_server.hpp"
 #include "open_inference.pb.h"
 #include "support/catch.hpp"
+#include "support/sanitizers.hpp"
 
 namespace inference_server_grpc_test {
 
@@ -342,9 +346,88 @@ TEST_CASE("connections that say nothing keep nobody from gRPC", "[examples]") {
     CHECK(is_answer(other.ask("ModelInfer", batch_key, row())));
     for (int i = 0; i < 8; ++i) CHECK(silent[static_cast<std::size_t>(i)].ends());
     CHECK(is_answer(mine.ask("ModelInfer", chat_key, row())));
+    std::vector<client> keyed;
+    for (int i = 0; i < 8; ++i) {
+        keyed.push_back(s.connect());
+        CHECK(is_answer(keyed.back().ask("ModelInfer", batch_key, row())));
+    }
+    CHECK(keyed[0].ends());  // who has most goes
+    CHECK(is_answer(mine.ask("ModelInfer", chat_key, row())));
     connection nonsense(s.rpc->port());
     nonsense.send("GET / HTTP/1.1\r\n\r\n");
     CHECK(nonsense.ends());
+}
+
+TEST_CASE("strangers hold up nobody whose key is known, over gRPC", "[examples]") {
+    server s;
+    auto known = s.connect(), stranger = s.connect();
+    CHECK(is_answer(known.ask("ModelInfer", chat_key, row())));
+    std::promise<void> go;
+    std::atomic<bool> waited{false};
+    s.rpc->post([&, until = go.get_future().share()] { waited = until.wait_for(60s) == std::future_status::ready; },
+                true);
+    const auto live = stranger.open("ServerLive");
+    stranger.say(live, {});
+    for (int i = 0; i < 3; ++i) CHECK(is_answer(known.ask("ModelInfer", chat_key, row())));
+    CHECK(known.ask("ModelInfer", "nobody", row()).status == unauthenticated);
+    CHECK(!waited);
+    go.set_value();
+    CHECK(stranger.end_of(live).status == 0);
+    CHECK(waited);
+}
+
+TEST_CASE("a connection over gRPC keeps its calls when its key is known", "[examples]") {
+    server s;
+    auto all_at_once = s.connect(), by_bytes = s.connect();
+    const auto opened = [](std::uint32_t stream, std::string_view method, std::string_view key) {
+        return frame(headers, end_headers, stream, head(method, key));
+    };
+    const auto some = opened(1, "ServerLive", {}) + opened(3, "ModelInfer", chat_key) +
+                      opened(5, "ModelStreamInfer", batch_key) + opened(7, "RepositoryIndex", chat_key) +
+                      frame(data, end_stream, 1, message({})) + frame(data, end_stream, 3, message(row())) +
+                      frame(data, 0, 5, message(row()) + message(text(3))) + frame(data, end_stream, 7, message({})) +
+                      frame(data, end_stream, 5, message(row()));
+    all_at_once.send(some);
+    for (const char byte : some) by_bytes.send({&byte, 1});
+    for (auto* c : {&all_at_once, &by_bytes}) {
+        CHECK(c->end_of(1).status == 0);
+        CHECK(is_answer(c->end_of(3)));
+        const auto stream = c->end_of(5);
+        CHECK(stream.status == 0);
+        CHECK(messages(stream.bytes) == 5);
+        CHECK(c->end_of(7).status == 0);
+    }
+}
+
+TEST_CASE("a server may go while connections over gRPC come and show their keys", "[examples]") {
+    server s;
+    for (int round = 0; round < support::few(20); ++round) {
+        s.rpc = nullptr;
+        s.rpc = std::make_unique<grpc_server>(*s.core, grpc_options{.connections = {.most = 6, .strangers = 3}});
+        std::vector<std::jthread> clients;
+        std::atomic<int> asked{0};
+        for (int i = 0; i < 4; ++i)
+            clients.emplace_back([&, port = s.rpc->port()](const std::stop_token& over) {
+                while (!over.stop_requested()) try {
+                        client c(port);
+                        const auto call = c.open("ModelInfer", chat_key);
+                        c.say(call, row());
+                        ++asked;
+                        if (asked % 3 != 0) (void)c.end_of(call);
+                    } catch (const std::runtime_error&) {  // the server is gone
+                        std::this_thread::sleep_for(1ms);
+                    }
+            });
+        for (int i = 0; i < 6000 && asked <= 4 * round; ++i) std::this_thread::sleep_for(10ms);
+        round % 2 == 0 ? s.rpc->stop(0ms) : s.rpc->stop(60s);
+        CHECK(s.rpc->connections() == 0);
+        for (auto& c : clients) c.request_stop();
+        clients.clear();
+    }
+    s.rpc = nullptr;
+    s.rpc = std::make_unique<grpc_server>(*s.core, grpc_options{});
+    auto c = s.connect();
+    CHECK(is_answer(c.ask("ModelInfer", chat_key, row())));
 }
 
 TEST_CASE("a tenant's streams are bounded, and end with its key", "[examples]") {

@@ -691,6 +691,75 @@ TEST_CASE("connections that say nothing keep nobody out", "[examples]") {
     CHECK(mine.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
+TEST_CASE("strangers hold up nobody whose key is known", "[examples]") {
+    server s;
+    auto known = s.connect(), stranger = s.connect();
+    CHECK(known.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    std::promise<void> go;
+    std::atomic<bool> waited{false};
+    s.http->post([&, until = go.get_future().share()] { waited = until.wait_for(60s) == std::future_status::ready; },
+                 true);
+    stranger.send_request("GET", "/v2/health/live");
+    for (int i = 0; i < 3; ++i) CHECK(known.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK(known.ask("POST", mlp, "of nobody", rows_of_mlp(1)).status == 401);
+    CHECK(!stranger.has_some());
+    go.set_value();
+    CHECK(stranger.answer().status == 200);
+    CHECK(waited);
+}
+
+TEST_CASE("a connection keeps what it has sent when its key is known", "[examples]") {
+    server s;
+    auto all_at_once = s.connect(), by_bytes = s.connect(), waits = s.connect();
+    const auto body = rows_of_mlp(1);
+    const auto request = [&](std::string_view key) {
+        return "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: " + std::string(key) +
+               "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    };
+    const std::string live = "GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n";
+    const auto some = live + request(chat_key) + request(batch_key) + live + request(chat_key);
+    all_at_once.send(some);
+    for (const char byte : some) by_bytes.send({&byte, 1});
+    for (auto* c : {&all_at_once, &by_bytes})
+        for (int i = 0; i < 5; ++i) CHECK(c->answer().status == 200);
+    waits.send(
+        "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nExpect: 100-continue\r\n"
+        "Content-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n");
+    CHECK(waits.answer().status == 100);
+    waits.send(body);
+    CHECK(waits.answer().status == 200);
+}
+
+TEST_CASE("a server may go while connections come and show their keys", "[examples]") {
+    server s;
+    for (int round = 0; round < support::few(20); ++round) {
+        s.http = nullptr;
+        s.http = std::make_unique<http_server>(*s.core, http_options{.connections = {.most = 6, .strangers = 3}});
+        std::vector<std::jthread> clients;
+        std::atomic<int> asked{0};
+        for (int i = 0; i < 4; ++i)
+            clients.emplace_back([&, port = s.http->port()](const std::stop_token& over) {
+                while (!over.stop_requested()) try {
+                        connection c(port);
+                        c.reset_at_end();
+                        c.send_request("POST", mlp, chat_key, rows_of_mlp(1));
+                        ++asked;
+                        if (asked % 3 != 0) (void)c.answer();
+                    } catch (const std::runtime_error&) {  // the server is gone
+                        std::this_thread::sleep_for(1ms);
+                    }
+            });
+        eventually([&] { return asked > 4 * round; });
+        round % 2 == 0 ? s.http->stop(0ms) : s.http->stop(60s);
+        for (auto& c : clients) c.request_stop();
+        clients.clear();
+    }
+    s.http = nullptr;
+    s.http = std::make_unique<http_server>(*s.core, http_options{});
+    CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
 TEST_CASE("where a request ends is said once and in one way, and so is whose it is", "[examples]") {
     server s;
     const std::string smuggled =
