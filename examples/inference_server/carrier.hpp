@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that carries bytes of many connections. A protocol has two: one accepts strangers and has
-// them until they show a key, the other one has them from then on. So a storm of strangers fills no
-// queue in which a tenant's request stands, and the system prefers the thread of the tenants.
+// A thread that carries bytes of many connections. A protocol has two: one accepts strangers and
+// has them until they show a key, the other one has them from then on. So a storm of strangers
+// fills no queue in which a tenant's request stands, and the system prefers the tenants' thread.
 //
 //   carrier strangers(carrier::rank::strangers), tenants(carrier::rank::tenants);
 //   strangers.start("HTTP");
@@ -56,8 +56,8 @@ public:
         });
     }
 
-    /// Runs `f` on the thread, soon. From any thread. Nothing is left to do where there is no memory
-    /// for that, or no such thread any more.
+    /// Runs `f` on the thread, soon. From any thread. Nothing is left to do where there is no
+    /// memory for that, or no such thread any more.
     template <class F>
     void later(F f) noexcept try {
         const std::lock_guard lock(mutex_);
@@ -66,8 +66,8 @@ public:
     }
 
     [[nodiscard]] bool runs() const noexcept { return thread_.joinable(); }
-    /// Runs `last` as the last function of the thread, ends the thread, and runs what is left here, so
-    /// that no connection stays which was on its way. Not from the thread itself.
+    /// Runs `last` as the last function of the thread, ends the thread, and runs what is left here,
+    /// so that no connection stays which was on its way. Not from the thread itself.
     template <class F>
     void end(F last) {
         if (!runs()) return;
@@ -95,12 +95,12 @@ private:
     std::size_t run(F f) noexcept {
         for (;;) try {
                 return f();
-            } catch (const std::exception& e) {  // of memory, as a rule: the connection that it was about is closed
+            } catch (const std::exception& e) {  // of memory, as a rule: its connection is closed
                 std::fprintf(stderr, "inference_server: %s: %s\n", protocol_.c_str(), e.what());
             }
     }
-    /// Strangers wait rather than requests where both want a processor. They still have a quarter of
-    /// one beside a thread that always works, since every tenant begins as a stranger.
+    /// Strangers wait rather than requests where both want a processor. They still have a quarter
+    /// of one beside a thread that always works, since every tenant begins as a stranger.
     static void step_back() noexcept {
         constexpr int a_quarter = 5;
         (void)::setpriority(PRIO_PROCESS, 0, a_quarter);  // of this thread alone, on Linux

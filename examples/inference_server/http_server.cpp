@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread for strangers and one for those whose key is known read, parse what is short and write; engines answer from theirs by posting to the
-// second one. The only file that includes Beast.
+// A thread for strangers and one for those whose key is known read, parse what is short and write;
+// engines answer from theirs by posting to the second one. The only file that includes Beast.
 #include "inference_server/http_server.hpp"
 
 #include <algorithm>
@@ -46,7 +46,8 @@ class session;
 
 }  // namespace
 
-/// What all sessions share. A session is of one thread at a time, its home; whoever holds it last ends it, an engine too.
+/// What all sessions share. A session is of one thread at a time, its home; whoever holds it last
+/// ends it, an engine too.
 struct http_server::shell {
     shell(service& s, http_options o)
         : of(s),
@@ -463,7 +464,8 @@ private:
 
     // ---- writing
 
-    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that comes back by this, so that no session moves meanwhile.
+    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that comes
+    /// back by this, so no session moves meanwhile.
     template <class F>
     void later(F f) noexcept {
         home()->later(std::move(f));
