@@ -20,6 +20,7 @@
 #include <thread>
 #include <utility>
 
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 
@@ -52,6 +53,8 @@ public:
         protocol_ = std::move(protocol);
         thread_ = std::thread([this] {
             if (rank_ == rank::strangers) step_back();
+            // Until end(): a connection may still move in where there is none just now.
+            const auto stays = boost::asio::make_work_guard(io_);
             (void)run([this] { return io_.run(); });
         });
     }
