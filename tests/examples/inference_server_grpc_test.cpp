@@ -358,7 +358,7 @@ TEST_CASE("connections that say nothing keep nobody from gRPC", "[examples]") {
     CHECK(nonsense.ends());
 }
 
-TEST_CASE("strangers hold up nobody whose key is known, over gRPC", "[examples]") {
+TEST_CASE("strangers over gRPC hold up nobody whose key is known", "[examples]") {
     server s;
     auto known = s.connect(), stranger = s.connect();
     CHECK(is_answer(known.ask("ModelInfer", chat_key, row())));
