@@ -751,7 +751,7 @@ TEST_CASE("a server may go while connections come and show their keys", "[exampl
                     }
             });
         eventually([&] { return asked > 4 * round; });
-        round % 2 == 0 ? s.http->stop(0ms) : s.http->stop(60s);
+        round % 2 == 0 ? s.http->stop(0ms) : s.http->stop(10min);
         for (auto& c : clients) c.request_stop();
         clients.clear();
     }
