@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queues of waiting submissions, one per client, and the core that decides which is admitted next. Used under the
-// limiter's mutex.
+// The queues of waiting submissions, one per client. They tell the core, which decides what is admitted next, whatever
+// changes in them. Used under the limiter's mutex.
 //
-//   admissions.describe(submission, c, options, now);   admissions.arrive(submission, now);
-//   if (admission a; admissions.core().is_ready(a, now)) admissions.admit(admissions.first_of(a.client), a, now);
+//   detail::admissions<stream, policy> queues(core);
+//   queues.describe(submission, c, options, now);   queues.arrive(submission, now);
+//   if (admission a; core.is_ready(a, now)) queues.admit(queues.first_of(a.client), a, now);
 #pragma once
 
 #include <algorithm>
@@ -94,10 +95,9 @@ class admissions {
 public:
     using submission = detail::submission<Stream>;
 
-    admissions(limiter_options options, Policy policy, bool turns) : core_(options, std::move(policy), turns) {}
+    /// `core` decides, and outlives this. Who owns the two calls it directly where no queue changes.
+    explicit admissions(limiter_core<Policy>& core) noexcept : core_(core) {}
 
-    [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
-    [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
     [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return *queues_[c.index]; }
     [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return *queues_[c.index]; }
     /// By index. Each stays where it is, while a callable is destroyed under no lock; there may be more of them then.
@@ -264,7 +264,7 @@ public:
         }
         return false;
     }
-    /// `s`, the first that waits of its client, is admitted as core().is_ready() has described it.
+    /// `s`, the first that waits of its client, is admitted as the core has described it.
     void admit(submission& s, const admission& a, instant now) noexcept {
         (void)queue(a.client).waiting.pop();
         late_.drop(s);
@@ -307,7 +307,7 @@ private:
         return [this](client_id c) noexcept { return first_of(c).facts; };
     }
 
-    limiter_core<Policy> core_;
+    limiter_core<Policy>& core_;
     std::vector<std::unique_ptr<client_queue<Stream>>> queues_;
     waiting_deadlines<submission> late_;
     bool lost_ = false;

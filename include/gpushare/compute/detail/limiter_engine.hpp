@@ -88,8 +88,9 @@ public:
 
     limiter_engine(limiter_options options, Clock time, Policy policy)
         : clock_(std::move(time)),
-          clients_(options, std::move(policy), batches<Stream>::turns),
-          batches_(clients_.core().quantum()) {}
+          core_(options, std::move(policy), batches<Stream>::turns),
+          clients_(core_),
+          batches_(core_.quantum()) {}
     limiter_engine(const limiter_engine&) = delete;
     limiter_engine& operator=(const limiter_engine&) = delete;
     ~limiter_engine() {
@@ -103,8 +104,8 @@ public:
     }
 
     [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
-    [[nodiscard]] limiter_core<Policy>& core() noexcept { return clients_.core(); }
-    [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return clients_.core(); }
+    [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
+    [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
     [[nodiscard]] admissions<Stream, Policy>& clients() noexcept { return clients_; }
     [[nodiscard]] submission_log<Stream>& log() noexcept { return log_; }
     [[nodiscard]] const submission_log<Stream>& log() const noexcept { return log_; }
@@ -114,7 +115,7 @@ public:
     [[nodiscard]] instant now() const { return clock_.now(); }
     /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
-        return !is_timeless<Policy> || core().holds_back() || log_.on() || !clients_.late().empty() ? clock_.now()
+        return !is_timeless<Policy> || core_.holds_back() || log_.on() || !clients_.late().empty() ? clock_.now()
                                                                                                     : instant{};
     }
     /// The same for one that comes.
@@ -141,7 +142,7 @@ public:
             return {s, false};
         }
         if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
-        core().count_queued(c, ns{0});
+        core_.count_queued(c, ns{0});
         take_slot(s);
         return {s, true};
     }
@@ -154,9 +155,9 @@ public:
         auto why = wait(lock, admitted, &s, deadline, stop);
         if (why != errc::none) {
             if (deadline == instant::min())
-                core().count_refused(s.client, unrun::no_room);
+                core_.count_refused(s.client, unrun::no_room);
             else
-                core().count_cancelled(s.client, why);
+                core_.count_cancelled(s.client, why);
             leave_queue(s);
         } else {
             why = s.status;
@@ -174,7 +175,7 @@ public:
         const auto now = clock_.now();
         for (const auto& b : in_flight)
             if (b.at != batch<Stream>::state::free && b.num_members > 0)
-                core().set_overdue(b.first->admitted.level_index, ns{0});
+                core_.set_overdue(b.first->admitted.level_index, ns{0});
         for (const auto& b : in_flight) {
             if (b.at == batch<Stream>::state::free || b.num_members == 0 || b.written_off || !batches_.is_oldest(b))
                 continue;
@@ -184,11 +185,11 @@ public:
                 a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
             if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest)
                 continue;
-            core().set_overdue(a.level_index, now - since - a.longest);
+            core_.set_overdue(a.level_index, now - since - a.longest);
         }
     }
     /// When to look up though nothing happens: for a policy, or for what is late then.
-    [[nodiscard]] instant next_look() const noexcept { return std::min(core().resume_at(), clients_.late().next()); }
+    [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.late().next()); }
     /// Whether something that was enqueued may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
     /// Whether it needn't wait for others' work.
@@ -426,7 +427,7 @@ public:
     /// Whether no work of `c` is in flight, and all its callbacks have returned, except those that
     /// wait for the callback from which this is called.
     [[nodiscard]] bool is_over(client_id c) noexcept {
-        return core().usage(c).in_flight == 0 &&
+        return core_.usage(c).in_flight == 0 &&
                (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
     }
     /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
@@ -437,7 +438,7 @@ public:
     }
     /// `c` takes nothing more, and what waits of it is cancelled.
     void close(lock_type& lock, client_id c) noexcept {
-        core().close(c);
+        core_.close(c);
         cancel_waiting(lock, clients_.queue(c), errc::closed);
     }
     /// Nothing of `c` is admitted until it wakes.
@@ -452,7 +453,7 @@ public:
 
     /// Reports undriven work, too, to callers that ask for events.
     void look_for_undriven() noexcept {
-        if (!stepped_clock<Clock>) core().look_for_undriven([this] { return clock_.now(); });
+        if (!stepped_clock<Clock>) core_.look_for_undriven([this] { return clock_.now(); });
     }
 
 private:
@@ -462,12 +463,12 @@ private:
     public:
         explicit presence(limiter_engine& of) noexcept : of_(&of) {
             if (of_->num_present_++ == 0 && !stepped_clock<Clock>)
-                of_->core().attend([&] { return of_->clock_.now(); });
+                of_->core_.attend([&] { return of_->clock_.now(); });
         }
         presence(const presence&) = delete;
         presence& operator=(const presence&) = delete;
         ~presence() {
-            if (--of_->num_present_ == 0 && !stepped_clock<Clock>) of_->core().leave([&] { return of_->clock_.now(); });
+            if (--of_->num_present_ == 0 && !stepped_clock<Clock>) of_->core_.leave([&] { return of_->clock_.now(); });
         }
 
     private:
@@ -480,17 +481,17 @@ private:
     void drive_once(lock_type& lock, instant now, look how, Need& stay) noexcept {
         ready_left_ = false;
         observe(lock, how);
-        if (core().any_unsettled()) settle_charges();
+        if (core_.any_unsettled()) settle_charges();
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
         drop_late(lock);
-        if (core().num_waiting() > 0 && batches_.any_ended()) note_overdue();
-        if (core().holds_back() || !clients_.late().empty())
+        if (core_.num_waiting() > 0 && batches_.any_ended()) note_overdue();
+        if (core_.holds_back() || !clients_.late().empty())
             now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         admission a;
         bool ready = false;
-        while ((ready = batches_.has_slot() && core().is_ready(a, now, other_stream))) {
+        while ((ready = batches_.has_slot() && core_.is_ready(a, now, other_stream))) {
             if (is_held(a)) {
                 waits_for_told_ = true;
                 break;
@@ -507,7 +508,7 @@ private:
             }
             if (a.level <= held_level_) held_level_ = no_priority;
             clients_.admit(s, a, now);
-            if (!s.queued) core().count_queued(a.client, waited(s, clock_.now()));
+            if (!s.queued) core_.count_queued(a.client, waited(s, clock_.now()));
             take_slot(s);
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
             s.at.store(submission_stage::admitted, std::memory_order_relaxed);
@@ -524,7 +525,7 @@ private:
         }
         if (!ready) held_level_ = no_priority;
         // A thread that waits for room, or wants to know now, needs a point to watch.
-        end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
+        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
         if (!told_.empty()) call_back(lock, stay);
     }
@@ -553,11 +554,11 @@ private:
         return s.waits_since < until ? until - s.waits_since : ns{0};
     }
     // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
-    [[nodiscard]] bool is_awaited(client_id c) noexcept { return core().closing(c) || clients_.queue(c).asleep; }
+    [[nodiscard]] bool is_awaited(client_id c) noexcept { return core_.closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
     void cancel(submission& s) noexcept {
         const auto c = s.admitted.client;
-        core().cancel(s.admitted);
+        core_.cancel(s.admitted);
         if (is_awaited(c)) sleepers_.wake_all();
         batches_.release(s);
     }
@@ -567,22 +568,22 @@ private:
     // Returns when its callable began; `never` if it didn't.
     template <class Need>
     instant enqueue(lock_type& lock, submission& s, Need& stay) noexcept {
-        core().set_enqueuing(s.admitted, true);
+        core_.set_enqueuing(s.admitted, true);
         auto& usual = clients_.queue(s.client).callables;
         if (!usual.are_short()) leave_watch(stay);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
             if constexpr (batches<Stream>::turns) await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
-            core().set_enqueuing(s.admitted, false);
+            core_.set_enqueuing(s.admitted, false);
             s.error = std::current_exception();
-            core().count_cancelled(s.client, errc::submission_failed);
+            core_.count_cancelled(s.client, errc::submission_failed);
             cancel(s);
             finish(s, errc::submission_failed);
             return never;
         }
         const auto began = s.enqueue_began = clock_.now();
-        core().count_queued(s.client, waited(s, began));
+        core_.count_queued(s.client, waited(s, began));
         batches_.collect();
         batches_.place(s, *s.stream, shares_points ? began : instant{});
         s.set_enqueuer(std::this_thread::get_id());
@@ -594,13 +595,13 @@ private:
         s.set_enqueuer({});
         if (num_abandoning_ > 0) enqueued_.notify_all();
         usual.learn(ended - began);
-        core().set_enqueuing(s.admitted, false);
+        core_.set_enqueuing(s.admitted, false);
         batches_.collect();
         if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open)) {
             batches_.enqueued(s);
         } else {
             batches_.take_back(s);
-            core().count_cancelled(s.client, s.status);
+            core_.count_cancelled(s.client, s.status);
             cancel(s);
             finish(s, s.status);
         }
@@ -676,7 +677,7 @@ private:
         auto& client = clients_.queue(b.client);
         last_end_ = clock_.now();
         auto charged = charge_for(seen, meter_, client.enqueue_time,
-                                  [this](client_id c, ns shared) { core().give_back(c, shared); });
+                                  [this](client_id c, ns shared) { core_.give_back(c, shared); });
         const auto end = std::exchange(b.end, {});
         const bool may_shrink = !seen.used && batches_.any_beside(b);
         const bool written_off = b.written_off;  // its members have been told already
@@ -694,19 +695,19 @@ private:
             else
                 return ns{0};
         };
-        const auto owner = log_.on() && core().contains(seen.client) ? core().settings(seen.client) : client_settings{};
+        const auto owner = log_.on() && core_.contains(seen.client) ? core_.settings(seen.client) : client_settings{};
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
             const auto code = s.status != errc::none ? s.status : status_of(s.own, end);
             if (s.queued && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, end);
             const auto part = charged.next(s.admitted.predicted, next == nullptr);
-            const auto now = core().needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
+            const auto now = core_.needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
             ns beyond{};
             if (written_off) {
-                core().complete_late(s.admitted, part.took);
+                core_.complete_late(s.admitted, part.took);
             } else {
                 const bool failed = code != errc::none;
-                beyond = core().complete(s.admitted,
+                beyond = core_.complete(s.admitted,
                                          {.took = part.took,
                                           .in_flight = timed ? part.span : ns{0},
                                           .noticed = noticed(s, now),
@@ -736,24 +737,24 @@ private:
     // Charges made while other work was in flight may turn out to be shared with it, until all of
     // that work has ended.
     void settle_charges() noexcept {
-        if (!core().any_unsettled()) {
+        if (!core_.any_unsettled()) {
             settles_after_ = batches_.latest_order();
             return;
         }
         const auto oldest = batches_.oldest_order();
         if (oldest <= settles_after_) return;
         settles_after_ = batches_.latest_order();
-        core().settle(oldest > settles_after_);
+        core_.settle(oldest > settles_after_);
     }
     void finish(submission& s, errc status, ns device_time = {}) noexcept {
         s.status = status;
-        if (status != errc::none) s.failed_of = core().settings(s.client).name;
+        if (status != errc::none) s.failed_of = core_.settings(s.client).name;
         s.device_time = device_time;
         s.finished_at = clock_.now();
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
-        s.level = std::max(core().settings(s.client).level, s.facts.head.level);
+        s.level = std::max(core_.settings(s.client).level, s.facts.head.level);
         told_level_ = std::max(told_level_, s.level);
         ++num_told_;
         ++clients_.queue(s.client).untold;
@@ -761,7 +762,7 @@ private:
     }
 
     // Whether somebody above `c` is to be called back yet, or is just being called.
-    [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core().settings(c).level; }
+    [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core_.settings(c).level; }
     // Whether the next submission waits until callbacks of higher levels have run, which may bring
     // work that goes first. It waits for callbacks that were due when this began, or there might
     // always be others. Once it is no longer next, it waits anew for the work that they brought.
@@ -919,7 +920,7 @@ private:
     // Whether a thread that looks at the device has to look up now and then by itself. Else it is
     // called like one that sleeps.
     [[nodiscard]] bool needs_slices() const noexcept {
-        return !interruptible_point<point> || !slice_.is_quiet() || core().options().stuck_after > ns{0};
+        return !interruptible_point<point> || !slice_.is_quiet() || core_.options().stuck_after > ns{0};
     }
     // Whether there is something to watch. If the latest wait for a client's work was by a thread
     // that isn't in here now, that thread is expected to come and wait again, unless it is `me`.
@@ -943,7 +944,7 @@ private:
         }
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());
         const auto resume = next_look();
-        const auto by = core().is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
+        const auto by = core_.is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
         sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
 
@@ -956,9 +957,9 @@ private:
     //   cancel           one that was admitted, of which nothing was enqueued (above)
 
     void give_up_stuck() noexcept {
-        if (core().options().stuck_after <= ns{0}) return;
-        observer_.find_stuck(batches_, clock_.now(), core().options().stuck_after, [this](submission& s) {
-            core().write_off(s.admitted, s.times);
+        if (core_.options().stuck_after <= ns{0}) return;
+        observer_.find_stuck(batches_, clock_.now(), core_.options().stuck_after, [this](submission& s) {
+            core_.write_off(s.admitted, s.times);
             faulty_ = true;
             if (s.queued) {
                 s.told = true;
@@ -970,7 +971,7 @@ private:
         });
     }
     void note_failure(client_id c, errc code) noexcept {
-        faulty_ |= core().quarantined(c);
+        faulty_ |= core_.quarantined(c);
         if (code != errc::device_lost) return;
         faulty_ = true;
         clients_.lose_device();
@@ -991,7 +992,7 @@ private:
         if (client.waits_for_room > 0) sleepers_.wake_all();
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
-            core().count_cancelled(s->client, why);
+            core_.count_cancelled(s->client, why);
             if (s->queued) {
                 s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
                 ++client.untold;  // until it is complete: who closes waits for it
@@ -1024,7 +1025,7 @@ private:
     }
     // One that waits is over, without having run.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
-        core().count_cancelled(s.client, why);
+        core_.count_cancelled(s.client, why);
         leave_queue(s);
         if (!s.queued) return turn_away(s, why);
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
@@ -1036,6 +1037,7 @@ private:
 
     mutable std::mutex mutex_;
     Clock clock_;
+    limiter_core<Policy> core_;  // of which the queues below tell what waits
     admissions<Stream, Policy> clients_;
     batches<Stream> batches_;
     observer<Stream> observer_;
