@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
@@ -54,6 +55,8 @@ struct timeline_handle<Stream> {
 };
 
 /// Submissions that share one point at their end: of one client on one stream, one after the other.
+/// `phase` is how far the batch has come, with what belongs to that; the members below it are known
+/// from begin_with() on.
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
@@ -62,41 +65,93 @@ struct batch {
     using handle_type = typename timeline_handle<Stream>::type;
     using point = typename Stream::point;
 
-    enum class state : std::uint8_t { free, open, ending, ended };
+    /// Members are enqueued, and the end isn't recorded.
+    struct open_phase {
+        /// What comes next.
+        enum class until : std::uint8_t {
+            another_joins,      // others may join
+            somebody_asks,      // nobody joins, since a member failed to be enqueued
+            end_wanted,         // nobody joins: the next thread that can records the end
+            latest_ends,        // nobody joins: the latest to enter records the end
+            latest_ends_wanted  // the same, and if that fails, the end is wanted
+        };
+        until next = until::latest_ends;
+        std::uint32_t entering = 1;  // submissions that are being enqueued
+        handle_type handle{};        // none where only the latest can record the end
 
-    state at = state::free;
+        [[nodiscard]] bool is_left_to_latest() const noexcept { return next >= until::latest_ends; }
+        [[nodiscard]] bool is_end_wanted() const noexcept {
+            return next == until::end_wanted || next == until::latest_ends_wanted;
+        }
+        void want_end() noexcept { next = is_left_to_latest() ? until::latest_ends_wanted : until::end_wanted; }
+        void member_failed() noexcept {
+            if (next == until::another_joins) next = until::somebody_asks;
+        }
+        /// The latest to enter went without it.
+        void latest_left() noexcept {
+            if (next == until::latest_ends) next = until::another_joins;
+            if (next == until::latest_ends_wanted) next = until::end_wanted;
+        }
+    };
+    /// A thread records the end, under no lock. If it can't, the batch is open again.
+    struct ending_phase {
+        open_phase before;
+    };
+    /// The end is recorded.
+    struct ended_phase {
+        point end;
+        bool watched = false;        // the thread that watches for all has the end among its points
+        bool written_off = false;    // it isn't reached: the members have been told
+        instant head_since = never;  // when the batch was first seen to be first on its stream, for write_off()
+        instant pending_at{};        // when the end was last asked for, and not reached
+    };
+    /// What is known of the time of its work, each with the ones before it.
+    enum class timing : std::uint8_t {
+        unknown,
+        begun,   // `begin`
+        placed,  // when that was: `when.begin`
+        found    // when it ended: `when.end`
+    };
+
+    std::variant<std::monostate, open_phase, ending_phase, ended_phase> phase{};  // the first: free
     bool known = false;          // how long it takes, as far as predictions go
     bool doubtful = false;       // its span may have gaps
     bool contended = false;      // something was in flight on another stream meanwhile
     bool beside_others = false;  // from the begin on, and of another client
-    bool trouble = false;        // a member failed to be enqueued
-    bool end_wanted = false;     // nobody else joins
     bool overtaken = false;      // another began behind it before it could end: its span holds that, too
-    bool ends_soon = false;      // nor now: the latest to enter records the end
-    bool written_off = false;    // it doesn't end: its members have been told
-    bool begun = false;          // `begin` is known
-    bool watched = false;        // the thread that watches for all has its end among its points
+    timing timed = timing::unknown;
     client_id client{};
     priority level{};
     sm_width width{};
     std::uint64_t timeline = 0;
     const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
     client_id follower{};
-    handle_type handle{};  // while open
     std::uint64_t order = 0;
-    std::uint32_t num_members = 0, entering = 0;   // enqueued, being enqueued
+    std::uint32_t num_members = 0;                 // enqueued
     submission *first = nullptr, *last = nullptr;  // members
     ns predicted{};                                // of all of them
     instant busy_until{};                          // as predicted of its own work
     ns more{};                                     // and so much later it ends, as others' runs beside it
-    instant head_since = never;                    // first on its stream, for write_off()
-    instant pending_at{};                          // when its end was last asked for, and not reached
-    point begin{}, end{};
-    bool placed = false, found = false;  // `when` is known from its begin on; to its end
+    point begin{};
     interval when{};
 
+    [[nodiscard]] bool is_free() const noexcept { return phase.index() == 0; }
+    [[nodiscard]] open_phase* open() noexcept { return std::get_if<open_phase>(&phase); }
+    [[nodiscard]] const open_phase* open() const noexcept { return std::get_if<open_phase>(&phase); }
+    [[nodiscard]] ended_phase* ended() noexcept { return std::get_if<ended_phase>(&phase); }
+    [[nodiscard]] const ended_phase* ended() const noexcept { return std::get_if<ended_phase>(&phase); }
+    /// The open one, also while a thread records the end.
+    [[nodiscard]] open_phase* not_ended() noexcept {
+        if (auto* const now = std::get_if<ending_phase>(&phase)) return &now->before;
+        return open();
+    }
+    [[nodiscard]] bool is_written_off() const noexcept {
+        const auto* const e = ended();
+        return e != nullptr && e->written_off;
+    }
+
     void begin_with(const admission& a, const Stream& s, std::uint64_t nth) noexcept {
-        at = state::open;
+        phase.template emplace<open_phase>();
         known = shares && a.known;
         client = a.client;
         level = a.level;
@@ -104,51 +159,68 @@ struct batch {
         timeline = timeline_of(s);
         followed_on = nullptr;
         order = nth;
-        entering = 1;
         predicted = a.predicted;
     }
 
-    /// False where the stream can't be marked once it is gone.
+    /// Others may join, and any thread may record the end. False where the stream can't be marked once it is gone.
     [[nodiscard]] bool stay_open(const Stream& s) noexcept {
-        if constexpr (shares) handle = s.share();
-        return static_cast<bool>(handle);
+        if constexpr (shares) {
+            open()->handle = s.share();
+            if (open()->handle) open()->next = open_phase::until::another_joins;
+        }
+        return static_cast<bool>(open()->handle);
     }
+    /// A thread is about to record the end of this open batch. It may have idled since its predicted end.
+    void begin_ending(instant now) noexcept {
+        doubtful |= now > busy_until;
+        open_phase before = std::move(*open());
+        phase.template emplace<ending_phase>(std::move(before));
+    }
+    /// It couldn't.
+    void reopen() noexcept {
+        open_phase before = std::move(*not_ended());
+        phase.template emplace<open_phase>(std::move(before));
+    }
+    void end_at(point end) noexcept { phase.template emplace<ended_phase>(std::move(end)); }
 
     [[nodiscard]] bool is_on(const Stream& s) const noexcept { return timeline == timeline_of(s); }
 
     [[nodiscard]] bool takes(const admission& a, ns quantum) const noexcept {
-        return at == state::open && static_cast<bool>(handle) && client == a.client && level == a.level &&
-               width == a.width && !end_wanted && !ends_soon && !trouble && num_members + entering < most_members &&
-               predicted + a.predicted <= quantum;
+        const auto* const o = open();
+        return o != nullptr && o->next == open_phase::until::another_joins && client == a.client && level == a.level &&
+               width == a.width && num_members + o->entering < most_members && predicted + a.predicted <= quantum;
     }
 
-    void enter(const admission& a, instant now) noexcept {
-        ++entering;
+    /// `a` joins. Whether it is to record the end: no room for another one like it, and nobody else is entering.
+    [[nodiscard]] bool enter(const admission& a, instant now, ns quantum) noexcept {
+        auto& o = *open();
+        ++o.entering;
         doubtful |= now > busy_until;
         predicted += a.predicted;
         busy_until = saturating_add(std::max(now, busy_until), a.length);
-    }
-
-    /// No room for another one like the latest.
-    [[nodiscard]] bool is_full(const admission& latest, ns quantum) const noexcept {
-        return num_members + entering >= most_members || predicted + latest.predicted > quantum;
+        const bool full = num_members + o.entering >= most_members || predicted + a.predicted > quantum;
+        if (o.entering != 1 || !full) return false;
+        o.next = open_phase::until::latest_ends;
+        return true;
     }
 
     /// When it may be done, as far as is known.
     [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
     [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
-    /// Whether the device hasn't reached its end, once that is recorded. Asking costs as much as
+    /// Whether the device hasn't reached its end, which is recorded. Asking costs as much as
     /// another point where points are dear: there, as far as is known.
     [[nodiscard]] bool is_to_come(instant now) const noexcept {
         if constexpr (shares)
             return !known || now < busy_until;
         else
-            return !end.reached();
+            return !ended()->end.reached();
     }
 
+    /// Whether a thread that isn't enqueuing there can record the end.
     [[nodiscard]] bool can_end() const noexcept {
-        return at == state::open && static_cast<bool>(handle) && entering == 0 && num_members > 0;
+        const auto* const o = open();
+        return o != nullptr && static_cast<bool>(o->handle) && o->entering == 0 && num_members > 0;
     }
 
     /// The part of the SMs that its widest member can fill.
@@ -170,17 +242,12 @@ struct batch {
     }
 
     void clear() noexcept {
-        at = state::free;
-        known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = false;
-        written_off = begun = watched = false;
-        handle = {};
-        num_members = entering = 0;
+        phase.template emplace<std::monostate>();
+        known = doubtful = contended = beside_others = overtaken = false;
+        timed = timing::unknown;
+        num_members = 0;
         first = last = nullptr;
-        head_since = never;
-        pending_at = {};
         begin = {};
-        end = {};
-        placed = found = false;
     }
 };
 
@@ -324,10 +391,9 @@ public:
         for (std::size_t i = 0; i < in_use_; ++i) {
             const batch& b = batches_[i];
             // Each stream counts once: its work runs one after the other.
-            if (b.at == batch::state::free || b.level != a.level || b.is_on(s)) continue;
-            const bool again =
-                std::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
-                            [&](const batch& o) { return o.at != batch::state::free && o.timeline == b.timeline; });
+            if (b.is_free() || b.level != a.level || b.is_on(s)) continue;
+            const bool again = std::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
+                                           [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
             if (!again) beside += b.width.part();
         }
         return beside <= 1.01;  // widths are learnt to a percent
@@ -341,24 +407,24 @@ public:
     /// nothing tells them apart. After collect().
     void enqueued(submission& s) noexcept {
         batch& b = batches_[s.batch];
-        --b.entering;
-        b.trouble |= s.status != errc::none;
+        auto& open = *b.open();
+        --open.entering;
+        if (s.status != errc::none) open.member_failed();
         if (s.status == errc::device_lost) {
-            b.end_wanted = true;
+            open.want_end();
             want_ends();
         }
         if (s.begin) {
             if (s.ends != none) ended(s.ends, *s.begin);
             b.begin = *std::move(s.begin);
-            b.begun = true;
+            b.timed = batch::timing::begun;
             s.begin.reset();
         }
         if (s.end) {
             ended(s.batch, *std::move(s.end));
             s.end.reset();
         } else if (s.needs_end) {  // it couldn't: somebody has to, whatever began behind it
-            b.ends_soon = false;
-            b.end_wanted = true;
+            open.next = batch::open_phase::until::end_wanted;
             want_ends();
         }
         s.next_member = nullptr;
@@ -394,9 +460,10 @@ public:
         if (s.ends != none) s.begin ? ended(s.ends, *std::move(s.begin)) : not_ended(s.ends);
         s.ends = none;
         s.begin.reset();
-        if (s.needs_end) b.ends_soon = false;
+        auto& open = *b.open();
+        if (s.needs_end) open.latest_left();
         b.predicted -= s.admitted.predicted;
-        if (--b.entering == 0 && b.num_members == 0) b.clear();
+        if (--open.entering == 0 && b.num_members == 0) b.clear();
     }
 
     // ---- ends: which points are still to be recorded
@@ -413,29 +480,30 @@ public:
             if (!quiet && wanted == nullptr && !std::exchange(ends_wanted_, false)) return none;
             for (std::size_t i = 0; i < in_use_; ++i) {
                 batch& b = batches_[i];
-                if (b.at != batch::state::open) continue;
-                b.end_wanted |= quiet || (wanted != nullptr && b.holds(wanted));
-                if (b.end_wanted) want_ends();  // also of those behind this one
-                if (!b.end_wanted || !b.can_end()) continue;
-                b.at = batch::state::ending;
-                b.doubtful |= now() > b.busy_until;
+                auto* const open = b.open();
+                if (open == nullptr) continue;
+                if (quiet || (wanted != nullptr && b.holds(wanted))) open->want_end();
+                if (!open->is_end_wanted()) continue;
+                want_ends();  // also of those behind this one
+                if (!b.can_end()) continue;
+                b.begin_ending(now());
                 return i;
             }
         }
         return none;
     }
-    [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) const noexcept { return batches_[i].handle; }
+    [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) noexcept {
+        return batches_[i].not_ended()->handle;
+    }
     /// A point was recorded behind the members of this open batch; or it couldn't be.
     void ended(std::size_t i, point end) noexcept {
-        batches_[i].end = std::move(end);
-        batches_[i].at = batch::state::ended;
-        batches_[i].handle = {};
+        batches_[i].end_at(std::move(end));
         batches_[i].followed_on = nullptr;  // who waits for what was enqueued when it came waits for this, too
         ++num_ended_;
     }
     void not_ended(std::size_t i) noexcept {
-        batches_[i].at = batch::state::open;
-        if (batches_[i].end_wanted) want_ends();
+        batches_[i].reopen();
+        if (batches_[i].open()->is_end_wanted()) want_ends();
     }
 
     // ---- for who observes and waits
@@ -455,12 +523,12 @@ public:
     /// Whether it may be reached by now.
     [[nodiscard]] bool any_due(instant now) noexcept {
         if (!any_ended()) return false;
-        const auto due = [now](const batch& b) { return b.at == batch::state::ended && b.is_due(now); };
+        const auto due = [now](const batch& b) { return b.ended() != nullptr && b.is_due(now); };
         return std::ranges::any_of(in_use(), due);
     }
     /// Whether anything is enqueued and waits for its batch to end.
     [[nodiscard]] bool any_open() noexcept {
-        const auto open = [](const batch& b) { return b.at == batch::state::open && b.num_members > 0; };
+        const auto open = [](const batch& b) { return b.open() != nullptr && b.num_members > 0; };
         return std::ranges::any_of(all(), open);
     }
     /// Whether this batch was enqueued first of those on its stream. `but_written_off`: ignores
@@ -468,14 +536,14 @@ public:
     [[nodiscard]] bool is_oldest(const batch& b, bool but_written_off = false) noexcept {
         return in_use_ == 1 || std::ranges::none_of(in_use(), [&](const batch& other) {
                    return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
-                          !(but_written_off && other.written_off);
+                          !(but_written_off && other.is_written_off());
                });
     }
     /// The first that began behind `b` on its stream; null if none did.
     [[nodiscard]] const batch* next_on_stream(const batch& b) noexcept {
         const batch* next = nullptr;
         for (const auto& other : in_use())
-            if (other.at != batch::state::free && other.timeline == b.timeline && other.order > b.order &&
+            if (!other.is_free() && other.timeline == b.timeline && other.order > b.order &&
                 (next == nullptr || other.order < next->order))
                 next = &other;
         return next;
@@ -483,7 +551,7 @@ public:
     /// Whether anything is in flight on another stream than `b`'s that will end.
     [[nodiscard]] bool any_beside(const batch& b) noexcept {
         return in_use_ > 1 && std::ranges::any_of(in_use(), [&](const batch& other) {
-                   return other.at != batch::state::free && !other.written_off && other.timeline != b.timeline;
+                   return !other.is_free() && !other.is_written_off() && other.timeline != b.timeline;
                });
     }
     /// The lowest order of the batches in flight that will end; one more than the latest order if
@@ -491,7 +559,7 @@ public:
     [[nodiscard]] std::uint64_t oldest_order() noexcept {
         std::uint64_t oldest = order_ + 1;
         for (const auto& b : in_use())
-            if (b.at != batch::state::free && !b.written_off) oldest = std::min(oldest, b.order);
+            if (!b.is_free() && !b.is_written_off()) oldest = std::min(oldest, b.order);
         return oldest;
     }
     /// Batches so far: the order of the latest.
@@ -504,7 +572,7 @@ public:
         submission* const first = b.first;
         b.clear();
         --num_ended_;
-        while (in_use_ > 0 && batches_[in_use_ - 1].at == batch::state::free) --in_use_;
+        while (in_use_ > 0 && batches_[in_use_ - 1].is_free()) --in_use_;
         return first;
     }
 
@@ -544,7 +612,7 @@ private:
 
     void shift_ends(const batch& from, ns by) noexcept {
         for (auto& b : in_use())
-            if (b.at != batch::state::free && b.order >= from.order &&
+            if (!b.is_free() && b.order >= from.order &&
                 (b.timeline == from.timeline || (turns && b.level == from.level)))
                 b.busy_until = saturating_add(b.busy_until, by);
     }
@@ -563,7 +631,7 @@ private:
         std::uint64_t order = 0;
         for (std::size_t i = 0; batch & b : in_use()) {
             const auto at = i++;
-            if (b.at == batch::state::free) continue;
+            if (b.is_free()) continue;
             if (b.is_on(s)) {
                 n.in_front = saturating_add(n.in_front, b.predicted);
                 if (b.order > order) n.last = at;
@@ -578,9 +646,10 @@ private:
             } else {
                 n.beside = true;
             }
-            if (b.at == batch::state::ended) continue;
-            b.end_wanted = true;
-            want_ends();
+            if (auto* const open = b.not_ended()) {
+                open->want_end();
+                want_ends();
+            }
         }
         return n;
     }
@@ -588,17 +657,17 @@ private:
     // The point at its begin may be the end of the batch before it.
     void begin_behind(batch& before, std::size_t index, submission& s, instant now, instant from) noexcept {
         batch& b = batches_[s.batch];
-        if (before.at == batch::state::ended && before.is_to_come(now)) {
-            b.begin = before.end;  // as good a begin as a point of its own
-            b.begun = true;
+        if (const auto* const e = before.ended(); e != nullptr && before.is_to_come(now)) {
+            b.begin = e->end;  // as good a begin as a point of its own
+            b.timed = batch::timing::begun;
             s.needs_begin = false;
         } else if (before.can_end()) {
-            before.at = batch::state::ending;
-            before.doubtful |= now > before.busy_until;
+            before.begin_ending(now);
             s.ends = index;
-        } else if (before.at == batch::state::open && static_cast<bool>(before.handle) && !before.ends_soon) {
+        } else if (auto* const open = before.open(); open != nullptr && !open->is_left_to_latest()) {
             // Somebody enters it, and its end can only be recorded later.
-            before.end_wanted = before.overtaken = true;
+            open->want_end();
+            before.overtaken = true;
             want_ends();
         }
         b.busy_until = saturating_add(std::max(from, before.busy_until), s.admitted.length);
@@ -606,10 +675,9 @@ private:
 
     void join(submission& s, std::size_t into, instant now) noexcept {
         batch& b = batches_[into];
-        b.enter(s.admitted, now);
+        s.needs_end = b.enter(s.admitted, now, quantum_);
         s.batch = into;
         s.needs_begin = false;
-        s.needs_end = b.ends_soon = b.entering == 1 && b.is_full(s.admitted, quantum_);
         s.may_stay_open = true;
     }
 
@@ -626,7 +694,7 @@ private:
 
     [[nodiscard]] std::size_t free_batch() noexcept {
         for (std::size_t i = 0; i < in_use_; ++i)
-            if (batches_[i].at == batch::state::free) return i;
+            if (batches_[i].is_free()) return i;
         if (in_use_ == batches_.size()) batches_.emplace_back();  // within what has_slot() reserved
         return in_use_++;
     }
@@ -655,9 +723,10 @@ template <timeline Stream>
                                          const Stream& s) noexcept {
     batch<Stream>* first = nullptr;
     for (auto& b : in_flight) {
-        const bool ended = b.at == batch<Stream>::state::ended;
-        if (!ended && (b.num_members == 0 || !static_cast<bool>(b.handle) || b.is_on(s))) continue;
-        if (b.order <= after || b.client == a.client || b.level != a.level || b.written_off) continue;
+        if (b.is_free()) continue;
+        const auto* const open = b.not_ended();
+        if (open != nullptr && (b.num_members == 0 || !static_cast<bool>(open->handle) || b.is_on(s))) continue;
+        if (b.order <= after || b.client == a.client || b.level != a.level || b.is_written_off()) continue;
         // This stream waits for it already; or that of another client does, which is waited for here.
         if (b.followed_on != nullptr && (b.followed_on == &s || b.follower != a.client)) continue;
         if (first == nullptr || b.order < first->order) first = &b;

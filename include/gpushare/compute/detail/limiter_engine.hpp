@@ -116,7 +116,7 @@ public:
     /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
         return !is_timeless<Policy> || core_.holds_back() || log_.on() || !clients_.late().empty() ? clock_.now()
-                                                                                                    : instant{};
+                                                                                                   : instant{};
     }
     /// The same for one that comes.
     [[nodiscard]] instant arrival_time(const submit_options& o) const {
@@ -174,11 +174,9 @@ public:
         if (in_flight.empty()) return;
         const auto now = clock_.now();
         for (const auto& b : in_flight)
-            if (b.at != batch<Stream>::state::free && b.num_members > 0)
-                core_.set_overdue(b.first->admitted.level_index, ns{0});
+            if (b.num_members > 0) core_.set_overdue(b.first->admitted.level_index, ns{0});
         for (const auto& b : in_flight) {
-            if (b.at == batch<Stream>::state::free || b.num_members == 0 || b.written_off || !batches_.is_oldest(b))
-                continue;
+            if (b.num_members == 0 || b.is_written_off() || !batches_.is_oldest(b)) continue;
             const auto& a = b.first->admitted;
             // Work that fills the device may have waited until the end before it.
             const auto since =
@@ -462,8 +460,7 @@ private:
     class presence {
     public:
         explicit presence(limiter_engine& of) noexcept : of_(&of) {
-            if (of_->num_present_++ == 0 && !stepped_clock<Clock>)
-                of_->core_.attend([&] { return of_->clock_.now(); });
+            if (of_->num_present_++ == 0 && !stepped_clock<Clock>) of_->core_.attend([&] { return of_->clock_.now(); });
         }
         presence(const presence&) = delete;
         presence& operator=(const presence&) = delete;
@@ -617,8 +614,9 @@ private:
             after = b->order;
             // An end that was recorded; or, where somebody is just enqueuing more, one that is to be.
             std::optional<point> end;
-            if (b->at == batch<Stream>::state::ended) end = b->end;
-            auto open = b->handle;  // none where it has ended
+            if (const auto* const ended = b->ended()) end = ended->end;
+            typename batch<Stream>::handle_type open{};
+            if (!end) open = b->not_ended()->handle;
             lock.unlock();
             try {
                 if constexpr (shares_points)
@@ -678,14 +676,14 @@ private:
         last_end_ = clock_.now();
         auto charged = charge_for(seen, meter_, client.enqueue_time,
                                   [this](client_id c, ns shared) { core_.give_back(c, shared); });
-        const auto end = std::exchange(b.end, {});
+        const auto end = std::move(b.ended()->end);
         const bool may_shrink = !seen.used && batches_.any_beside(b);
-        const bool written_off = b.written_off;  // its members have been told already
+        const bool written_off = b.is_written_off();  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
         // How late, at most where points don't say when they were reached: since it was last seen
         // pending, or its work was enqueued. On another clock than the device's that says nothing:
         // cut to the length, it changes nothing.
-        [[maybe_unused]] const instant pending_at = b.pending_at;
+        [[maybe_unused]] const instant pending_at = b.ended()->pending_at;
         const auto noticed = [&](const submission& s, instant now) {
             if (now <= instant{}) return ns{0};
             if constexpr (dated_point<point>)
@@ -708,17 +706,17 @@ private:
             } else {
                 const bool failed = code != errc::none;
                 beyond = core_.complete(s.admitted,
-                                         {.took = part.took,
-                                          .in_flight = timed ? part.span : ns{0},
-                                          .noticed = noticed(s, now),
-                                          .enqueuing = s.needs_end ? s.enqueue_ended - s.enqueue_began : ns{0},
-                                          .failed = failed,
-                                          .from = charged.from(),
-                                          .times = s.times,
-                                          .width = seen.used ? seen.used->width : s.fills.width,
-                                          .opaque = s.fills.opaque,
-                                          .may_shrink = may_shrink},
-                                         now);
+                                        {.took = part.took,
+                                         .in_flight = timed ? part.span : ns{0},
+                                         .noticed = noticed(s, now),
+                                         .enqueuing = s.needs_end ? s.enqueue_ended - s.enqueue_began : ns{0},
+                                         .failed = failed,
+                                         .from = charged.from(),
+                                         .times = s.times,
+                                         .width = seen.used ? seen.used->width : s.fills.width,
+                                         .opaque = s.fills.opaque,
+                                         .may_shrink = may_shrink},
+                                        now);
                 if (failed) note_failure(seen.client, code);
             }
             if (log_.on()) log_.completed(s, code, owner, part, beyond, end, now);

@@ -108,11 +108,12 @@ public:
     [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions* ask) noexcept {
         batch* first = nullptr;
         for (auto& b : all.in_use()) {
-            if (b.at != batch::state::ended || !(anyway || b.is_due(now)) || !all.is_oldest(b)) continue;
-            if (!b.found) {
+            const auto* const e = b.ended();
+            if (e == nullptr || !(anyway || b.is_due(now)) || !all.is_oldest(b)) continue;
+            if (b.timed != batch::timing::found) {
                 if (ask == nullptr) continue;
                 auto when = b.when;
-                if (!place(b.begin, b.end, b.placed, when, *ask)) {
+                if (!place(b.begin, e->end, b.timed == batch::timing::placed, when, *ask)) {
                     if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
                     continue;
                 }
@@ -121,28 +122,9 @@ public:
             if (first == nullptr || b.when.end < first->when.end) first = &b;
         }
         if (first == nullptr) return nullptr;
-        batch& b = *first;
-        all.end_was_seen(b, now);
-        missed_ |= watching_ && !b.watched && !b.is_looked_at();
-        auto& seen = seen_;
-        seen.client = b.client;
-        seen.span = b.when;
-        seen.length = b.when.length();
-        seen.predicted = b.predicted;
-        seen.at_least = b.first->admitted.at_least;
-        seen.width = b.filled();
-        seen.members = b.num_members;
-        seen.overtaken = b.overtaken;
-        seen.doubtful = b.doubtful;
-        seen.contended = b.contended;
-        if constexpr (sm_timeline<Stream>) seen.used = used_between(b.begin, b.end);
-        seen.enqueued = b.num_members == 1
-                            ? enqueue_time::between(b.first->enqueue_began, b.first->enqueue_ended, b.first->in_front)
-                            : enqueue_time{};
-        if (b.overtaken)
-            seen.span = span_up_to_next(all, b);
-        else
-            axis_.follow(b.when, b.end);
+        all.end_was_seen(*first, now);
+        missed_ |= watching_ && !first->ended()->watched && !first->is_looked_at();
+        describe(all, *first);
         return first;
     }
 
@@ -155,9 +137,10 @@ public:
         try {
             for (std::size_t i = 0; auto& b : all.in_use()) {
                 const auto at = i++;
-                if (b.at == batch::state::ended && b.order <= newest && !b.found && (anyway || b.is_due(now)) &&
-                    all.is_oldest(b))
-                    asked_.push_back({at, b.order, b.begin, b.end, b.placed, b.when, false});
+                if (const auto* const e = b.ended(); e != nullptr && b.order <= newest &&
+                                                     b.timed != batch::timing::found && (anyway || b.is_due(now)) &&
+                                                     all.is_oldest(b))
+                    asked_.push_back({at, b.order, b.begin, e->end, b.timed == batch::timing::placed, b.when, false});
             }
         } catch (const std::bad_alloc&) {  // the first fitted
         }
@@ -178,7 +161,7 @@ public:
                 found(all, b, q.when);
                 continue;
             }
-            b.pending_at = std::max(b.pending_at, now);
+            if (auto* const e = b.ended()) e->pending_at = std::max(e->pending_at, now);
             if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
         }
         asked_.clear();
@@ -191,10 +174,11 @@ public:
     template <std::invocable<submission&> F>
     void find_stuck(batches<Stream>& all, instant now, ns limit, F f) noexcept {
         for (auto& b : all.all()) {
-            if (b.at != batch::state::ended || b.written_off || !all.is_oldest(b, true)) continue;
-            b.head_since = std::min(b.head_since, now);
-            if (now - b.head_since < limit) continue;
-            b.written_off = true;
+            auto* const e = b.ended();
+            if (e == nullptr || e->written_off || !all.is_oldest(b, true)) continue;
+            e->head_since = std::min(e->head_since, now);
+            if (now - e->head_since < limit) continue;
+            e->written_off = true;
             for (auto* s = b.first; s != nullptr; s = s->next_member) f(*s);
         }
     }
@@ -207,12 +191,14 @@ public:
         const auto in_flight = all.all();
         watching_ = true;
         watched_.clear();
-        for (auto& b : in_flight) b.watched = false;
+        for (auto& b : in_flight)
+            if (auto* const e = b.ended()) e->watched = false;
         try {
             for (auto& b : in_flight) {
-                if (b.at != batch::state::ended || b.is_looked_at()) continue;
-                watched_.push_back(b.end);
-                b.watched = true;
+                auto* const e = b.ended();
+                if (e == nullptr || b.is_looked_at()) continue;
+                watched_.push_back(e->end);
+                e->watched = true;
             }
         } catch (const std::bad_alloc&) {  // the first fitted
         }
@@ -221,14 +207,16 @@ public:
     /// A thread looked at these batches, or at the end of `own`, and none was reached at `then`.
     static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
         for (auto& b : all.in_use())
-            if (b.at == batch::state::ended && ((watched && b.watched) || (own != nullptr && b.holds(own))))
-                b.pending_at = std::max(b.pending_at, then);
+            if (auto* const e = b.ended();
+                e != nullptr && ((watched && e->watched) || (own != nullptr && b.holds(own))))
+                e->pending_at = std::max(e->pending_at, then);
     }
     /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only
     /// just recorded, or who looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
         return all.any_ended() && std::ranges::any_of(all.in_use(), [](const batch& b) {
-                   return b.at == batch::state::ended && !b.watched && !b.is_looked_at();
+                   const auto* const e = b.ended();
+                   return e != nullptr && !e->watched && !b.is_looked_at();
                });
     }
     /// Whether something that wasn't among these has ended without anybody looking at it.
@@ -241,7 +229,7 @@ public:
     template <std::predicate<client_id> F>
     [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
         return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
-                   return b.at == batch::state::ended && !b.is_looked_at() && !is_expected(b.client) &&
+                   return b.ended() != nullptr && !b.is_looked_at() && !is_expected(b.client) &&
                           (mine == nullptr || !b.holds(mine));
                });
     }
@@ -249,7 +237,7 @@ public:
     [[nodiscard]] static std::optional<point> end_of(batches<Stream>& all, const submission* s) noexcept {
         if (s != nullptr)
             for (const auto& b : all.all())
-                if (b.at == batch::state::ended && b.holds(s)) return b.end;
+                if (const auto* const e = b.ended(); e != nullptr && b.holds(s)) return e->end;
         return std::nullopt;
     }
 
@@ -276,14 +264,38 @@ private:
     // with it.
     static void found(batches<Stream>& all, batch& b, interval when) noexcept {
         b.when = when;
-        b.found = true;
+        b.timed = batch::timing::found;
         if constexpr (std::equality_comparable<point>)
             if (all.in_use().size() > 1)
                 for (auto& next : all.in_use())
-                    if (next.timeline == b.timeline && next.order > b.order && next.begin == b.end) {
+                    if (next.timeline == b.timeline && next.order > b.order && next.begin == b.ended()->end) {
                         next.when.begin = b.when.end;
-                        next.placed = true;
+                        next.timed = batch::timing::placed;
                     }
+    }
+
+    // What was seen of this one.
+    void describe(batches<Stream>& all, const batch& b) noexcept {
+        const auto& end = b.ended()->end;
+        auto& seen = seen_;
+        seen.client = b.client;
+        seen.span = b.when;
+        seen.length = b.when.length();
+        seen.predicted = b.predicted;
+        seen.at_least = b.first->admitted.at_least;
+        seen.width = b.filled();
+        seen.members = b.num_members;
+        seen.overtaken = b.overtaken;
+        seen.doubtful = b.doubtful;
+        seen.contended = b.contended;
+        if constexpr (sm_timeline<Stream>) seen.used = used_between(b.begin, end);
+        seen.enqueued = b.num_members == 1
+                            ? enqueue_time::between(b.first->enqueue_began, b.first->enqueue_ended, b.first->in_front)
+                            : enqueue_time{};
+        if (b.overtaken)
+            seen.span = span_up_to_next(all, b);
+        else
+            axis_.follow(b.when, end);
     }
 
     // The span of an overtaken batch: up to the begin of the batch behind it, as far as that is
@@ -292,10 +304,10 @@ private:
         const batch* const next = all.next_on_stream(b);
         // The thread that enqueues behind it may not have said yet where it began; or it never
         // came.
-        if (next != nullptr && !next->begun) return std::nullopt;
+        if (next != nullptr && next->timed == batch::timing::unknown) return std::nullopt;
         // Or it began behind the end all the same, on another thread.
-        if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.end) < ns{0}) {
-            axis_.follow(b.when, b.end);
+        if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.ended()->end) < ns{0}) {
+            axis_.follow(b.when, b.ended()->end);
             return b.when;
         }
         const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
