@@ -6,10 +6,10 @@
 //   enqueue            submission.hpp, handles.hpp          under no lock: the callable, or the permit's holder
 //   observe            observer.hpp                         which ends are reached, and when the work ran
 //   charge             charging.hpp                         what each is charged
-//   tell               here                                 tickets, callbacks, threads that sleep
+//   tell               callback_queue.hpp, sleepers.hpp     tickets, callbacks, threads that sleep
 //
 // The engine has no thread. drive() does all of that for all clients, on the calling thread; wait() sleeps or watches
-// the device in between. One mutex guards everything: functions that take a `lock` release it while they run code of
+// the device in between (device_watch.hpp). One mutex guards everything: functions that take a `lock` release it while they run code of
 // the user or of the device; the others hold it throughout.
 #pragma once
 
@@ -30,7 +30,9 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/admissions.hpp>
 #include <gpushare/compute/detail/batches.hpp>
+#include <gpushare/compute/detail/callback_queue.hpp>
 #include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/device_watch.hpp>
 #include <gpushare/compute/detail/observer.hpp>
 #include <gpushare/compute/detail/sleepers.hpp>
 #include <gpushare/compute/detail/submission.hpp>
@@ -54,15 +56,6 @@ enum class look : bool { if_due, now };
 /// Beyond what it came for, a thread runs callables of others and calls back for so long at the
 /// most, and ends the one that it is at then. If a callback is due, it calls one.
 inline constexpr ns beyond_need{100'000};
-
-/// A waiting thread's duty to the others: it looks at the device. Before it runs possibly long user
-/// code, it gives this duty up, so that another thread takes it.
-template <class Submission>
-struct duty {
-    Submission* looks_at = nullptr;  // its own, which it alone looks at
-    bool watches = false;            // its own submission, which only this thread looks at
-    bool came = false;               // something came during its look
-};
 
 /// The reason why a thread is here. It drives for others while it isn't `met()`, and after that for
 /// at most `beyond`. It leaves the rest to a thread that sleeps in the limiter or, if none does, to
@@ -136,7 +129,7 @@ public:
     [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
         auto& s = batches_.record_for_gate();
         // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
-        if (faulty_ || !told_.empty() || told_above(c) || !batches_.has_slot()) {
+        if (faulty_ || !told_.empty() || told_.any_above(core_.settings(c).level) || !batches_.has_slot()) {
             clients_.describe(s, c, o, now);
             clients_.arrive(s, now);
             return {s, false};
@@ -225,10 +218,10 @@ public:
         if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
         if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
         lock_type lock(mutex_);
-        end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
+        end_batches(lock, nullptr, !sleepers().empty());  // who sleeps needs a point to watch
         if (status == errc::device_lost) drive(lock, look::now);
         keep_watch();
-        batches_.keep_awaiting(!sleepers_.empty());
+        batches_.keep_awaiting(!sleepers().empty());
     }
     /// It couldn't enqueue it, and may try again. Takes the mutex.
     void take_back(submission& s) noexcept {
@@ -267,7 +260,7 @@ public:
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, now, how, stay);
-        while (!telling_ && !ready_left_ && std::exchange(waits_for_told_, false))
+        while (!told_.is_being_called() && !ready_left_ && told_.take_held_up())
             drive_once(lock, policy_time(), look::if_due, stay);
     }
 
@@ -310,68 +303,40 @@ public:
     template <std::predicate Done>
     errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
         const presence here(*this);
-        errc why = errc::none;
-        const auto me = std::this_thread::get_id();
         const auto stay = waits_for(done, own, deadline, stop);
-        duty<submission> mine;  // until the thread has driven
+        waiter<submission> me{.own = own, .deadline = deadline};
         const auto drive_on = [&](instant now) {
             auto anew = stay;
-            anew.duties = &mine;
+            anew.duties = &me.duties;
             drive(lock, now, look::now, anew);
-            hand_over(mine);
+            watch_.hand_over(me.duties);
         };
-        instant patient_until = never;  // then it watches what others were expected to
+        errc why = errc::none;
         while (!done()) {
             const auto now = clock_.now();
-            if (stop.stop_requested()) why = errc::stopped;
-            if (now >= deadline) why = errc::deadline_exceeded;
+            why = now >= deadline ? errc::deadline_exceeded : stop.stop_requested() ? errc::stopped : errc::none;
             if (why != errc::none) break;
             if (end_batches(lock, own, true)) continue;
-            const auto resume = next_look();
-            if (ready_left_ || now >= resume) {
-                drive_on(now);
-                continue;
+            const auto step = next_step(me, now);
+            bool reached = false;
+            switch (step.what) {
+                case wait_step::kind::drive: drive_on(now); continue;
+                case wait_step::kind::ask_again: continue;
+                case wait_step::kind::sleep:
+                    sleepers().sleep(lock, own, now, std::min(deadline, step.again),
+                                     std::min(step.resume, me.patient_until));
+                    continue;
+                case wait_step::kind::stand_still: return errc::stuck;
+                case wait_step::kind::watch:
+                    reached = watch_.look_at(lock, step.points, own, me.duties, step.until);
+                    break;
+                case wait_step::kind::look:
+                    reached = watch_.look_at(lock, {&*step.end, 1}, own, me.duties, step.until);
+                    break;
             }
-            // An end that couldn't be recorded is tried again.
-            const auto again = batches_.any_open() ? now + slice_.length() : never;
-            const bool sliced = again != never || needs_slices();
-            const auto until = [&](bool alone) -> look_end {
-                const auto at_end = std::min(deadline, resume);
-                if (stepped_clock<Clock> || (alone && !sliced)) return {at_end, true};
-                return {std::min(at_end, now + slice_.length()), false};
-            };
-            if (!sliced) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
-            const auto end = observer_.end_of(batches_, own);
-            if (!watched_ && any_unwatched(now >= patient_until, own, me)) {
-                watched_ = true;
-                // Its own are among them.
-                const auto points = observer_.begin_watch(batches_);
-                const auto at_latest =
-                    until(!observer_.any_unknown(batches_));  // but where memory didn't suffice for all
-                mine = {.looks_at = end ? own : nullptr, .watches = true};
-                const bool reached = look_at(lock, points, own, mine, at_latest);
-                drive_on(policy_time());
-                patient_until = never;
-                if (stands_still(reached, at_latest) && !done()) return errc::stuck;
-                continue;
-            }
-            if (end) {
-                // The work that others are expected to wait for is noticed here, if they don't.
-                const auto at_latest = until(watched_ || !any_unwatched(true, own, me));
-                mine = {.looks_at = own};
-                const bool reached = look_at(lock, {&*end, 1}, own, mine, at_latest);
-                drive_on(policy_time());
-                if (stands_still(reached, at_latest) && !done()) return errc::stuck;
-                continue;
-            }
-            if constexpr (stepped_clock<Clock>) return errc::stuck;  // time would stand still while the thread sleeps
-            batches_.await_enqueued();
-            if (!watched_ && any_unwatched(now >= patient_until, own, me)) continue;  // just enqueued
-            if (watched_ || !batches_.any_ended())
-                patient_until = never;
-            else if (now >= patient_until || patient_until == never)
-                patient_until = now + watch_slice::patience;
-            sleepers_.sleep(lock, own, now, std::min(deadline, again), std::min(resume, patient_until));
+            drive_on(policy_time());
+            if (step.what == wait_step::kind::watch) me.patient_until = never;
+            if (watch_.stands_still(reached, step.until) && !done()) return errc::stuck;
         }
         keep_watch();  // somebody else's turn
         return why;
@@ -379,10 +344,10 @@ public:
     /// For who waits with a stop token. Takes the mutex.
     void wake_all() noexcept {
         const std::lock_guard lock(mutex_);
-        sleepers_.wake_all();
+        sleepers().wake_all();
     }
     /// The same, with the mutex.
-    void wake_all(const lock_type&) noexcept { sleepers_.wake_all(); }
+    void wake_all(const lock_type&) noexcept { sleepers().wake_all(); }
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
@@ -425,8 +390,7 @@ public:
     /// Whether no work of `c` is in flight, and all its callbacks have returned, except those that
     /// wait for the callback from which this is called.
     [[nodiscard]] bool is_over(client_id c) noexcept {
-        return core_.usage(c).in_flight == 0 &&
-               (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
+        return core_.usage(c).in_flight == 0 && (clients_.queue(c).untold == 0 || told_.is_called_here());
     }
     /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
     /// permit's work of that client, which can't end meanwhile. So exit() there doesn't take as
@@ -472,6 +436,71 @@ private:
         limiter_engine* of_;
     };
 
+    // ---- what a thread that waits does next
+
+    struct wait_step {
+        enum class kind : std::uint8_t {
+            drive,      // something is left to do, or it is time to
+            watch,      // looks at `points` until `until`, for all
+            look,       // looks at `end` until `until`, of its own work
+            ask_again,  // something was just enqueued
+            sleep,  // until it is called, until `again`, or until `resume` and its patience, if no other thread has that
+            stand_still  // nothing will happen: time goes on by a step of the program's only
+        };
+        kind what = kind::drive;
+        instant resume = never;           // when the limiter itself has something to do
+        instant again = never;            // an end that couldn't be recorded is tried again
+        std::optional<point> end{};       // of its own work, where it is recorded
+        std::span<const point> points{};  // the watch's
+        look_end until{.at = never, .by_call = true};
+    };
+    // The thread has its duties from then on, if it is to look.
+    [[nodiscard]] wait_step next_step(waiter<submission>& me, instant now) noexcept {
+        using kind = typename wait_step::kind;
+        wait_step step{.resume = next_look()};
+        if (ready_left_ || now >= step.resume) return step;
+        if (batches_.any_open()) step.again = now + watch_.slice();
+        const bool sliced = step.again != never || needs_slices();
+        if (!sliced) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
+        step.end = observer_.end_of(batches_, me.own);
+        if (is_to_watch(me, now)) {
+            // Its own are among them.
+            step.what = kind::watch;
+            step.points = watch_.begin();
+            me.duties = {.looks_at = step.end ? me.own : nullptr, .watches = true};
+            // But where memory didn't suffice for all.
+            step.until = look_until(me, step, now, sliced || observer_.any_unknown(batches_));
+            return step;
+        }
+        if (step.end) {
+            step.what = kind::look;
+            me.duties = {.looks_at = me.own};
+            // The work that others are expected to wait for is noticed here, if they don't.
+            const bool for_others = !watch_.is_watched() && watch_.any_unwatched(attendants(), true, me.own, me.thread);
+            step.until = look_until(me, step, now, sliced || for_others);
+            return step;
+        }
+        step.what = kind::stand_still;
+        if constexpr (stepped_clock<Clock>) return step;  // while the thread sleeps
+        batches_.await_enqueued();
+        step.what = is_to_watch(me, now) ? kind::ask_again : kind::sleep;
+        if (step.what == kind::sleep) me.grow_patient(now, !watch_.is_watched() && batches_.any_ended());
+        return step;
+    }
+    [[nodiscard]] bool is_to_watch(const waiter<submission>& me, instant now) noexcept {
+        return !watch_.is_watched() && watch_.any_unwatched(attendants(), now >= me.patient_until, me.own, me.thread);
+    }
+    // `soon`: the thread looks up by itself, at the end of a slice.
+    [[nodiscard]] look_end look_until(const waiter<submission>& me, const wait_step& step, instant now,
+                                      bool soon) const noexcept {
+        const auto at_end = std::min(me.deadline, step.resume);
+        if (stepped_clock<Clock> || !soon) return {at_end, true};
+        return {std::min(at_end, now + watch_.slice()), false};
+    }
+    [[nodiscard]] bool needs_slices() const noexcept {
+        return watch_.needs_slices() || core_.options().stuck_after > ns{0};
+    }
+
     // ---- admission
 
     template <class Need>
@@ -489,10 +518,7 @@ private:
         admission a;
         bool ready = false;
         while ((ready = batches_.has_slot() && core_.is_ready(a, now, other_stream))) {
-            if (is_held(a)) {
-                waits_for_told_ = true;
-                break;
-            }
+            if (told_.holds(a.level)) break;
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
                 drop(lock, s);
@@ -503,14 +529,14 @@ private:
                 ready_left_ = true;
                 break;
             }
-            if (a.level <= held_level_) held_level_ = no_priority;
+            told_.let_go(a.level);
             clients_.admit(s, a, now);
             if (!s.queued) core_.count_queued(a.client, waited(s, clock_.now()));
             take_slot(s);
-            if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
+            if (clients_.queue(a.client).waits_for_room > 0) sleepers().wake_all();
             s.at.store(submission_stage::admitted, std::memory_order_relaxed);
             if (!s.queued) {
-                sleepers_.wake(s);
+                sleepers().wake(s);
                 continue;
             }
             const bool is_own = &s == stay.own;
@@ -520,7 +546,7 @@ private:
             if (faulty_) cancel_faulty(lock);
             now = policy_time();
         }
-        if (!ready) held_level_ = no_priority;
+        if (!ready) told_.hold_nobody();
         // A thread that waits for room, or wants to know now, needs a point to watch.
         end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
@@ -556,7 +582,7 @@ private:
     void cancel(submission& s) noexcept {
         const auto c = s.admitted.client;
         core_.cancel(s.admitted);
-        if (is_awaited(c)) sleepers_.wake_all();
+        if (is_awaited(c)) sleepers().wake_all();
         batches_.release(s);
     }
 
@@ -728,7 +754,7 @@ private:
             const bool attended = s.queued && s.looked_at > 0;
             client.attendant = attended ? s.looker : std::thread::id{};
             if (s.queued) finish(s, code, part.took);
-            if (is_awaited(seen.client)) sleepers_.wake_all();
+            if (is_awaited(seen.client)) sleepers().wake_all();
         }
         settle_charges();
     }
@@ -750,69 +776,48 @@ private:
         s.device_time = device_time;
         s.finished_at = clock_.now();
         s.at.store(submission_stage::done, std::memory_order_release);
-        sleepers_.wake(s);
+        sleepers().wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
         s.level = std::max(core_.settings(s.client).level, s.facts.head.level);
-        told_level_ = std::max(told_level_, s.level);
-        ++num_told_;
         ++clients_.queue(s.client).untold;
-        told_.push(s);  // the user's code, or its destructor: not under the lock
+        told_.add(s);  // the user's code, or its destructor: not under the lock
     }
 
-    // Whether somebody above `c` is to be called back yet, or is just being called.
-    [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core_.settings(c).level; }
-    // Whether the next submission waits until callbacks of higher levels have run, which may bring
-    // work that goes first. It waits for callbacks that were due when this began, or there might
-    // always be others. Once it is no longer next, it waits anew for the work that they brought.
-    [[nodiscard]] bool is_held(const admission& a) noexcept {
-        if (told_level_ <= a.level) return false;
-        if (held_level_ == no_priority) {
-            held_level_ = a.level;
-            held_until_ = num_told_;
-        }
-        return num_called_ < held_until_;
-    }
     // Runs callbacks. One thread at a time, so that a callback whose submission completes at once
     // isn't called from within itself. A thread that has stayed for long leaves the rest to a
     // thread that sleeps or, after one callback, to the next that comes. Without that one callback,
     // none might ever run if all who come have a long callable to run.
     template <class Need>
     void call_back(lock_type& lock, Need& stay) noexcept {
-        if (std::exchange(telling_, true)) return;
-        teller_ = std::this_thread::get_id();
+        const auto turn = told_.take_turn();
+        if (!turn) return;
         while (!told_.empty()) {
-            if (stay.met() && !is_short(stay) && (stay.called || !sleepers_.empty())) {
+            if (stay.met() && !is_short(stay) && (stay.called || !sleepers().empty())) {
                 ready_left_ = true;
-                sleepers_.call_one(instant::min());
+                sleepers().call_one(instant::min());
                 break;
             }
             stay.called = true;
-            submission* const s = told_.pop();
-            const auto c = s->client;
-            const auto level = s->level;
+            submission& s = told_.next();
+            const auto c = s.client;
+            const auto level = s.level;
             auto& client = clients_.queue(c);
             if (stay.duties != nullptr && !client.callbacks.are_short()) {
                 leave_watch(stay);
                 keep_watch();
             }
             const auto began = stay.duties != nullptr ? clock_.now() : instant{};
-            const bool calls = s->on_done && !s->deaf;
+            const bool calls = s.on_done && !s.deaf;
             lock.unlock();
-            if (calls) s->on_done({s->status, s->device_time, s->finished_at, s->error, s->failed_of});
-            s->on_done.reset();
-            pool_->drop(*s);
+            if (calls) s.on_done({s.status, s.device_time, s.finished_at, s.error, s.failed_of});
+            s.on_done.reset();
+            pool_->drop(s);
             lock.lock();
             if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
             --client.untold;
-            if (is_awaited(c)) sleepers_.wake_all();
-            ++num_called_;
-            if (level < told_level_) continue;
-            told_level_ = no_priority;
-            for (auto* next = told_.front(); next != nullptr && told_level_ < level; next = next->next)
-                told_level_ = std::max(told_level_, next->level);
+            if (is_awaited(c)) sleepers().wake_all();
+            told_.was_called(level);
         }
-        telling_ = false;
-        teller_ = {};
     }
 
     // ---- how long a thread stays
@@ -826,7 +831,7 @@ private:
             return false;
         }
         // A callable that is known to take long is for a thread that waits in here, if there is one.
-        if (!sleepers_.empty() && clients_.queue(next.client).callables.are_long()) return true;
+        if (!sleepers().empty() && clients_.queue(next.client).callables.are_long()) return true;
         return !is_short(stay);
     }
     template <class Need>
@@ -837,113 +842,31 @@ private:
         return now - stay.since < stay.beyond;
     }
 
-    // ---- watch
-    //
-    // Waits but for slices rest on this, whenever the mutex is released: each batch whose end is
-    // recorded and hasn't been seen is
-    //   among the points of a thread that waits for it (is_looked_at),
-    //   or among those of the thread that watches for all (watched),
-    //   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
-    //   or some thread was called, or drives, and does one of these, or leaves, next.
-    // Code that could break this invariant calls keep_watch() there: a batch that is recorded
-    // (drive, enqueued_by_holder), a thread that leaves for whatever reason (wait), one that is
-    // about to be long in a callable (enqueue). keep_watch() calls the watcher for points that it
-    // doesn't watch or, if there is no watcher, a sleeping thread, unless one has a timer. A holder
-    // that enqueues under no lock tells because await_enqueued() comes before the questions that
-    // such a wait rests on. wake_all() reports all else that threads wait for (room, a client that
-    // closes or sleeps, a stop).
+    // ---- watch: see device_watch.hpp
 
-    struct look_end {
-        instant at;
-        bool by_call;  // or before, when something comes; else it looks up soon
-    };
-    // Until one of the points is reached, which observe() sees and this returns, or the thread,
-    // which waits for `own`, is called. It has its duties until hand_over(): nobody else is called
-    // for what it sees next.
-    [[nodiscard]] bool look_at(lock_type& lock, std::span<const point> points, const submission* own,
-                               duty<submission>& mine, look_end until) noexcept {
-        if (mine.looks_at != nullptr) {
-            ++mine.looks_at->looked_at;
-            mine.looks_at->looker = std::this_thread::get_id();
-        }
-        const auto newest = batches_.latest_order();
-        bool reached = false;
-        const auto look = [&](auto wait) {
-            lock.unlock();
-            try {
-                reached = wait();
-            } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
-                std::this_thread::sleep_for(watch_slice::shortest);
-            }
-            lock.lock();
-        };
-        if constexpr (interruptible_point<point>) {
-            if (until.by_call) {
-                typename sleeping_threads::at_points me(sleepers_, own, mine.watches, until.at);
-                look([&] { return point::wait_any(points, until.at, me.interrupt()); });
-            } else {
-                look([&] { return point::wait_any(points, until.at); });
-            }
-        } else if constexpr (looking_point<point>) {
-            instant pending_at{};
-            look([&] { return point::wait_any(points, until.at, pending_at); });
-            observer_.none_reached_at(batches_, mine.watches, mine.watches ? nullptr : mine.looks_at, pending_at);
-        } else {
-            look([&] { return point::wait_any(points, until.at); });
-        }
-        batches_.collect();
-        mine.came = batches_.latest_order() != newest;
-        return reached;
-    }
-    // The thread stops looking at the device. A thread that goes on without the mutex says so by
-    // keep_watch().
-    void hand_over(duty<submission>& d) noexcept {
-        if (d.looks_at == nullptr && !d.watches) return;
-        if (d.looks_at != nullptr) --d.looks_at->looked_at;
-        slice_.learn(d.watches && observer_.end_watch(), d.came);
-        if (d.watches) watched_ = false;
-        d = {};
-    }
+    [[nodiscard]] auto& sleepers() noexcept { return watch_.sleeping(); }
+    [[nodiscard]] const auto& sleepers() const noexcept { return watch_.sleeping(); }
     // It may be long in code of the user's, and isn't expected back.
     template <class Need>
     void leave_watch(Need& stay) noexcept {
         if (stay.duties == nullptr) return;
         if (const auto* const own = stay.duties->looks_at) clients_.queue(own->client).attendant = {};
-        hand_over(*stay.duties);
+        watch_.hand_over(*stay.duties);
     }
-    // A wait in virtual time that came to nothing: there is nothing left to happen.
-    [[nodiscard]] static bool stands_still(bool reached, look_end until) noexcept {
-        return stepped_clock<Clock> && !reached && until.at == never;
-    }
-    // Whether a thread that looks at the device has to look up now and then by itself. Else it is
-    // called like one that sleeps.
-    [[nodiscard]] bool needs_slices() const noexcept {
-        return !interruptible_point<point> || !slice_.is_quiet() || core_.options().stuck_after > ns{0};
-    }
-    // Whether there is something to watch. If the latest wait for a client's work was by a thread
-    // that isn't in here now, that thread is expected to come and wait again, unless it is `me`.
-    // `all`: counts that client's work, too.
-    [[nodiscard]] bool any_unwatched(bool all, const submission* mine = nullptr, std::thread::id me = {}) noexcept {
-        return observer_.any_unwatched(batches_, mine, [&](client_id c) {
-            const auto attendant = clients_.queue(c).attendant;
-            return !all && attendant != std::thread::id{} && attendant != me && !sleepers_.contains(attendant);
-        });
+    [[nodiscard]] auto attendants() const noexcept {
+        return [this](client_id c) noexcept { return clients_.queue(c).attendant; };
     }
     // A thread that leaves, or brings work, calls a sleeping thread if that doesn't wake up in time
     // by itself.
     void keep_watch() noexcept {
-        if (sleepers_.empty()) return;
-        if (ready_left_) return sleepers_.call_one(instant::min());
-        if (watched_) {
-            const auto looks_up = sleepers_.watcher_until();
-            if (looks_up == instant::min()) return;
-            if (observer_.any_unknown(batches_) || next_look() < looks_up) sleepers_.call_watcher();
-            return;
-        }
-        if (any_unwatched(false)) return sleepers_.call_one(instant::min());
+        if (sleepers().empty()) return;
+        if (ready_left_) return sleepers().call_one(instant::min());
+        if (watch_.is_watched()) return watch_.call_watcher(next_look());
+        if (watch_.any_unwatched(attendants(), false)) return sleepers().call_one(instant::min());
         const auto resume = next_look();
         const auto by = core_.is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
-        sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
+        sleepers().call_one(
+            watch_.any_unwatched(attendants(), true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
 
     // ---- faults, and other ways to end without having run
@@ -965,7 +888,7 @@ private:
                     1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
                 finish(s, errc::stuck);
             }
-            if (is_awaited(s.admitted.client)) sleepers_.wake_all();
+            if (is_awaited(s.admitted.client)) sleepers().wake_all();
         });
     }
     void note_failure(client_id c, errc code) noexcept {
@@ -987,7 +910,7 @@ private:
                     cancel_waiting(lock, *queues[i], why);
     }
     void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
-        if (client.waits_for_room > 0) sleepers_.wake_all();
+        if (client.waits_for_room > 0) sleepers().wake_all();
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
             core_.count_cancelled(s->client, why);
@@ -1005,7 +928,7 @@ private:
     void turn_away(submission& s, errc why) noexcept {
         s.status = why;
         s.at.store(submission_stage::done, std::memory_order_release);
-        sleepers_.wake(s);
+        sleepers().wake(s);
     }
     void end_unrun(lock_type& lock, submission& s, errc why) noexcept {
         lock.unlock();  // the callable is the user's, its destructor too
@@ -1014,12 +937,12 @@ private:
         const auto c = s.client;  // finish() may give the record back
         finish(s, why);
         --clients_.queue(c).untold;
-        if (is_awaited(c)) sleepers_.wake_all();
+        if (is_awaited(c)) sleepers().wake_all();
     }
     // It waits no longer, and makes room for who waits for that.
     void leave_queue(submission& s) noexcept {
         clients_.withdraw(s, policy_time());
-        if (clients_.queue(s.client).waits_for_room > 0) sleepers_.wake_all();
+        if (clients_.queue(s.client).waits_for_room > 0) sleepers().wake_all();
     }
     // One that waits is over, without having run.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
@@ -1031,8 +954,6 @@ private:
         end_unrun(lock, s, why);
     }
 
-    using sleeping_threads = sleepers<submission, typename interrupt_of<point>::type>;
-
     mutable std::mutex mutex_;
     Clock clock_;
     limiter_core<Policy> core_;  // of which the queues below tell what waits
@@ -1041,25 +962,16 @@ private:
     observer<Stream> observer_;
     span_meter meter_;
     submission_log<Stream> log_;
-    sleeping_threads sleepers_;
-    watch_slice slice_;
+    device_watch<Stream, Clock> watch_{batches_, observer_};
     instant last_end_{};  // that was noticed
     // Batches: once these have ended, what was charged before the latest of them is settled.
     std::uint64_t settles_after_ = 0;
     std::uint32_t num_present_ = 0;  // threads that drive, or are about to
     bool asking_ = false;            // a thread asks the device, for all
     std::condition_variable asked_, enqueued_;
-    std::uint32_t num_abandoning_ = 0;   // threads that wait for a callable to return
-    bool watched_ = false;               // a thread looks at the device for all
-    bool ready_left_ = false;            // a thread left something that can go, or be told, to another
-    fifo<submission> told_;              // done, with something of the user's to call or to destroy under no lock
-    priority told_level_ = no_priority;  // the highest of theirs, and of the one that is just being called
-    std::uint64_t num_told_ = 0, num_called_ = 0;
-    priority held_level_ = no_priority;  // of what waits until so many have been called, if something does
-    std::uint64_t held_until_ = 0;
-    bool waits_for_told_ = false;  // it, to be let in by who calls
-    bool telling_ = false;         // a thread calls
-    std::thread::id teller_{};
+    std::uint32_t num_abandoning_ = 0;  // threads that wait for a callable to return
+    bool ready_left_ = false;           // a thread left something that can go, or be told, to another
+    callback_queue<Stream> told_;
     bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
