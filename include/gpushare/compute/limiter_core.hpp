@@ -544,7 +544,7 @@ private:
             }
         }
         if (in_flight == 0) return true;
-        if (a.width.known() && !own.overran && width + a.width.part() <= 1.01) return true;  // learnt to a percent
+        if (a.width.known() && !own.overran && width + a.width.part() <= 1 + detail::ratios::width_error) return true;
         return at_most <= quantum();
     }
 

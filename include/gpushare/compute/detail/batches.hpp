@@ -396,7 +396,7 @@ public:
                                            [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
             if (!again) beside += b.width.part();
         }
-        return beside <= 1.01;  // widths are learnt to a percent
+        return beside <= 1 + ratios::width_error;
     }
     /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
     void keep_apart(bool each) noexcept { apart_ = each; }
@@ -579,25 +579,29 @@ public:
     /// Predictions err, and each rests on the one before it. A question that came too early makes us later by much, one
     /// that came in time, perhaps late, earlier by little: so few come too early, as each costs as much as a launch.
     void end_was_asked_for_too_early(const batch& b, instant now) noexcept {
-        if (b.known) shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / 2);
+        if (b.known) shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);
     }
     void end_was_seen(const batch& b, instant now) noexcept {
         if constexpr (batch::shares) {  // nobody else predicts ends
             if (turns && now < b.busy_until)
                 shift_ends(b, now - b.busy_until);  // nobody is busy with it until then
             else if (b.known)
-                shift_ends(b, -lasting(b.predicted, b.width) / 64);
+                shift_ends(b, -lasting(b.predicted, b.width) / in_time_part);
         }
         // Beside others' work, what costs a certain time lasts longer: they take turns, or share
         // it. By how much is learnt, so that few ends are asked for too early.
         if (!b.beside_others || b.predicted <= ns{0}) return;
         const auto seen =
             static_cast<double>(b.when.length().count()) / static_cast<double>(lasting(b.predicted, b.width).count());
-        stretch_ += (std::clamp(seen, 1.0, most_stretch) - stretch_) / 8;
+        stretch_ += (std::clamp(seen, 1.0, most_stretch) - stretch_) / ratios::smoothing;
     }
 
 private:
-    static constexpr double most_stretch = 16;
+    // Parts of a batch's length by which ends are predicted later after a question that came too
+    // early, and earlier after one in time: about one question in thirty comes too early.
+    static constexpr ns::rep too_early_part = 2, in_time_part = 64;
+    static constexpr double most_stretch =
+        16;  // of what is learnt of work beside others': one slow batch isn't believed
 
     // An open batch is to end, and may have to wait for who enters it.
     void want_ends() noexcept {

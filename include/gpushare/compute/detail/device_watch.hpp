@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who watches the device, among the threads that wait in a limiter. Used under the limiter's mutex, which looking at the
-// device releases.
+// Which of the threads that wait in a limiter watches the device. Used under the limiter's mutex;
+// a look at the device releases that.
 //
 //   detail::device_watch<stream, clock> watch(batches, observer);
-//   if (!watch.is_watched() && watch.any_unwatched(true, whose)) {
-//       const auto points = watch.begin(own, own_end);      duty = ...;
-//       watch.look_at(lock, points, own, duty, until);      // then drive, and
-//       watch.hand_over(duty);
+//   if (!watch.is_watched() && watch.any_unwatched(attendants, false)) {
+//       duty<submission> mine{.watches = true};
+//       watch.look_at(lock, watch.begin(), own, mine, until);      // then drive
+//       watch.hand_over(mine);
 //   }
 //
 // Waits but for slices rest on this, whenever the mutex is released: each batch whose end is
@@ -164,8 +164,8 @@ public:
         return stepped_clock<Clock> && !reached && until.at == never;
     }
 
-    /// The same for keep_watch(), while a thread watches for all: calls that one if it has to know
-    /// of something, an end or a time that the limiter `looks_up` by itself at, before it looks up.
+    /// Calls the thread that watches for all, if there is an end that it doesn't know, or if the
+    /// limiter has something to do (`next_look`) before that thread looks up by itself.
     void call_watcher(instant next_look) noexcept {
         const auto looks_up = sleepers_.watcher_until();
         if (looks_up == instant::min()) return;

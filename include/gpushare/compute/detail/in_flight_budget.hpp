@@ -20,6 +20,27 @@
 // in beside that part. The part is lent to short work, which ends within the horizon, and to work
 // that usually ends or yields within the time that the level states (`back_within`). Work too wide
 // for the rest can't be kept off the part, and goes as if nothing were kept.
+//
+// The numbers in all of that are in namespace `ratios`:
+//
+//   name            value  what the number says, and where it comes from
+//   idle_part       1/50   The device may wait this part of the time of the work that ended, for a
+//                          hand-over or for a client's return. Chosen: 2 % of the device.
+//   below_part      1/4    Horizon of a level below another one. Chosen: the bound of the level
+//                          above grows with it.
+//   below_depth     2      Depth of such a level: one submission runs, and one is behind it, so
+//                          that the device has work while an end is noticed.
+//   several_part    1/4    Part of the horizon, as predicted, that several clients may fill beyond
+//                          `depth`: enough to hide how late an end is noticed.
+//   soon_part       1/2    Work that ends within this part of the horizon is short: as long as a
+//                          batch may be (limiter_core::quantum).
+//   queued_ahead    2      Short narrow work fills the free SMs so many times: what runs, and what
+//                          is behind it, since an SM would idle until an end is noticed.
+//   older_lead      2      Work may be in flight that an older lead let in. That lead was less than
+//                          so many times as long as the one of today.
+//   smoothing       1/8    Part of a new value that goes into a mean. Chosen.
+//   width_error     0.01   Widths that differ by less count as equal: they are learnt to a percent.
+//   rounding_error  1e-9   A sum of widths that is smaller counts as none: what doubles round.
 #pragma once
 
 #include <algorithm>
@@ -37,6 +58,20 @@ namespace detail {
 
 /// The most submissions in flight of one client alone: hides any latency, and holds two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
+
+/// The numbers of the table above.
+namespace ratios {
+inline constexpr ns::rep idle_part = 50;
+inline constexpr ns::rep below_part = 4;
+inline constexpr std::uint32_t below_depth = 2;
+inline constexpr ns::rep several_part = 4;
+inline constexpr ns::rep soon_part = 2;
+inline constexpr int queued_ahead = 2;
+inline constexpr ns::rep older_lead = 2;
+inline constexpr ns::rep smoothing = 8;
+inline constexpr double width_error = 0.01;
+inline constexpr double rounding_error = 1e-9;
+}  // namespace ratios
 
 /// No client's index.
 inline constexpr std::uint32_t no_client = ~std::uint32_t{0};
@@ -115,7 +150,7 @@ public:
         if (--l.clients == 0)
             l.keeps = 0;
         else if (keeps.known())
-            l.keeps = l.keeps - keeps.part() > 1e-9 ? l.keeps - keeps.part() : 0;
+            l.keeps = l.keeps - keeps.part() > ratios::rounding_error ? l.keeps - keeps.part() : 0;
         update();
     }
     /// A client of this level declared or showed these lengths.
@@ -186,7 +221,7 @@ public:
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
         if (saturating_add(counted, longest) > own.horizon) return false;
-        return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
+        return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / ratios::several_part;
     }
 
     /// After something long it took so long to notice its end (0: not known), and to enqueue: for
@@ -196,8 +231,8 @@ public:
         // More than it lasted changes nothing now, and would be remembered for longer: as of a
         // first call, which loads and compiles.
         const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
-        hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
-        lead_ = std::max(hand_over_ * 50, horizon_);
+        hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? ratios::smoothing : 1);
+        lead_ = std::max(hand_over_ * ratios::idle_part, horizon_);
         update();
     }
 
@@ -426,7 +461,7 @@ private:
     [[nodiscard]] bool has_stream(const admission& a) const noexcept {
         return std::any_of(streams_.begin(), streams_.end(), [&](const stream_load& l) { return is_of(l, a); });
     }
-    static constexpr double uncertain = 0.01;  // widths are learnt to a percent
+    static constexpr double uncertain = ratios::width_error;
 
     // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go
     // by themselves beside it.
@@ -506,7 +541,7 @@ private:
         return width <= 1 + uncertain ? most : ns::max();
     }
     // Work that ends within this time isn't long: so much goes onto a stream ahead of its end.
-    [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
+    [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
     // Work of unknown length counts as long.
     [[nodiscard]] ns counted(const admission& a) const noexcept {
         return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
@@ -546,7 +581,7 @@ private:
                 (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
         // Long work needn't be queued ahead: the policy decides who gets the SM when the SM is
         // free.
-        const double most = (is_long ? left : 2 * left) + (behind > 0 ? uncertain : -uncertain);
+        const double most = (is_long ? left : ratios::queued_ahead * left) + (behind > 0 ? uncertain : -uncertain);
         return ends_soon + behind < most ? room::yes : room::no;
     }
 
@@ -564,8 +599,8 @@ private:
         for (auto& l : levels_) {
             bool top = true;
             for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
-            l.horizon = top ? horizon_ : horizon_ / 4;
-            l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
+            l.horizon = top ? horizon_ : horizon_ / ratios::below_part;
+            l.depth = top ? depth_ : std::min(depth_, ratios::below_depth);
             l.kept = 0;
             for (const auto& other : levels_)
                 if (other.level > l.level) l.kept += other.keeps;
@@ -581,7 +616,7 @@ private:
     // an older lead is still there: that lead was less than twice as long.
     [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept {
         const ns all = times(each, depth);
-        return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, 2 * lead_)) : all;
+        return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, ratios::older_lead * lead_)) : all;
     }
     // The longest work that may occupy the part that this level keeps: short work, longer work that
     // is lent the part, and work that couldn't be kept off.

@@ -91,7 +91,7 @@ private:
 class return_habit {
 public:
     /// The device is idle for at most this part of the time that such a client uses: 2 %.
-    static constexpr ns::rep part = 50;
+    static constexpr ns::rep part = ratios::idle_part;
     /// After shorter work nobody is back in time.
     static constexpr ns shortest{1'000'000};
 

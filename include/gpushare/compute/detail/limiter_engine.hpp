@@ -445,7 +445,7 @@ private:
             look,       // looks at `end` until `until`, of its own work
             ask_again,  // something was just enqueued
             sleep,  // until it is called, until `again`, or until `resume` and its patience, if no other thread has that
-            stand_still  // nothing will happen: time goes on by a step of the program's only
+            stand_still  // nothing will happen: only the program steps its clock
         };
         kind what = kind::drive;
         instant resume = never;           // when the limiter itself has something to do
