@@ -392,8 +392,12 @@ public:
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
     [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< Events that nobody asked for.
-    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }          ///< The same.
-    void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }  ///< With the name.
+    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }  ///< The same.
+    /// Keeps this event, with its client's name.
+    void report(limiter_event e) noexcept {
+        e.name = settings(e.client).name;
+        events_.push(e);
+    }
 
     /// The longest time that a submission of `c` arriving now waits, once admitted, for work of
     /// lower levels.

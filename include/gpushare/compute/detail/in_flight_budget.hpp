@@ -21,7 +21,7 @@
 // that usually ends or yields within the time that the level states (`back_within`). Work too wide
 // for the rest can't be kept off the part, and goes as if nothing were kept.
 //
-// The numbers in all of that are in namespace `ratios`:
+// The numbers in all of that are in namespace `ratios`; a fraction's constant is its denominator:
 //
 //   name            value  what the number says, and where it comes from
 //   idle_part       1/50   The device may wait this part of the time of the work that ended, for a

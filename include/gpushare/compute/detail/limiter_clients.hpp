@@ -55,7 +55,11 @@ public:
     /// Without those of which `goes(index)` is true.
     template <std::predicate<std::uint32_t> F>
     void erase_if(F goes) noexcept {
-        std::erase_if(indices_, [&](std::uint32_t i) { return goes(i) && !(is_there_[i] = false); });
+        std::erase_if(indices_, [&](std::uint32_t i) {
+            if (!goes(i)) return false;
+            is_there_[i] = false;
+            return true;
+        });
     }
 
 private:

@@ -8,9 +8,10 @@
 //   charge             charging.hpp                         what each is charged
 //   tell               callback_queue.hpp, sleepers.hpp     tickets, callbacks, threads that sleep
 //
-// The engine has no thread. drive() does all of that for all clients, on the calling thread; wait() sleeps or watches
-// the device in between (device_watch.hpp). One mutex guards everything: functions that take a `lock` release it while they run code of
-// the user or of the device; the others hold it throughout.
+// The engine has no thread. drive() does all of that for all clients, on the calling thread; wait()
+// sleeps or watches the device in between (device_watch.hpp). One mutex guards everything:
+// functions that take a `lock` release it while they run code of the user or of the device; the
+// others hold it throughout.
 #pragma once
 
 #include <algorithm>
@@ -198,7 +199,8 @@ public:
         lock_type lock(mutex_);
         if (batches_.any_due(now)) {
             auto stay = came_for([] { return true; });
-            stay.beyond = ns{0}, stay.called = true;  // its own work comes first
+            stay.beyond = ns{0};  // its own work comes first
+            stay.called = true;
             drive(lock, policy_time(), look::if_due, stay);
             now = batch_time();
         }
@@ -440,11 +442,11 @@ private:
 
     struct wait_step {
         enum class kind : std::uint8_t {
-            drive,      // something is left to do, or it is time to
-            watch,      // looks at `points` until `until`, for all
-            look,       // looks at `end` until `until`, of its own work
-            ask_again,  // something was just enqueued
-            sleep,  // until it is called, until `again`, or until `resume` and its patience, if no other thread has that
+            drive,       // something is left to do, or it is time to
+            watch,       // looks at `points` until `until`, for all
+            look,        // looks at `end` until `until`, of its own work
+            ask_again,   // something was just enqueued
+            sleep,       // until a call, `again`, `resume`, or the end of its patience
             stand_still  // nothing will happen: only the program steps its clock
         };
         kind what = kind::drive;
