@@ -124,25 +124,57 @@ struct pool_traffic {
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
-/// How often, and how many bytes, of calls for less than 16 MiB each: one addition. From bit 40 up: how often.
+/// The number of calls, and of their bytes, where each call is for less than 16 MiB: a call costs one addition.
 class call_count {
 public:
     void add(std::uint64_t size) noexcept {
-        recent_ += (std::uint64_t{1} << shift) + size;
-        if (recent_ >> (shift + 16) != 0) [[unlikely]] {
-            calls_ += recent_ >> shift;
-            bytes_ += recent_ & mask;
+        recent_ += one_call + size;
+        if (recent_calls() >= most_recent) [[unlikely]] {
+            calls_ += recent_calls();
+            bytes_ += recent_bytes();
             recent_ = 0;
         }
     }
-    [[nodiscard]] std::uint64_t calls() const noexcept { return calls_ + (recent_ >> shift); }
-    [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_ + (recent_ & mask); }
+    [[nodiscard]] std::uint64_t calls() const noexcept { return calls_ + recent_calls(); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_ + recent_bytes(); }
 
 private:
-    static constexpr unsigned shift = 40;
-    static constexpr std::uint64_t mask = (std::uint64_t{1} << shift) - 1;
+    static constexpr std::uint64_t one_call = std::uint64_t{1} << 40;     // in `recent_`: above its bytes
+    static constexpr std::uint64_t most_recent = std::uint64_t{1} << 16;  // calls, whose bytes are less than one_call
 
-    std::uint64_t recent_ = 0, calls_ = 0, bytes_ = 0;
+    [[nodiscard]] std::uint64_t recent_calls() const noexcept { return recent_ / one_call; }
+    [[nodiscard]] std::uint64_t recent_bytes() const noexcept { return recent_ % one_call; }
+
+    std::uint64_t recent_ = 0;  // one word for both
+    std::uint64_t calls_ = 0, bytes_ = 0;
+};
+
+/// Which of the bins 0 to `Bins` - 1 hold something: a bit each. A value.
+template <std::uint32_t Bins>
+class filled_bins {
+public:
+    void insert(std::uint32_t bin) noexcept { words_[bin / word] |= std::uint64_t{1} << bin % word; }
+    /// Takes out `bin`, which is in here, if it is `empty`. Without a branch, which no processor could foresee.
+    void erase_if(bool empty, std::uint32_t bin) noexcept {
+        words_[bin / word] ^= static_cast<std::uint64_t>(empty) << bin % word;
+    }
+    /// The first from `from` on, of `window` < 64 bins; `Bins` if none of them holds anything.
+    [[nodiscard]] std::uint32_t first(std::uint32_t from, std::uint32_t window) const noexcept {
+        const auto filled = starting_at(from) & ((std::uint64_t{1} << window) - 1);
+        return filled == 0 ? Bins : from + static_cast<std::uint32_t>(std::countr_zero(filled));
+    }
+
+private:
+    static constexpr std::uint32_t word = 64;
+
+    // Bit i: whether bin `from` + i holds something. The upper bits are the lower ones of the next
+    // word. These are shifted twice, since they may have to go by the whole width of a word.
+    [[nodiscard]] std::uint64_t starting_at(std::uint32_t from) const noexcept {
+        const auto at = from % word;
+        return words_[from / word] >> at | words_[from / word + 1] << 1 << (word - 1 - at);
+    }
+
+    std::array<std::uint64_t, Bins / word + 2> words_{};  // one behind them to look into
 };
 
 /// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their tags are 0),
@@ -334,25 +366,16 @@ private:
 
     void lay(pool_block& block, std::uint32_t bin) noexcept {
         on(bin)[counts_[bin]++] = &block;
-        filled_[bin / 64] |= std::uint64_t{1} << bin % 64;
+        filled_.insert(bin);
     }
 
     // The first bin with a block of `granules` among the bins that such a request looks at; `bins`
     // if there is none.
     [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept {
-        const auto first = classes::covering(granules);
-        const auto filled = filled_from(first) & ((1U << window) - 1);
-        return filled == 0 ? bins : first + static_cast<std::uint32_t>(std::countr_zero(filled));
+        return filled_.first(classes::covering(granules), window);
     }
     [[nodiscard]] pool_block* last_on(std::uint32_t bin) const noexcept { return on(bin)[counts_[bin] - 1U]; }
-    void drop_last(std::uint32_t bin) noexcept {
-        filled_[bin / 64] ^= std::uint64_t{--counts_[bin] == 0} << bin % 64;  // a branch could not be foreseen
-    }
-
-    // Bit i: whether there is something on bin `first` + i.
-    [[nodiscard]] std::uint64_t filled_from(std::uint32_t first) const noexcept {
-        return filled_[first / 64] >> first % 64 | filled_[first / 64 + 1] << 1 << (63 - first % 64);
-    }
+    void drop_last(std::uint32_t bin) noexcept { filled_.erase_if(--counts_[bin] == 0, bin); }
 
     pool_block* take_at(std::uint32_t s, std::uint32_t i) noexcept {
         pool_block** const kept = on(s);
@@ -368,7 +391,7 @@ private:
         for (std::uint32_t i = 0; i < n; ++i) receive(*kept[i]);
         std::copy(kept + n, kept + counts_[s], kept);
         counts_[s] = static_cast<std::uint16_t>(counts_[s] - n);
-        if (counts_[s] == 0) filled_[s / 64] &= ~(std::uint64_t{1} << s % 64);
+        filled_.erase_if(counts_[s] == 0, s);
     }
 
     // On cache lines of its own: workers' bins don't share any.
@@ -377,8 +400,8 @@ private:
     std::uint32_t latest_bin_ = 0;  // of latest_
     pool_block* latest_ = nullptr;  // freed when there was none, and on no bin
     call_count out_, back_;
-    std::unique_ptr<pool_block*[]> kept_;                // see bin_layout::places
-    std::array<std::uint64_t, bins / 64 + 2> filled_{};  // a bit per bin, and a word behind them to look into
+    std::unique_ptr<pool_block*[]> kept_;  // see bin_layout::places
+    filled_bins<bins> filled_;
     std::array<std::uint16_t, bins> counts_{};
 };
 
