@@ -253,74 +253,112 @@ private:
         std::unique_lock lock(mutex_);
         prepare();
         rank_ = net.rank();
-        collective_fault fault;
-        bool finite = true, threw = false;
-        const auto own = [&](errc code, std::uint32_t epoch = 0) {
-            return collective_fault{code, Sharded ? collective_kind::reduce_scatter : collective_kind::all_reduce,
-                                    net.rank(), epoch};
-        };
-        if (channel >= channels_) return own(errc::invalid_specification, channel);
+        channel_step<Sharded, Net, Op> step(*this, lock, net, op, patience, channel);
+        if (channel >= channels_) return step.own(errc::invalid_specification, channel);
         const detail::counted here(inside_);
-        const auto idle = [&] { return stopped_ && now_seen_.empty(); };
-        const auto wait_for = [&](const auto& seen) {
-            return heard(lock, patience, [&] { return fault_ || idle() || seen(); }) && !fault_;
-        };
-        const auto unlocked = [&](const auto& f) {
-            lock.unlock();
+        return step.run();
+    }
+    /// One channel's part of a step, by the thread in reduce(): under the mutex, which the
+    /// transport's calls and waits release.
+    template <bool Sharded, class Net, class Op>
+    class channel_step {
+    public:
+        channel_step(gradient_buckets& all, std::unique_lock<std::mutex>& lock, Net& net, const Op& op, ns patience,
+                     std::uint32_t channel) noexcept
+            : all_(all), lock_(lock), net_(net), op_(op), patience_(patience), channel_(channel) {}
+
+        [[nodiscard]] collective_fault own(errc code, std::uint32_t epoch = 0) const {
+            return {code, Sharded ? collective_kind::reduce_scatter : collective_kind::all_reduce, net_.rank(), epoch};
+        }
+        [[nodiscard]] collective_fault run() {
+            // Other channels may still be in the step before; and until this one's first gradient
+            // is ready there may come another plan.
+            there_ = wait_for([&] { return all_.steps_of_channel_[channel_] == all_.steps_; }) &&
+                     wait_for([&] { return !all_.now_seen_.empty() || all_.gradients_.empty(); });
+            if (there_ && is_idle()) return own(errc::stopped);
+            combine_buckets();
+            if constexpr (Sharded)  // each has looked at its own shards
+                if (there_ && !fault_) unlocked([&] { fault_ = agree(net_, finite_, patience_); });
+            if (!there_) fault_ = all_.fault_ ? all_.fault_ : own(errc::deadline_exceeded);
+            if (!there_ || threw_) tell_others();
+            end();
+            return fault_;
+        }
+
+    private:
+        /// Begins ready buckets, as many as may be under way at once; then waits for the oldest.
+        void combine_buckets() {
+            const std::uint32_t stride = all_.choice_.in_flight, buckets = channel_ < stride ? all_.plan_.size() : 0;
+            const auto is_ready = [&](std::uint32_t b) { return b < buckets && all_.missing_[b] == 0; };
+            for (std::uint32_t next = channel_, oldest = channel_; there_ && !fault_;) {
+                if (next == oldest) {
+                    there_ = wait_for([&] { return next >= buckets || is_ready(next); });
+                    if (!there_ || next >= buckets) break;
+                }
+                const bool begins =
+                    is_ready(next) && !all_.fault_ && next - oldest < detail::buckets_at_once<Net> * stride;
+                std::uint32_t& b = begins ? next : oldest;
+                auto& staging = all_.staging_[(b / stride) % detail::most_buckets_at_once * all_.channels_ + channel_];
+                const std::span gradients(all_.gradients_);
+                unlocked([&] {
+                    if (begins)
+                        staging.template begin<Sharded>(net_, op_, gradients, all_.plan_.gradients(b));
+                    else
+                        fault_ =
+                            staging.template end<Sharded>(net_, op_, gradients, all_.plan_.gradients(b), finite_,
+                                                          saturating_add(std::chrono::steady_clock::now(), patience_));
+                });
+                b += stride;
+            }
+        }
+        /// A gradient isn't ready, or another channel has failed: nobody shall wait for this one.
+        void tell_others() {
+            lock_.unlock();
+            const bool in_use = tell(net_, fault_);
+            lock_.lock();
+            fault_.buffers_in_use = fault_.buffers_in_use || in_use;
+        }
+        void end() {
+            all_.finite_ = all_.finite_ && finite_;
+            if (fault_ && !all_.fault_) all_.fault_ = fault_;
+            if (fault_.buffers_in_use) {
+                all_.fault_.buffers_in_use = true;
+                for (std::size_t s = channel_; s < all_.staging_.size(); s += all_.channels_)
+                    all_.staging_[s].leave_behind();
+            }
+            ++all_.steps_of_channel_[channel_];
+            if (++all_.channels_done_ == all_.channels_) all_.end_step();
+            all_.changed_.notify_all();
+        }
+
+        [[nodiscard]] bool is_idle() const { return all_.stopped_ && all_.now_seen_.empty(); }
+        template <class Seen>
+        [[nodiscard]] bool wait_for(const Seen& seen) {
+            return all_.heard(lock_, patience_, [&] { return all_.fault_ || is_idle() || seen(); }) && !all_.fault_;
+        }
+        template <class F>
+        void unlocked(const F& f) {
+            lock_.unlock();
             try {
                 f();
             } catch (...) {
-                threw = true;
-                fault = own(detail::code_thrown());
+                threw_ = true;
+                fault_ = own(detail::code_thrown());
             }
-            lock.lock();
-            ++signs_;
-        };
-        // Other channels may still be in the step before; and until this one's first gradient is
-        // ready there may come another plan.
-        bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }) &&
-                     wait_for([&] { return !now_seen_.empty() || gradients_.empty(); });
-        if (there && idle()) return own(errc::stopped);
-        // Begins ready buckets, as many as may be under way at once; then waits for the oldest.
-        const std::uint32_t stride = choice_.in_flight, buckets = channel < stride ? plan_.size() : 0;
-        for (std::uint32_t next = channel, oldest = channel; there && !fault;) {
-            if (next == oldest) {
-                there = wait_for([&] { return next >= buckets || missing_[next] == 0; });
-                if (!there || next >= buckets) break;
-            }
-            const bool begins = next < buckets && missing_[next] == 0 && !fault_ &&
-                                next - oldest < detail::buckets_at_once<Net> * stride;
-            std::uint32_t& b = begins ? next : oldest;
-            auto& staging = staging_[(b / stride) % detail::most_buckets_at_once * channels_ + channel];
-            unlocked([&] {
-                if (begins)
-                    staging.template begin<Sharded>(net, op, std::span(gradients_), plan_.gradients(b));
-                else
-                    fault = staging.template end<Sharded>(net, op, std::span(gradients_), plan_.gradients(b), finite,
-                                                          saturating_add(std::chrono::steady_clock::now(), patience));
-            });
-            b += stride;
+            lock_.lock();
+            ++all_.signs_;
         }
-        if constexpr (Sharded)  // each has looked at its own shards
-            if (there && !fault) unlocked([&] { fault = agree(net, finite, patience); });
-        if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
-        if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
-            lock.unlock();
-            const bool in_use = tell(net, fault);
-            lock.lock();
-            fault.buffers_in_use = fault.buffers_in_use || in_use;
-        }
-        finite_ = finite_ && finite;
-        if (fault && !fault_) fault_ = fault;
-        if (fault.buffers_in_use) {
-            fault_.buffers_in_use = true;
-            for (std::size_t s = channel; s < staging_.size(); s += channels_) staging_[s].leave_behind();
-        }
-        ++steps_of_channel_[channel];
-        if (++channels_done_ == channels_) end_step();
-        changed_.notify_all();
-        return fault;
-    }
+
+        gradient_buckets& all_;
+        std::unique_lock<std::mutex>& lock_;
+        Net& net_;
+        const Op& op_;
+        ns patience_;
+        std::uint32_t channel_;
+        collective_fault fault_;
+        bool there_ = false;  // what it waited for came
+        bool finite_ = true, threw_ = false;
+    };
     /// Waits until `seen()`; false once a step that has begun was silent for `patience`.
     template <class Seen>
     [[nodiscard]] bool heard(std::unique_lock<std::mutex>& lock, ns patience, const Seen& seen) {
