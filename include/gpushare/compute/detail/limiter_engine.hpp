@@ -142,6 +142,7 @@ public:
     }
     /// Waits at the gate until the submission is admitted. Otherwise it is gone.
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
+        const presence here(*this);
         const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
         auto stay = waits_for(admitted, &s, deadline, stop);
         s.waits_since = clock_.now();
@@ -354,6 +355,7 @@ public:
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         lock_type lock(mutex_);
+        const presence here(*this);
         const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
         auto stay = waits_for(done, &s, deadline, stop);
         drive(lock, policy_time(), look::now, stay);
@@ -516,11 +518,19 @@ private:
         if (core_.num_waiting() > 0 && batches_.any_ended()) note_overdue();
         if (core_.holds_back() || !clients_.late().empty())
             now = clock_.now();  // what has ended came after the time that was given
+        admit_ready(lock, now, stay);
+        // A thread that waits for room, or wants to know now, needs a point to watch.
+        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
+        keep_watch();
+        if (!told_.empty()) call_back(lock, stay);
+    }
+
+    // Admits what can go, one after the other, and enqueues it; at the gate that is for the thread that waits.
+    template <class Need>
+    void admit_ready(lock_type& lock, instant now, Need& stay) noexcept {
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
-        admission a;
-        bool ready = false;
-        while ((ready = batches_.has_slot() && core_.is_ready(a, now, other_stream))) {
-            if (told_.holds(a.level)) break;
+        for (admission a; batches_.has_slot() && core_.is_ready(a, now, other_stream);) {
+            if (told_.holds(a.level)) return;
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
                 drop(lock, s);
@@ -529,18 +539,11 @@ private:
             }
             if (leaves(s, stay)) {
                 ready_left_ = true;
-                break;
+                return;
             }
             told_.let_go(a.level);
-            clients_.admit(s, a, now);
-            if (!s.queued) core_.count_queued(a.client, waited(s, clock_.now()));
-            take_slot(s);
-            if (clients_.queue(a.client).waits_for_room > 0) sleepers().wake_all();
-            s.at.store(submission_stage::admitted, std::memory_order_relaxed);
-            if (!s.queued) {
-                sleepers().wake(s);
-                continue;
-            }
+            admit(s, a, now);
+            if (!s.queued) continue;
             const bool is_own = &s == stay.own;
             const auto began = enqueue(lock, s, stay);
             if (!is_own) stay.since = std::min(stay.since, began);
@@ -548,11 +551,15 @@ private:
             if (faulty_) cancel_faulty(lock);
             now = policy_time();
         }
-        if (!ready) told_.hold_nobody();
-        // A thread that waits for room, or wants to know now, needs a point to watch.
-        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
-        keep_watch();
-        if (!told_.empty()) call_back(lock, stay);
+        told_.hold_nobody();
+    }
+    void admit(submission& s, const admission& a, instant now) noexcept {
+        clients_.admit(s, a, now);
+        if (!s.queued) core_.count_queued(a.client, waited(s, clock_.now()));
+        take_slot(s);
+        if (clients_.queue(a.client).waits_for_room > 0) sleepers().wake_all();
+        s.at.store(submission_stage::admitted, std::memory_order_relaxed);
+        if (!s.queued) sleepers().wake(s);
     }
 
     // It is late: it never runs.
@@ -698,58 +705,40 @@ private:
 
     // ---- charge, tell
 
+    // What the members of one batch have in common when its end is reached.
+    struct settling {
+        const observation& seen;
+        charges charged;
+        point end;
+        instant pending_at;  // when the end was last seen pending
+        bool may_shrink;     // others are in flight that may have shared the time
+        bool written_off;    // its members have been told already
+        bool logged;
+        client_settings owner;  // if it is logged
+    };
+
     // The end of `b` is reached: its members are charged, and who waits for them is told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
         last_end_ = clock_.now();
         auto charged = charge_for(seen, meter_, client.enqueue_time,
                                   [this](client_id c, ns shared) { core_.give_back(c, shared); });
-        const auto end = std::move(b.ended()->end);
-        const bool may_shrink = !seen.used && batches_.any_beside(b);
-        const bool written_off = b.is_written_off();  // its members have been told already
-        const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
-        // How late, at most where points don't say when they were reached: since it was last seen
-        // pending, or its work was enqueued. On another clock than the device's that says nothing:
-        // cut to the length, it changes nothing.
-        [[maybe_unused]] const instant pending_at = b.ended()->pending_at;
-        const auto noticed = [&](const submission& s, instant now) {
-            if (now <= instant{}) return ns{0};
-            if constexpr (dated_point<point>)
-                return std::clamp(now - reached_at(end), ns{0}, seen.length);
-            else if constexpr (looking_point<point>)
-                return std::clamp(now - std::max(pending_at, s.enqueue_began), ns{0}, seen.length);
-            else
-                return ns{0};
-        };
-        const auto owner = log_.on() && core_.contains(seen.client) ? core_.settings(seen.client) : client_settings{};
+        auto& ended = *b.ended();
+        const bool logged = log_.on();
+        settling of{.seen = seen,
+                    .charged = charged,
+                    .end = std::move(ended.end),
+                    .pending_at = ended.pending_at,
+                    .may_shrink = !seen.used && batches_.any_beside(b),
+                    .written_off = ended.written_off,
+                    .logged = logged,
+                    .owner = logged && core_.contains(seen.client) ? core_.settings(seen.client) : client_settings{}};
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
-            const auto code = s.status != errc::none ? s.status : status_of(s.own, end);
-            if (s.queued && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, end);
-            const auto part = charged.next(s.admitted.predicted, next == nullptr);
-            const auto now = core_.needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
-            ns beyond{};
-            if (written_off) {
-                core_.complete_late(s.admitted, part.took);
-            } else {
-                const bool failed = code != errc::none;
-                beyond = core_.complete(s.admitted,
-                                        {.took = part.took,
-                                         .in_flight = timed ? part.span : ns{0},
-                                         .noticed = noticed(s, now),
-                                         .enqueuing = s.needs_end ? s.enqueue_ended - s.enqueue_began : ns{0},
-                                         .failed = failed,
-                                         .from = charged.from(),
-                                         .times = s.times,
-                                         .width = seen.used ? seen.used->width : s.fills.width,
-                                         .opaque = s.fills.opaque,
-                                         .may_shrink = may_shrink},
-                                        now);
-                if (failed) note_failure(seen.client, code);
-            }
-            if (log_.on()) log_.completed(s, code, owner, part, beyond, end, now);
+            const auto part = of.charged.next(s.admitted.predicted, next == nullptr);
+            const auto code = complete(s, part, of);
             batches_.release(s);
-            if (written_off) {
+            if (of.written_off) {
                 if (s.queued) pool_->drop(s);
                 continue;
             }
@@ -759,6 +748,48 @@ private:
             if (is_awaited(seen.client)) sleepers().wake_all();
         }
         settle_charges();
+    }
+    // Charges one member its part. Returns how it went.
+    errc complete(submission& s, const charges::part& part, const settling& of) noexcept {
+        const auto code = s.status != errc::none ? s.status : status_of(s.own, of.end);
+        if (s.queued && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, of.end);
+        const auto now = of.logged || core_.needs_end_of(s.admitted) ? clock_.now() : instant{};
+        const auto from = of.charged.from();
+        const bool timed = from == charge::source::own || from == charge::source::alone;
+        ns beyond{};
+        if (of.written_off) {
+            core_.complete_late(s.admitted, part.took);
+        } else {
+            const bool failed = code != errc::none;
+            beyond = core_.complete(s.admitted,
+                                    {.took = part.took,
+                                     .in_flight = timed ? part.span : ns{0},
+                                     .noticed = noticed(s, of, now),
+                                     .enqueuing = s.needs_end ? s.enqueue_ended - s.enqueue_began : ns{0},
+                                     .failed = failed,
+                                     .from = from,
+                                     .times = s.times,
+                                     .width = of.seen.used ? of.seen.used->width : s.fills.width,
+                                     .opaque = s.fills.opaque,
+                                     .may_shrink = of.may_shrink},
+                                    now);
+            if (failed) note_failure(of.seen.client, code);
+        }
+        if (of.logged) log_.completed(s, code, of.owner, part, beyond, of.end, now);
+        return code;
+    }
+    // How late the end was noticed, at most where points don't say when they were reached: since it
+    // was last seen pending, or its work was enqueued. On another clock than the device's that says
+    // nothing: cut to the length, it changes nothing.
+    [[nodiscard]] static ns noticed([[maybe_unused]] const submission& s, [[maybe_unused]] const settling& of,
+                                    instant now) noexcept {
+        if (now <= instant{}) return ns{0};
+        if constexpr (dated_point<point>)
+            return std::clamp(now - reached_at(of.end), ns{0}, of.seen.length);
+        else if constexpr (looking_point<point>)
+            return std::clamp(now - std::max(of.pending_at, s.enqueue_began), ns{0}, of.seen.length);
+        else
+            return ns{0};
     }
     // Charges made while other work was in flight may turn out to be shared with it, until all of
     // that work has ended.
