@@ -721,12 +721,12 @@ private:
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
         last_end_ = clock_.now();
-        auto charged = charge_for(seen, meter_, client.enqueue_time,
-                                  [this](client_id c, ns shared) { core_.give_back(c, shared); });
+        const auto give_back = [this](client_id c, ns shared) { core_.give_back(c, shared); };
         auto& ended = *b.ended();
         const bool logged = log_.on();
+        // In place: a copy of the charges cost a tenth of a permit.
         settling of{.seen = seen,
-                    .charged = charged,
+                    .charged = charge_for(seen, meter_, client.enqueue_time, give_back),
                     .end = std::move(ended.end),
                     .pending_at = ended.pending_at,
                     .may_shrink = !seen.used && batches_.any_beside(b),
