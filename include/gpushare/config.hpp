@@ -3,11 +3,11 @@
 // let one function body serve g++ and nvcc. They depend on the compiler alone, not on which other headers are found, so
 // every translation unit sees the same definitions.
 //
-//   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }      // gpushare::v0_1_0::f, written as gpushare::f
+//   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }      // gpushare::v0_2_0::f, written as gpushare::f
 //
 // And the version as a value, for programs that want to check it:
 //
-//   static_assert(::gpushare::version >= ::gpushare::version_number{0, 1, 0});
+//   static_assert(::gpushare::version >= ::gpushare::version_number{0, 2, 0});
 #pragma once
 
 #include <compare>
@@ -15,13 +15,13 @@
 /// Major part of version_number.
 #define GPUSHARE_VERSION_MAJOR 0
 /// Minor part of version_number.
-#define GPUSHARE_VERSION_MINOR 1
+#define GPUSHARE_VERSION_MINOR 2
 /// Patch part of version_number.
 #define GPUSHARE_VERSION_PATCH 0
 
 /// The inline namespace. Two shared objects built against different versions can meet in one
 /// process: their symbols differ.
-#define GPUSHARE_ABI v0_1_0
+#define GPUSHARE_ABI v0_2_0
 
 #if defined(__CUDACC__)
 /// Before a function for host and device. Empty without nvcc.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Makes the TGZ and the DEB by cpack, checks the latter's control file, and unpacks them to DIR/tgz and DIR/deb.
 #
-#   cmake -DBUILD_DIR=DIR -DVERSION=0.1.0 -DDIR=DIR -P archives.cmake
+#   cmake -DBUILD_DIR=DIR -DVERSION=0.2.0 -DDIR=DIR -P archives.cmake
 file(REMOVE_RECURSE ${DIR})
 file(MAKE_DIRECTORY ${DIR}/tgz ${DIR}/deb)
 cmake_path(GET CMAKE_COMMAND PARENT_PATH tools)

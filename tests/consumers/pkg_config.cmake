@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles a consumer with the flags that pkg-config gives for the installation in PREFIX, and runs it.
 #
-#   cmake -DPREFIX=DIR -DCOMPILER=g++ -DDIR=DIR -DVERSION=0.1.0 [-DCUDA=TOOLKIT] -P pkg_config.cmake
+#   cmake -DPREFIX=DIR -DCOMPILER=g++ -DDIR=DIR -DVERSION=0.2.0 [-DCUDA=TOOLKIT] -P pkg_config.cmake
 set(ENV{PKG_CONFIG_PATH} ${PREFIX}/share/pkgconfig)
 set(name gpushare)
 set(options)

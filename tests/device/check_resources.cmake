@@ -17,7 +17,7 @@ foreach(line IN LISTS lines)
     if(line MATCHES "entry function '([^']+)' for 'sm_([0-9]+)'")
         set(architecture ${CMAKE_MATCH_2})
         execute_process(COMMAND ${CXXFILT} ${CMAKE_MATCH_1} OUTPUT_VARIABLE name OUTPUT_STRIP_TRAILING_WHITESPACE)
-        # void gpushare::v0_1_0::cuda::detail::run<KERNEL>(KERNEL): the kernel, without spaces and namespaces
+        # void gpushare::v0_2_0::cuda::detail::run<KERNEL>(KERNEL): the kernel, without spaces and namespaces
         string(REGEX REPLACE "^.*detail::run<(.*)>\\(.*$" "\\1" name "${name}")
         string(REGEX REPLACE "[a-z0-9_]+::| " "" name "${name}")
     elseif(line MATCHES "([0-9]+) bytes stack frame, ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads")

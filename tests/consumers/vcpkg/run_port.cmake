@@ -3,7 +3,7 @@
 # effect for a header-only port. So the port's own steps, options and files are tested; vcpkg's versions of these
 # functions, its checks after the build and its resolution of features and dependencies are not.
 #
-#   cmake -DSOURCE_DIR=DIR -DVERSION=0.1.0 -DDIR=DIR -P run_port.cmake
+#   cmake -DSOURCE_DIR=DIR -DVERSION=0.2.0 -DDIR=DIR -P run_port.cmake
 set(PORT gpushare)
 set(CURRENT_PORT_DIR ${SOURCE_DIR}/packaging/vcpkg/${PORT})
 set(CURRENT_PACKAGES_DIR ${DIR}/packages/${PORT})
