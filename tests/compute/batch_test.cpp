@@ -421,6 +421,7 @@ TEST_CASE("a callable that throws in a batch fails its own ticket", "[compute]")
     setup t;
     const auto c = t.compute.add({});
     t.teach(c, t.stream);
+    const auto before = t.stream.records();
     const auto good = t.submit(c, t.stream);
     const auto bad = t.compute
                          .submit(c, t.stream,
@@ -429,7 +430,9 @@ TEST_CASE("a callable that throws in a batch fails its own ticket", "[compute]")
                                      throw std::runtime_error("mine");
                                  })
                          .value();
+    CHECK(t.stream.records() == before + 1);
     const auto next = t.submit(c, t.stream);
+    CHECK(t.stream.records() == before + 2);  // nobody joins behind a member that failed
     t.stream.manual().on_wait([&] { t.stream.manual().reach_all(); });
     CHECK(next.wait());
     CHECK(bad.wait());
