@@ -9,6 +9,12 @@ root=$1 scratch=$2 version=987.6.5
 rm -rf "$scratch"
 mkdir -p "$scratch"
 
+# In a clone with a change to release: right after a release the changelog has none.
+git clone --quiet --shared --no-tags "$root" "$scratch/repository"
+root=$scratch/repository
+sed -i '0,/^## \[Unreleased\]$/s//&\n\n### Added\n\n- A change./' "$root/CHANGELOG.md"
+git -C "$root" -c user.name=test -c user.email=test@localhost commit --quiet --all --message "A change"
+
 state() { git -C "$root" status --porcelain && git -C "$root" rev-parse HEAD && git -C "$root" tag; }
 before=$(state)
 "$root/packaging/release.sh" --dry-run $version "$scratch"
