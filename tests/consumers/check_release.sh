@@ -11,6 +11,7 @@ mkdir -p "$scratch"
 
 # In a clone with a change to release: right after a release the changelog has none.
 git clone --quiet --shared --no-tags "$root" "$scratch/repository"
+cp "$root/packaging/release.sh" "$scratch/repository/packaging/"
 root=$scratch/repository
 sed -i '0,/^## \[Unreleased\]$/s//&\n\n### Added\n\n- A change./' "$root/CHANGELOG.md"
 git -C "$root" -c user.name=test -c user.email=test@localhost commit --quiet --all --message "A change"
