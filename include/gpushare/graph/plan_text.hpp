@@ -5,19 +5,19 @@
 //   const std::string text = gpushare::graph::to_text(planner.plan(), g);
 //   const auto plan = gpushare::graph::parse_split_plan(text, g);        // after somebody changed it
 //
-// The text:
+// The lines of the text:
 //
-//  split_plan 1                            the version, in the first line  graph 9e3779b97f4a7c15
-// fingerprint(); without this line, only names are compared  limit 5ms  piece takes=4912us
-// crosses=602112B      begins a piece: its length, what lives over the cut behind  node 0 conv1
-// Conv                       a node by its number in the graph, its name, its type  node 1 relu1
-// Relu  piece takes=7ms crosses=0B over         `over`: it takes longer than the limit  node 2 fc
-// Gemm
+// - `split_plan 1`: the version, in the first line
+// - `graph 9e3779b97f4a7c15`: the graph's fingerprint(); without this line, only names are compared
+// - `limit 5ms`: the limit of a piece
+// - `piece takes=4912us crosses=602112B`: begins a piece, with its length and the bytes that live
+//   over the cut behind it; `over` at the end of the line says that the piece exceeds the limit
+// - `node 0 conv1 Conv`: a node by its number in the graph, its name and its type
 //
 // Nodes run from top to bottom. To move a cut, move a `piece` line; to remove one, delete its line.
-// What is behind `piece` and the type behind a node's name is for the reader: `takes` is kept, the
-// rest is found anew. A line that begins with # is a comment. Characters of names that can't be
-// printed, blanks and backslashes are written as \x20.
+// The words behind `piece` and the type behind a node's name are for the reader: `takes` is kept,
+// the rest is found anew. A line that begins with # is a comment. Characters of names that can't be
+// printed, blanks and backslashes are written as `\x20`.
 #pragma once
 
 #include <algorithm>
