@@ -44,15 +44,17 @@ sed -i "s/\"version-semver\": \"$old\"/\"version-semver\": \"$version\"/" packag
 grep -rlF "find_package(gpushare ${old%.*} " --include=*.md --include=CMakeLists.txt . |
     xargs -r sed -i "s/find_package(gpushare ${old%.*} /find_package(gpushare ${version%.*} /"
 
-# What is below Unreleased becomes the version's; it must say something.
-awk '/^## \[/ { inside = /^## \[Unreleased\]/ } inside && /^- / { found = 1 } END { exit !found }' CHANGELOG.md ||
-    fail "CHANGELOG.md has nothing below [Unreleased]"
-sed -i "s/^## \[Unreleased\]$/&\n\n## [$version] - $(date -u +%F)/" CHANGELOG.md
+# What is below Unreleased becomes the version's; it must say something. A section of the version that is there already stays.
+if ! grep -qF "## [$version] - " CHANGELOG.md; then
+    awk '/^## \[/ { inside = /^## \[Unreleased\]/ } inside && /^- / { found = 1 } END { exit !found }' CHANGELOG.md ||
+        fail "CHANGELOG.md has nothing below [Unreleased]"
+    sed -i "s/^## \[Unreleased\]$/&\n\n## [$version] - $(date -u +%F)/" CHANGELOG.md
+fi
 
 git add --all
 content=$(git write-tree)
 if [[ -z $dry ]]; then
-    git commit --quiet --message "Release $version"
+    git diff --cached --quiet || git commit --quiet --message "Release $version"
     content=$(git rev-parse HEAD)
     git -C "$root" merge --quiet --ff-only "$content"
     git -C "$root" tag --annotate --message "gpushare $version" "v$version" "$content"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A dry run of a release makes archives of the new version that their checksums fit, and leaves the repository as it was; versions
-# that can't be are refused.
+# that can't be are refused. A version that the changelog names already is tagged as it is.
 #
 #   check_release.sh SOURCE_DIR SCRATCH
 set -euo pipefail
@@ -9,12 +9,22 @@ root=$1 scratch=$2 version=987.6.5
 rm -rf "$scratch"
 mkdir -p "$scratch"
 
-# In a clone with a change to release: right after a release the changelog has none.
+# In a clone, whose changelog has nothing to release right after a release: then only the version that it names last can be made.
+export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@localhost GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@localhost
 git clone --quiet --shared --no-tags "$root" "$scratch/repository"
 cp "$root/packaging/release.sh" "$scratch/repository/packaging/"
 root=$scratch/repository
+sed -i '/^## \[Unreleased\]$/,/^## \[[0-9]/ { /^## \[/!d }' "$root/CHANGELOG.md"
+git -C "$root" commit --quiet --all --allow-empty --message "Nothing to release"
+head=$(git -C "$root" rev-parse HEAD)
+! "$root/packaging/release.sh" --dry-run $version "$scratch" 2>/dev/null || { echo "nothing was released" >&2; exit 1; }
+current=$(sed -nE 's/^#define GPUSHARE_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' "$root/include/gpushare/config.hpp" | paste -sd.)
+"$root/packaging/release.sh" "$current" "$scratch" >/dev/null
+[[ $(git -C "$root" rev-parse "v$current^{commit}") == "$head" && $(git -C "$root" rev-parse HEAD) == "$head" ]]
+
+# And with a change.
 sed -i '0,/^## \[Unreleased\]$/s//&\n\n### Added\n\n- A change./' "$root/CHANGELOG.md"
-git -C "$root" -c user.name=test -c user.email=test@localhost commit --quiet --all --message "A change"
+git -C "$root" commit --quiet --all --message "A change"
 
 state() { git -C "$root" status --porcelain && git -C "$root" rev-parse HEAD && git -C "$root" tag; }
 before=$(state)
