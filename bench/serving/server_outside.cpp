@@ -372,7 +372,7 @@ void many_connections(report& r, std::size_t wanted) {
 /// MLPerf's, as ./dev check clients runs it.
 void load_generator(report& r) {
     if (!std::filesystem::exists(GPUSHARE_BENCH_PYTHON))
-        return r.is_void("serving.loadgen_valid", "mlcommons-loadgen isn't installed; ./dev check clients fetches it");
+        return r.is_void("serving.loadgen_valid", "mlcommons-loadgen isn't installed; ./dev setup clients fetches it");
     const auto command =
         std::string(GPUSHARE_BENCH_PYTHON " " GPUSHARE_BENCH_CLIENTS " " GPUSHARE_BENCH_SERVER " loadgen");
     r.figure("serving.loadgen_valid", {std::system(command.c_str()) == 0 ? 1.0 : 0.0}, "");

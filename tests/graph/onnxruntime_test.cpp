@@ -156,7 +156,7 @@ const std::vector<real_case> real_cases{
 TEST_CASE("real models in pieces give the same bits as whole", "[graph][onnx]") {
     for (const auto& c : real_cases) {
         CAPTURE(c.name);
-        if (!std::filesystem::exists(c.path())) continue;  // `./dev serve` fetches them
+        if (!std::filesystem::exists(c.path())) continue;  // `./dev setup serve` fetches them
         one_tenant t;
         const auto m = onnx_model::load(c.path(), {.inputs = c.inputs});
         given with(m.graph());

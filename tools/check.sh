@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
+# `./dev check`: what takes longer than tests, and how much of it fits into the time of CI.
+
+check() {  # [clients | toolkits | --soak [MINUTES]]
+    case ${1-} in
+        clients)
+            setup serve clients browser
+            clients
+            return
+            ;;
+        toolkits)
+            toolkits
+            return
+            ;;
+        --soak)
+            setup serve clients
+            build_server
+            step "soak" "$tools/clients/bin/python" "$root/tests/clients/soak.py" "$server" "${2:-60}"
+            return
+            ;;
+        ?*) fail 2 "unknown argument '$1': ./dev check [clients | toolkits | --soak [MINUTES]]" ;;
+    esac
+    setup check
+    # Minutes of waiting for the network, while the sanitizers' builds take the processors.
+    set_up_beside clients mpis libtorch
+    # In the order of what they find, behind what takes seconds. The minutes are those of CI's two
+    # cores, with some to spare; a build that takes longer still goes without its tests.
+    if have_formatter; then
+        step "formatting" lint
+    else
+        echo "== formatting: not checked, there is no clang-format 14"
+    fi
+    docs
+    if in_time 25 "AddressSanitizer"; then sanitize asan-ubsan; fi
+    if in_time 15 "ThreadSanitizer"; then sanitize tsan; fi
+    wait_for_setup
+    if in_time 6 "the example server by others' clients"; then check_clients; fi
+    if in_time 20 "long tests, by -O2, and MPIs of PyPI"; then
+        uses mpis
+        build long long_tests
+        if in_time 8 "running long tests, by -O2, and MPIs of PyPI"; then (cd "$root" && ctest --preset long); fi
+    fi
+    if in_time 8 "each header alone"; then build host self_contained; fi
+    if in_time 5 "training by libtorch"; then check_torch; fi
+    ((${#left_out[@]} == 0)) || printf '== LEFT OUT, for there was no time: %s\n' "${left_out[@]}"
+}
+
+sanitize() {  # PRESET
+    local run=()
+    build "$1" unit_tests
+    # ThreadSanitizer doesn't know how far newer kernels randomise addresses.
+    if [[ $1 == tsan ]] && setarch -R true 2>/dev/null; then
+        run=(setarch -R)
+    fi
+    if in_time 7 "tests of $1"; then (cd "$root" && "${run[@]}" ctest --preset "$1"); fi
+}
+
+# What can't be had is left out of the tables, with a line that says so.
+toolkits() {
+    local options=() home
+    setup toolkits
+    [[ -z $zig ]] || options+=(--zig "$zig")
+    for home in "$cuda_home" "$newest_cuda"; do
+        [[ -z $home ]] || options+=(--cuda "$home")
+    done
+    step "toolkits" "$root/tests/toolkits/toolkits.py" "$root/build/toolkits" "${options[@]}"
+}
+
+# Whether so many minutes are left of the 80 that CI may take, or there is no such limit.
+left_out=()
+in_time() {  # MINUTES WHAT
+    local over=$((($(date +%s) - ${CI_BEGAN:-$(date +%s)}) / 60))
+    ((over + $1 > 80)) || return 0
+    left_out+=("$2")
+    echo "== $2: left out, it takes up to $1 minutes and $over of CI's 80 are over"
+    return 1
+}
+
+# Beside torch's own data-parallel training. Half a gigabyte of packages for one test: without root
+# it is left out, but not by CI.
+check_torch() {
+    if (uses libtorch); then
+        build host test_torch test_torch_tenant
+        step "libtorch" "$(build_dir host)/tests/interop/test_torch"
+        step "libtorch as a tenant" "$(build_dir host)/tests/interop/test_torch_tenant"
+    elif [[ ${CI-} == true ]]; then
+        fail 1 "libtorch isn't installed"
+    else
+        echo "== without libtorch: training of its modules isn't tested"
+    fi
+}

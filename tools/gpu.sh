@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
+# `./dev gpu`: what needs a GPU, here or packed for a machine that has one.
+
+# A machine with a GPU may have no toolkit, but a pack from another one. OUT may name a folder that
+# gets the results too.
+gpu() {  # [--pack [DIR]]
+    local pack=$root/build/gpu_pack programs
+    if [[ ${1-} == --pack ]]; then
+        pack=${2:-$pack}
+    elif (($# > 0)); then
+        fail 2 "unknown argument '$1': ./dev gpu [--pack [DIR]]"
+    elif [[ -x $pack/run.sh ]] && ! can_build_for_gpu; then
+        "$pack/run.sh" --keep "$root/bench/results" "$root/build/gpu"
+        return
+    fi
+    uses gpu
+    [[ -n $cuda_home ]] || fail 3 "no CUDA toolkit, and no build/gpu_pack from a machine that has one (./dev gpu --pack)"
+    cuda_options+=('-DGPUSHARE_CUDA_FRONTS=80;90;100;120')  # a device runs what was compiled for it
+    rm -f "$(build_dir host)/build.ninja"
+    build host test_gpu
+    programs=$(build_dir host)/gpu
+    measured_commit >"$programs/commit"
+    if [[ ${1-} == --pack ]]; then
+        "$root/bench/gpu/pack.sh" "$programs" "$pack"
+    else
+        "$root/bench/gpu/run.sh" --programs "$programs" --keep "$root/bench/results" "$root/build/gpu"
+    fi
+}
+
+can_build_for_gpu() {
+    local package
+    for package in nvcc g++ cmake ninja-build catch2 librange-v3-dev; do
+        PATH=$PATH:/usr/local/cuda/bin have_package "$package" || return 1
+    done
+}

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
+# How tools get onto a machine: apt-get installs the distribution's packages. PyPI has those that
+# Debian hasn't; they go into build/tools and nowhere else. tools/setup.sh says which area takes
+# which of them. Only `setup` installs: it sets `installing`. Other commands find what is there, or
+# say in one line which `./dev setup` brings it.
+#
+#   cuda              a CUDA toolkit, where the machine has none from 13.0 on
+#   newest_cuda, zig  the newest toolkit, and a newer clang with libc++, for `./dev check toolkits`
+#   cccl              a newer CCCL than that toolkit's, for the adapters to libcu++ and Thrust
+#   conan             Conan, which runs our recipe
+#   onnxruntime       ONNX Runtime's library, whose tensors are put on a tenant's memory
+#   ggml              ggml's libraries, whose buffers are put into a tenant's arena
+#   rmm               RAPIDS' memory manager, on a tenant's memory and below a quota
+#   torch             headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the
+#                     smallest by far
+#   torch_cuda        PyTorch for Linux with CUDA, for the models of `./dev gpu`: headers, and the
+#                     libraries that don't need CUDA's, which is enough to build with
+#   digits            handwritten digits, which examples/data_parallel_training learns: one file of
+#                     scikit-learn's wheel
+#   openvino          OpenVINO alone, for its own tensors and calls, where the next one isn't there
+#   serving           OpenVINO, a voice detector and a text reader, for `./dev bench serving` and
+#                     the example server
+#   clients           others' clients of the example server, for `./dev check`
+#   prometheus        another client, Debian's
+#   nginx             Debian's, which stands in front of the example server
+#   openmpi5, mpich   two more MPIs, for `./dev check`, and for `./dev bench collective`, which
+#                     compares with them
+#   oneccl            oneCCL and the MPI that it comes with, for `./dev bench collective`
+#   gemma             a language model for the server, for users who accept the terms of its weights
+#
+# Without these the tests that need them are left out, with a line that says so; where CI is set, it
+# is an error.
+
+tools=$root/build/tools
+
+# ---- Debian
+
+have_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | g++ -E -x c++ - >/dev/null 2>&1; }
+
+have_package() {
+    case $1 in
+        ninja-build) command -v ninja >/dev/null ;;
+        catch2) have_header catch2/catch.hpp ;;
+        librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
+        libtorch-dev) have_header torch/script.h ;;
+        libonnx-dev) have_header onnx/onnxifi.h ;;
+        libgloo-dev) have_header gloo/allreduce.h ;;
+        libboost-dev) have_header boost/beast/core.hpp ;;
+        libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
+        libprotobuf-dev) have_header google/protobuf/message.h ;;
+        protobuf-compiler) command -v protoc >/dev/null ;;
+        libnghttp2-dev) have_header nghttp2/nghttp2.h ;;
+        libopenmpi-dev) command -v mpicxx >/dev/null ;;
+        openmpi-bin) command -v mpirun >/dev/null ;;
+        iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
+        libjs-lunr | python3-lunr | libonnx-testdata | libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libopenblas0-pthread | \
+            libclang-rt-16-dev) dpkg -s "$1" >/dev/null 2>&1 ;;
+        python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+        *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+# The areas of `./dev setup` that a command asks for, and whether what they lack is to be installed.
+asked_areas=
+installing=
+
+missing() {  # WHAT...
+    fail 3 "missing: $*; run: ./dev setup $asked_areas"
+}
+
+# Installs those of the packages that are missing: as root, or through sudo if it asks for no
+# password.
+need() {  # PACKAGE...
+    local absent=() package as_root=()
+    for package in "$@"; do
+        have_package "$package" || absent+=("$package")
+    done
+    if ((${#absent[@]} == 0)); then
+        return
+    fi
+    [[ -n $installing ]] || missing "${absent[@]}"
+    if ! command -v apt-get >/dev/null; then
+        fail 3 "missing: ${absent[*]} (Debian's names): install them, then run this again"
+    fi
+    if ((EUID != 0)); then
+        if ! sudo -n true 2>/dev/null; then
+            fail 3 "missing packages, please run: sudo apt-get update && sudo apt-get install -y ${absent[*]}"
+        fi
+        as_root=(sudo -n)
+    fi
+    step "install ${absent[*]}" install_packages
+}
+
+install_packages() {
+    { "${as_root[@]}" apt-get -qq update &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${absent[@]}"; } ||
+        fail 3 "these packages can't be installed: ${absent[*]}"  # also where `set -e` is off, as in a condition
+    mkdir -p "$tools"
+    touch "$tools/.packages"  # what was configured without them is configured again
+}
+
+# A program out of Debian's package, which starts a server where it is installed.
+unpacked() {  # PACKAGE
+    local folder=$tools/$1
+    [[ -n $installing ]] || missing "$1"
+    mkdir -p "$folder"
+    (cd "$folder" && apt-get -qq download "$1" && dpkg -x "$1"_*.deb .) || fail 3 "Debian's package $1 can't be had"
+}
+
+# ---- PyPI
+
+# Without these packages something is left out, with a line that says so; where CI is set, that is
+# an error.
+from_pypi() {  # FOLDER CONSEQUENCE REQUIREMENT...
+    local folder=$1 consequence=$2
+    shift 2
+    ! there "$folder" "$@" || return 0
+    if [[ -n $installing ]]; then
+        ! fetch_anew "$folder" "$@" || return 0
+        echo "== without $folder: $consequence. $* can't be fetched from PyPI, see $tools/$folder.log"
+    else
+        [[ ${CI-} != true ]] || missing "$folder"
+        echo "== without $folder: $consequence. To have it, run: ./dev setup $asked_areas"
+    fi
+    return 1
+}
+
+# The same for packages that nothing goes without.
+need_from_pypi() {  # FOLDER WHAT REQUIREMENT...
+    local folder=$1 what=$2
+    shift 2
+    ! there "$folder" "$@" || return 0
+    [[ -n $installing ]] || missing "$what"
+    fetch_anew "$folder" "$@" || fail 3 "$what can't be fetched from PyPI, see $tools/$folder.log"
+}
+
+# The mark says what is in the folder, so that a change of requirements fetches it again.
+there() {  # FOLDER REQUIREMENT...
+    local mark=$tools/$1/.requirements
+    shift
+    [[ -e $mark && $(<"$mark") == "$*" ]]
+}
+
+fetch_anew() {  # FOLDER REQUIREMENT...
+    local folder=$1 log=$tools/$1.log
+    shift
+    mkdir -p "$tools"
+    rm -rf "${tools:?}/$folder" "$log"
+    if (need python3-venv) && fetch "$folder" "$@" >"$log" 2>&1; then
+        echo "$*" >"$tools/$folder/.requirements"
+        echo "== fetched from PyPI: $*"
+        return
+    fi
+    rm -rf "${tools:?}/$folder"
+    if [[ ${CI-} == true ]]; then
+        cat "$log" >&2 || true
+        fail 1 "$* can't be fetched from PyPI"
+    fi
+    return 1
+}
+
+# A virtual environment for conan and clients, else the bare files of the packages.
+fetch() {  # FOLDER REQUIREMENT...
+    local folder=$1
+    shift
+    if [[ $folder == conan || $folder == clients ]]; then
+        python3 -m venv "$tools/$folder" && "$tools/$folder/bin/pip" install --quiet --retries 1 "$@"
+    elif [[ $folder == digits ]]; then
+        fetch_digits "$@"
+    elif [[ $folder == torch ]]; then
+        fetch_from_wheel "$folder" 'include' --platform macosx_14_0_arm64 --python-version 3.12 "$@"
+    elif [[ $folder == torch_cuda ]]; then
+        fetch_from_wheel "$folder" 'include torch_cpu c10 c10_cuda gomp' --platform manylinux_2_28_x86_64 --python-version 3.12 "$@"
+    else
+        [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+        local where=--target
+        [[ $folder != openmpi5 && $folder != mpich && $folder != oneccl ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
+        "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
+    fi
+}
+
+# What a wheel holds of data, unpacked.
+fetch_digits() {  # REQUIREMENT
+    local folder=$tools/digits
+    [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+    mkdir -p "$folder/wheel"
+    "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$folder/wheel" "$@" || return 1
+    python3 - "$folder" <<'END' && rm -r "${folder:?}/wheel"
+import glob, gzip, sys, zipfile
+folder = sys.argv[1]
+with zipfile.ZipFile(glob.glob(folder + '/wheel/*.whl')[0]) as z:
+    with open(folder + '/digits.csv', 'wb') as f:
+        f.write(gzip.decompress(z.read('sklearn/datasets/data/digits.csv.gz')))
+END
+}
+
+# Of a wheel that needn't run here its headers ("include") and some shared libraries, by their
+# names.
+fetch_from_wheel() {  # FOLDER PARTS OPTION... REQUIREMENT
+    local folder=$1 parts=$2
+    shift 2
+    [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+    mkdir -p "$tools/$folder/wheel"
+    "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$tools/$folder/wheel" "$@" || return 1
+    python3 - "$tools/$folder" "$parts" <<'END' && rm -r "${tools:?}/$folder/wheel"
+import glob, sys, zipfile
+folder, parts = sys.argv[1], sys.argv[2].split()
+libraries = tuple(f'/lib/lib{part}.so' for part in parts)
+def wanted(name):
+    header = '/include/' in name and name.endswith(('.h', '.hpp', '.inc'))
+    return header if 'include' in parts and header else any(name.endswith(l) or l + '.' in name for l in libraries)
+for wheel in glob.glob(folder + '/wheel/*.whl'):
+    with zipfile.ZipFile(wheel) as z:
+        z.extractall(folder, [n for n in z.namelist() if wanted(n)])
+END
+}
+
+# Sets cuda_home to the directory of a toolkit from 13.0 on, empty if there is none, and
+# cuda_options to what CMake has to be told.
+cuda_home=
+cuda_options=()
+own_cuda=$tools/cuda/nvidia/cu13
+find_cuda_toolkit() {
+    local nvcc
+    for nvcc in nvcc /usr/local/cuda/bin/nvcc "$own_cuda/bin/nvcc"; do
+        if "$nvcc" --version 2>/dev/null | grep -Eq 'release (1[3-9]|[2-9][0-9])\.'; then
+            cuda_home=$("$nvcc" --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')  # nvcc may be a link or a script
+            cuda_home=$(realpath "$cuda_home")
+            break
+        fi
+    done
+    [[ $cuda_home != "$(realpath -m "$own_cuda")" ]] || cuda_options=(-DCUDAToolkit_ROOT="$own_cuda")
+}
+
+# Fetches one where there is none. It may still be missing afterwards: see from_pypi.
+need_cuda_toolkit() {
+    find_cuda_toolkit
+    [[ -z $cuda_home ]] || return 0
+    from_pypi cuda "all that is on CUDA is left out" \
+        nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.0.*' 'nvidia-nvvm==13.0.*' || return 0
+    as_installed "$own_cuda"
+    find_cuda_toolkit
+}
+
+# The newest one of PyPI at the time when it is fetched, for `./dev check toolkits`. Sets
+# newest_cuda, empty if it can't be had.
+need_newest_cuda() {
+    newest_cuda=$tools/newest_cuda/nvidia/cu13
+    from_pypi newest_cuda "no newer toolkit is tested" nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.*' 'nvidia-nvvm==13.*' || newest_cuda=
+    [[ -z $newest_cuda ]] || as_installed "$newest_cuda"
+}
+
+# Lays a toolkit of PyPI out as an installer does.
+as_installed() {  # HOME
+    ln -sfn lib "$1/lib64"
+    ln -sf libcudart.so.13 "$1/lib/libcudart.so"
+}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
+# The example server: `./dev serve`, and its clients in `./dev check`.
+
+# Builds the example server, with the engines that are there. Its program is `server`.
+build_server() {
+    build host inference_server
+    server=$(build_dir host)/examples/inference_server/inference_server
+}
+
+# Without engines that are fetched for it: they would take as long again. A developer without a
+# network has the rest of the check.
+check_clients() {
+    if (uses clients); then
+        clients triton_http triton_grpc kserve promtool wrk loadgen
+    elif [[ ${CI-} == true ]]; then
+        fail 1 "the example server's clients can't be had"
+    else
+        echo "== without others' clients: the example server isn't asked by them"
+    fi
+}
+
+# Others' clients, all or these, and clients that mean no good.
+clients() {  # [NAME...]
+    uses clients
+    build_server
+    step "clients" "$tools/clients/bin/python" "$root/tests/clients/clients.py" "$server" "$@"
+    step "gRPC from outside" "$tools/clients/bin/python" "$root/tests/clients/grpc_outside.py" "$server"
+    step "attacks" python3 "$root/tests/clients/attacks.py" "$server"
+    step "behind nginx" python3 "$root/tests/clients/proxy.py" "$server" "$nginx"
+}
+
+serve() {  # [--demo | ARG...]
+    local folder=$root/build/serve needed=(serve)
+    [[ " $* " != *" --gemma-terms-accepted "* ]] || needed+=(--gemma-terms-accepted)
+    uses "${needed[@]}"
+    build_server
+    mkdir -p "$folder"
+    if [[ ${1-} == --demo ]]; then
+        step "demo" python3 "$root/tests/clients/demo.py" "$server" "$folder/demo.svg" "${@:2}"
+        return
+    fi
+    [[ -e $folder/tenants.conf ]] || cp "$root/examples/inference_server/tenants.conf" "$folder"
+    [[ " $* " != *" --help "* ]] || exec "$server" --help
+    how_to_ask "$folder"
+    exec "$server" --tenants "$folder/tenants.conf" --journal "$folder/usage" "$@"
+}
+
+how_to_ask() {  # FOLDER
+    cat <<END
+Tenants and their keys: $1/tenants.conf; change it while the server runs. What they use: $1/usage. Ask from another terminal:
+
+  curl -H 'Authorization: Bearer demo-key-of-chat' http://127.0.0.1:8000/v2/models/mlp/infer -d \
+    '{"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}]}'
+  curl -H 'Authorization: Bearer demo-key-of-chat' http://127.0.0.1:8000/v2/models/voice/infer -d \
+    "{\"inputs\":[{\"name\":\"samples\",\"datatype\":\"FP32\",\"shape\":[512],\"data\":[\$(seq -s, 512)]}]}"
+  curl -N -H 'Authorization: Bearer demo-key-of-batch' http://127.0.0.1:8000/v2/models/letters/generate_stream -d \
+    '{"text_input":"hello","max_tokens":40}'        # with --gemma-terms-accepted: the model gemma, too
+  curl http://127.0.0.1:8002/metrics                # and the status page: http://127.0.0.1:8002/
+
+END
+}
