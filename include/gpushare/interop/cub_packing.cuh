@@ -3,9 +3,8 @@
 // bucket has very many gradients, or such as begin at odd addresses. Elements travel as they are.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   const gpushare::cub_packing packing{[at = &ordered](auto&) -> auto& { return *at; }};
-//   using by_cub = std::remove_const_t<decltype(packing)>;
-//   gpushare::device_buckets<float, float, by_cub> mine(1, gpushare::bytes{1 << 20}, packing);
+//   gpushare::cub_packing packing{always{&ordered}};  // always(stream): the memory for CUB's scratch there
+//   gpushare::device_buckets<float, float, decltype(packing)> mine(1, gpushare::bytes{1 << 20}, packing);
 #pragma once
 
 #ifndef __CUDACC__
