@@ -11,10 +11,12 @@
 // Rules, and where they come from. Blocks of one priority are dispatched in the order in which their kernels became
 // ready, and no later kernel passes one whose blocks wait (Amert et al., "GPU scheduling on the NVIDIA TX2", RTSS 2017;
 // Gilman et al., "Demystifying the placement policies of the NVIDIA GPU thread block scheduler", 2021). A kernel spreads
-// its blocks breadth first. A block takes as long as its kernel took alone, over the number of its waves.
+// its blocks breadth first, over the GPCs in turn. Blocks of a cluster start together, in one GPC (CUDA C++ Programming
+// Guide, "Thread Block Clusters"). A block takes as long as its kernel took alone, over the number of its waves.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -40,6 +42,10 @@ struct sm_room {
         return std::min({times(threads, block.threads), times(registers, block.registers),
                          times(shared_bytes, block.shared_bytes), times(slots, block.slots)});
     }
+    [[nodiscard]] constexpr bool holds(const sm_room& block) const noexcept {
+        return threads >= block.threads && registers >= block.registers && shared_bytes >= block.shared_bytes &&
+               slots >= block.slots;
+    }
     constexpr void take(const sm_room& block, std::uint32_t n) noexcept {
         threads -= n * block.threads;
         registers -= n * block.registers;
@@ -58,20 +64,23 @@ struct sm_room {
 struct device_shape {
     std::uint32_t sms;
     sm_room sm;
-    std::uint32_t reserved_shared_bytes;  ///< of each block, by the system
+    std::uint32_t reserved_shared_bytes;   ///< of each block, by the system
+    std::array<std::uint32_t, 8> gpc_sms;  ///< the sum is `sms`
 };
 
-/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-inline constexpr device_shape h100{132, {2048, 65536, 233472, 32}, 1024};
+/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Of 144 SMs in
+/// eight GPCs 132 work; which GPCs have 18 differs from one device to the next.
+inline constexpr device_shape h100{132, {2048, 65536, 233472, 32}, 1024, {18, 16, 16, 16, 18, 16, 16, 16}};
 
 /// A kernel as it was recorded alone.
 struct kernel {
-    std::uint32_t blocks = 1;
-    sm_room block{};           ///< what each block takes
-    ns alone{};                ///< on an idle device
-    ns host{};                 ///< of the host, before the launch
-    bool uses_memory = false;  ///< bound by memory: it slows its neighbours
-    std::uint64_t kind = 0;    ///< the same for launches of a function with the same grid and block
+    std::uint32_t blocks = 1;   ///< none: a fill or a copy, which takes time in its stream and nothing of an SM
+    sm_room block{};            ///< what each block takes
+    ns alone{};                 ///< on an idle device
+    ns host{};                  ///< of the host, before the launch
+    std::uint32_t cluster = 1;  ///< so many blocks start together, in one GPC
+    bool uses_memory = false;   ///< bound by memory: it slows its neighbours
+    std::uint64_t kind = 0;     ///< the same for launches of a function with the same grid and block
 };
 
 /// What a block of `threads` takes: warps are whole, registers come in units of 256 a warp.
@@ -83,10 +92,11 @@ struct kernel {
 
 /// The constants that were fitted. Which rows they were fitted on stands in bench/README.md.
 struct device_constants {
-    double beside_memory = 2.0;   ///< a small kernel's slow-down, by the share of slots of memory-bound neighbours
-    double beside_compute = 1.0;  ///< the same, of other neighbours
-    double jitter = 0.05;         ///< standard deviation of a block's time
-    double tail = 0.25;           ///< blocks of a kernel that fills the device once end as much earlier, at most
+    double beside_memory = 1.2;  ///< a small kernel's slow-down, by the share of slots of memory-bound neighbours
+    double jitter = 0.05;        ///< standard deviation of a block's time
+    /// Blocks of a kernel of matrices that fills the device once end as much earlier, at most: its last wave of tiles is
+    /// not whole. Blocks that share the memory's bandwidth end together.
+    double tail = 0.20;
 };
 
 class device {
@@ -99,7 +109,16 @@ public:
     };
 
     device(const device_shape& shape, const device_constants& c, std::uint64_t seed)
-        : shape_(shape), constants_(c), random_(seed), sms_(shape.sms, shape.sm) {}
+        : shape_(shape), constants_(c), random_(seed), sms_(shape.sms, shape.sm) {
+        for (std::uint32_t g = 0, i = 0; g < shape.gpc_sms.size(); ++g) {
+            first_.push_back(i);
+            for (std::uint32_t n = 0; n < shape.gpc_sms[g]; ++n, ++i) gpc_of_.push_back(g);
+        }
+        first_.push_back(shape.sms);
+        for (std::uint32_t n = 0; order_.size() < shape.sms; ++n)
+            for (std::uint32_t g = 0; g < shape.gpc_sms.size(); ++g)
+                if (n < shape.gpc_sms[g]) order_.push_back(first_[g] + n);
+    }
 
     [[nodiscard]] instant now() const noexcept { return now_; }
     [[nodiscard]] gpushare::sim::random& random() noexcept { return random_; }
@@ -167,7 +186,7 @@ private:
         std::uint32_t sm, blocks;
     };
     struct client_state {
-        double slots = 0, memory_slots = 0;  // share of the device's slots that its blocks fill now
+        double memory_slots = 0;  // share of the device's slots that its memory-bound blocks fill now
         double sm_time = 0;
         ns kernel_time{0};
     };
@@ -216,11 +235,16 @@ private:
         r.unplaced = r.left = k.blocks;
         r.per_sm = std::max(shape_.sm.fits(k.block), 1U);
         const std::uint32_t at_once = shape_.sms * r.per_sm;
-        r.block = k.alone / ((k.blocks + at_once - 1) / at_once);
-        r.fills_once = k.blocks == at_once;
+        r.block = k.alone / std::max((k.blocks + at_once - 1) / at_once, 1U);
+        r.fills_once = !k.uses_memory && k.blocks == at_once;
         r.small = s.options.priority > 0 || k.blocks < shape_.sms;
         r.done = std::move(s.items.front().done);
         s.items.pop_front();
+        if (k.blocks == 0) {
+            r.begun = now_;
+            events_.push(now_ + k.alone, {event::ends, index, 0, 0});
+            return;
+        }
         const auto behind = std::ranges::find_if(ready_, [&](std::uint32_t other) {
             return streams_[running_[other].stream].options.priority < s.options.priority;
         });
@@ -253,12 +277,13 @@ private:
     // Breadth first, from the SM behind the last one that got a block.
     void spread(const running& r) {
         placed_.assign(shape_.sms, 0);
+        if (r.work->cluster > 1) return spread_clusters(r);
         std::uint32_t left = r.unplaced;
         for (bool any = true; left != 0 && any;) {
             any = false;
             for (std::uint32_t n = 0; n < shape_.sms && left != 0; ++n) {
-                const std::uint32_t i = (next_sm_ + n) % shape_.sms;
-                if (sms_[i].fits(r.work->block) == 0) continue;
+                const std::uint32_t i = order_[(next_sm_ + n) % shape_.sms];
+                if (!sms_[i].holds(r.work->block)) continue;
                 sms_[i].take(r.work->block, 1);
                 ++placed_[i];
                 --left;
@@ -267,18 +292,59 @@ private:
         }
         next_sm_ = (next_sm_ + 1) % shape_.sms;
     }
+    void spread_clusters(const running& r) {
+        const auto gpcs = static_cast<std::uint32_t>(shape_.gpc_sms.size());
+        std::uint32_t left = r.unplaced;
+        for (bool any = true; left != 0 && any;) {
+            any = false;
+            for (std::uint32_t n = 0; n < gpcs && left != 0; ++n)
+                if (place_cluster(r, (next_gpc_ + n) % gpcs, left)) any = true;
+        }
+        next_gpc_ = (next_gpc_ + 1) % gpcs;
+    }
+
+    // Whether a cluster had room in the GPC, and is there now.
+    bool place_cluster(const running& r, std::uint32_t gpc, std::uint32_t& left) {
+        const std::uint32_t size = std::min(r.work->cluster, left);
+        std::uint32_t room = 0;
+        for (std::uint32_t i = first_[gpc]; i < first_[gpc + 1] && room < size; ++i)
+            room += sms_[i].fits(r.work->block);
+        if (room < size) return false;
+        for (std::uint32_t need = size; need != 0;)
+            for (std::uint32_t i = first_[gpc]; i < first_[gpc + 1] && need != 0; ++i) {
+                if (!sms_[i].holds(r.work->block)) continue;
+                sms_[i].take(r.work->block, 1);
+                ++placed_[i];
+                --need;
+            }
+        left -= size;
+        return true;
+    }
 
     // The first ready kernel gets what has become free on one SM. Only if all its blocks are placed does another one look.
     void refill(std::uint32_t sm) {
         if (ready_.empty()) return;
         running& r = running_[ready_.front()];
-        const std::uint32_t n = std::min(sms_[sm].fits(r.work->block), r.unplaced);
-        if (n == 0) return;
-        sms_[sm].take(r.work->block, n);
-        start(ready_.front(), sm, n);
+        if (!sms_[sm].holds(r.work->block)) return;
+        if (r.work->cluster > 1) {
+            refill_gpc(r, gpc_of_[sm]);
+        } else {
+            const std::uint32_t n = std::min(sms_[sm].fits(r.work->block), r.unplaced);
+            sms_[sm].take(r.work->block, n);
+            start(ready_.front(), sm, n);
+        }
         if (r.unplaced != 0) return;
         ready_.erase(ready_.begin());
         dispatch();
+    }
+
+    void refill_gpc(const running& r, std::uint32_t gpc) {
+        placed_.assign(shape_.sms, 0);
+        std::uint32_t left = r.unplaced;
+        while (left != 0 && place_cluster(r, gpc, left)) {
+        }
+        for (std::uint32_t i = first_[gpc]; i < first_[gpc + 1]; ++i)
+            if (placed_[i] != 0) start(ready_.front(), i, placed_[i]);
     }
 
     void start(std::uint32_t index, std::uint32_t sm, std::uint32_t blocks) {
@@ -300,20 +366,15 @@ private:
 
     [[nodiscard]] double slowed(const running& r) const noexcept {
         if (!r.small) return 1;
-        double memory = 0, compute = 0;
-        for (std::uint32_t c = 0; c < neighbours_.size(); ++c) {
-            if (c == streams_[r.stream].options.client) continue;
-            memory += neighbours_[c].memory_slots;
-            compute += neighbours_[c].slots - neighbours_[c].memory_slots;
-        }
-        return 1 + constants_.beside_memory * memory + constants_.beside_compute * compute;
+        double memory = 0;
+        for (std::uint32_t c = 0; c < neighbours_.size(); ++c)
+            if (c != streams_[r.stream].options.client) memory += neighbours_[c].memory_slots;
+        return 1 + constants_.beside_memory * memory;
     }
 
     void fill(const running& r, std::uint32_t blocks, int sign) noexcept {
         const double share = sign * static_cast<double>(blocks) / (static_cast<double>(shape_.sms) * r.per_sm);
-        client_state& c = neighbours_[streams_[r.stream].options.client];
-        c.slots += share;
-        if (r.work->uses_memory) c.memory_slots += share;
+        if (r.work->uses_memory) neighbours_[streams_[r.stream].options.client].memory_slots += share;
     }
 
     void end(const event& e) {
@@ -333,7 +394,7 @@ private:
             go_on(stream);
             if (done) done();
         }
-        refill(e.sm);
+        if (e.blocks != 0) refill(e.sm);
     }
 
     device_shape shape_;
@@ -343,7 +404,9 @@ private:
     gpushare::sim::event_queue<event> events_;
     std::vector<sm_room> sms_;
     std::vector<std::uint32_t> placed_;
-    std::uint32_t next_sm_ = 0;
+    std::uint32_t next_sm_ = 0, next_gpc_ = 0;
+    std::vector<std::uint32_t> first_, gpc_of_,
+        order_;  // first SM of each GPC, and one more; GPC of each SM; SMs, the GPCs in turn
     std::vector<stream_state> streams_;
     std::vector<running> running_;
     std::vector<std::uint32_t> free_running_, ready_;  // ready: the first goes first

@@ -59,6 +59,14 @@ enum column : std::uint8_t {
 /// A tensor core's kernel keeps its operands in shared memory, and computes more than it reads.
 inline constexpr std::uint32_t shared_bytes_of_matrices = 48 << 10;
 
+// "nvjet_sm90_hsh_24x64_64x16_4x2_h_...": the third pair of numbers is the cluster's. Names of other
+// libraries don't tell.
+inline std::uint32_t cluster_of(const std::string& function) {
+    std::uint32_t a = 0, b = 0;
+    if (std::sscanf(function.c_str(), "nvjet_sm90_%*[^_]_%*ux%*u_%*ux%*u_%ux%u_", &a, &b) != 2) return 1;
+    return a * b;
+}
+
 inline kernel kernel_of(const std::vector<std::string>& row, const device_shape& on) {
     const auto value = [&](int i) { return std::strtod(row[static_cast<std::size_t>(i)].c_str(), nullptr); };
     const auto whole = [&](int i) { return static_cast<std::uint32_t>(value(i)); };
@@ -72,9 +80,9 @@ inline kernel kernel_of(const std::vector<std::string>& row, const device_shape&
         k.block =
             block_of(whole(block) * whole(block + 1) * whole(block + 2), whole(registers), whole(shared_bytes), on);
         k.uses_memory = whole(shared_bytes) < shared_bytes_of_matrices;
-    } else {  // a fill or a copy: some blocks of the driver's
-        k.blocks = 64;
-        k.block = block_of(256, 16, 0, on);
+        if (const std::uint32_t size = cluster_of(row[name]); size > 1 && k.blocks % size == 0) k.cluster = size;
+    } else {  // a fill or a copy takes time in its stream, and nothing of an SM
+        k.blocks = 0;
     }
     return k;
 }

@@ -19,7 +19,7 @@ using gpushare::instant;
 using gpushare::ns;
 using namespace std::chrono_literals;
 
-constexpr engines::device_constants exact{.beside_memory = 0, .beside_compute = 0, .jitter = 0, .tail = 0};
+constexpr engines::device_constants exact{.beside_memory = 0, .jitter = 0, .tail = 0};
 
 kernel filling(std::uint32_t blocks, ns alone) {  // two blocks to an SM
     return {.blocks = blocks, .block = engines::block_of(1024, 32, 0, h100), .alone = alone};
@@ -96,8 +96,37 @@ TEST_CASE("what is behind a closed wait stays there until it is opened", "[engin
     CHECK(over == 2);
 }
 
+TEST_CASE("blocks of a cluster start together, in one GPC", "[engines]") {
+    for (const std::uint32_t cluster : {1U, 8U}) {
+        device gpu{h100, exact, 1};
+        const auto low = gpu.make_stream({.client = 0}), high = gpu.make_stream({.client = 1, .priority = 5});
+        // Leaves 12 SMs, one or two of each GPC.
+        const kernel most{.blocks = 120, .block = engines::block_of(384, 168, 200'000, h100), .alone = 100us};
+        kernel eight{.blocks = 8, .block = most.block, .alone = 5us};
+        eight.cluster = cluster;
+        instant end{};
+        gpu.launch(low, most, gpu.now());
+        gpu.launch(high, eight, gpu.now() + 50us, [&] { end = gpu.now(); });
+        gpu.run_until(instant{} + 1ms);
+        CHECK(end - instant{} == (cluster == 1 ? 56us : 106us));
+    }
+}
+
+TEST_CASE("a fill takes time in its stream, and nothing of an SM", "[engines]") {
+    device gpu{h100, exact, 1};
+    const auto a = gpu.make_stream({.client = 0}), b = gpu.make_stream({.client = 1});
+    const kernel all = filling(264, 100us);  // nothing else fits beside
+    gpu.launch(a, all, gpu.now());
+    const kernel fill{.blocks = 0, .alone = 2us};
+    instant end{};
+    gpu.launch(b, fill, gpu.now(), [&] { end = gpu.now(); });
+    gpu.run_until(instant{} + 1ms);
+    CHECK(end - instant{} == 3us);
+    CHECK(gpu.sm_time(1) == 0);
+}
+
 TEST_CASE("memory-bound neighbours slow a small kernel down", "[engines]") {
-    device gpu{h100, {.beside_memory = 2, .beside_compute = 1, .jitter = 0, .tail = 0}, 1};
+    device gpu{h100, {.beside_memory = 2, .jitter = 0, .tail = 0}, 1};
     const auto a = gpu.make_stream({.client = 0}), b = gpu.make_stream({.client = 1});
     kernel neighbour = filling(132, 1ms);
     neighbour.uses_memory = true;
