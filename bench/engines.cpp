@@ -37,17 +37,18 @@ constexpr strategy strategies[] = {strategy::plain, strategy::native, strategy::
                                    strategy::gated};
 constexpr double quarter = 428;  // requests a second: a quarter of what BERT does alone
 
-/// What an H100 did, run 1 of data/h100/colocation.csv. The rows "held" are of an experiment with 500 us in flight.
+/// What an H100 did, run 1 of data/h100/colocation.csv. The rows "single" are of an experiment with 500 us in flight.
 struct measured {
     const char* neighbour;
     strategy how;
     double call_p99_us, p99_us, background;
 };
+constexpr double late_launches = 0.025;  // of that run's host: a call's P99 alone is 860 us, the median about 600
 constexpr measured h100_did[] = {
     {"inference", strategy::plain, 4169, 396267, 0.924},  {"inference", strategy::native, 2372, 18407, 0.898},
-    {"inference", strategy::acquire, 2427, 20156, 0.902}, {"inference", strategy::held, 1248, 2363, 0.667},
+    {"inference", strategy::acquire, 2427, 20156, 0.902}, {"inference", strategy::single, 1248, 2363, 0.667},
     {"prefill", strategy::plain, 5640, 1650420, 0.960},   {"prefill", strategy::native, 2486, 53004, 0.901},
-    {"prefill", strategy::acquire, 2633, 55766, 0.890},   {"prefill", strategy::held, 1421, 2500, 0.763},
+    {"prefill", strategy::acquire, 2633, 55766, 0.890},   {"prefill", strategy::single, 1421, 2500, 0.763},
     {"training", strategy::plain, 4983, 51954, 0.902},    {"training", strategy::native, 3608, 13766, 0.860},
     {"training", strategy::acquire, 3229, 16215, 0.896},
 };
@@ -296,22 +297,25 @@ void report_beyond(bench::report& out, const engines::recording& all, std::uint6
 /// How far this device is from an H100: cells within what the bars allow, and the worst.
 void report_model(bench::report& out, const engines::recording& all, std::uint64_t seed) {
     double worst_call = 0, worst_background = 0, worst_held = 0;
-    std::string table = "neighbour, strategy: call P99 here and there in us, background here and there\n";
+    std::string table =
+        "neighbour, strategy: median call here, call P99 here and there in us, background here and there\n";
     for (const measured& m : h100_did) {
         const neighbour& n = *std::ranges::find(neighbours, std::string_view(m.neighbour), &neighbour::name);
         engines::setting s{.served = {bert(all)}, .busy = {busy(all, n)}, .how = m.how};
         s.gate = {.in_flight = gpushare::ns{500'000}, .linger = gpushare::ns{0}};  // as in the experiment
+        s.host.late = late_launches;
         const auto r = engines::colocate(s, seed);
         const double call = engines::percentile(r.served[0].call_us, 0.99);
         const double rest = r.busy[0].iterations_per_s / alone_rate(s.busy[0], seed);
         worst_call = std::max(worst_call, 100 * std::abs(call / m.call_p99_us - 1));
         worst_background = std::max(worst_background, std::abs(rest - m.background));
-        if (m.how == strategy::held)
+        if (m.how == strategy::single)
             worst_held = std::max(
                 worst_held, 100 * std::abs(engines::percentile(r.served[0].from_arrival_us, 0.99) / m.p99_us - 1));
         char line[160];
-        std::snprintf(line, sizeof line, "%s, %s: %.0f and %.0f, %.3f and %.3f\n", m.neighbour, to_string(m.how).data(),
-                      call, m.call_p99_us, rest, m.background);
+        std::snprintf(line, sizeof line, "%s, %s: %.0f, %.0f and %.0f, %.3f and %.3f\n", m.neighbour,
+                      to_string(m.how).data(), engines::percentile(r.served[0].call_us, 0.5), call, m.call_p99_us, rest,
+                      m.background);
         table += line;
     }
     out.text("this device and an H100", table);

@@ -37,22 +37,27 @@ enum class strategy : std::uint8_t {
     native,   ///< streams of requests have the highest priority
     acquire,  ///< the same, and a busy thread has a permit for each of two iterations in flight
     held,     ///< a launch gate holds launching threads
+    single,   ///< the same, as an experiment on a device did: an event each, and a launch goes while less is in flight
     gated,    ///< a launch gate opens and closes waits in streams, and holds threads only for shares
 };
 [[nodiscard]] constexpr std::string_view to_string(strategy s) noexcept {
-    constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "gated"};
+    constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "single", "gated"};
     return names[static_cast<std::size_t>(s)];
 }
 
 /// Times of a host and its driver, from data/h100: README.md and the recorded launches.
 struct host_costs {
-    ns launch_latency{4500};  ///< from a launch to its arrival at the device
-    ns graph_start{10'000};   ///< the same of a graph
-    ns gap{1000};             ///< between two kernels of a stream
-    ns gap_in_graph{100};     ///< between two kernels of a graph
-    ns seen{5000};            ///< until a waiting host thread has seen an end
-    ns woken{3000};           ///< until a held thread launches again
-    ns wait_in_stream{1500};  ///< what an open wait costs its stream: an assumption, to be measured
+    ns launch_latency{4500};   ///< from a launch to its arrival at the device
+    ns graph_start{10'000};    ///< the same of a graph
+    ns gap{1000};              ///< between two kernels of a stream
+    ns gap_in_graph{100};      ///< between two kernels of a graph
+    std::size_t queue = 1024;  ///< launches that a stream has room for, from then on a launch waits
+    ns graph_launch{100'000};  ///< a graph's launch takes the host so long, and no other thread launches meanwhile
+    double late = 0;           ///< the part of the requests whose launch is late: a quiet host's
+    ns late_by{200'000};       ///< on average
+    ns seen{5000};             ///< until a waiting host thread has seen an end
+    ns woken{3000};            ///< until a held thread launches again
+    ns wait_in_stream{1500};   ///< what an open wait costs its stream: an assumption, to be measured
 };
 
 /// An engine that always has work.
@@ -91,6 +96,8 @@ struct stage {
     bool closed = false;
     std::vector<std::function<void()>> on_hold{};  // what they do when one of them is held
     std::vector<std::function<void()>> on_open{};  // what busy threads do when something has ended or the waits open
+
+    instant driver_free{};  // from then on a busy thread may launch
 
     void request_arrived() {
         ++present;
@@ -200,12 +207,18 @@ private:
     static constexpr ns idle_batch{50'000};                 // age from which others end a batch
     static constexpr ns sample_each{40'000'000};            // that often a batch runs alone, to be timed
 
-    [[nodiscard]] bool asks() const noexcept { return on_.how == strategy::held || on_.how == strategy::gated; }
+    [[nodiscard]] bool asks() const noexcept { return on_.how >= strategy::held; }
+    [[nodiscard]] bool each() const noexcept { return on_.how == strategy::single; }
     [[nodiscard]] const iteration& current() const noexcept { return (*engine_.model)[begun_ % engine_.model->size()]; }
 
     void go_on() {
         if (next_ == 0 && begun_ - over_ >= (on_.how == strategy::acquire ? permits : at_once)) {
             waits_for_iteration_ = true;
+            return;
+        }
+        if (!driver_is_free()) return;
+        if (!engine_.as_graph && launched_ - kernels_over_ >= on_.host.queue) {
+            waits_for_room_ = true;
             return;
         }
         const std::size_t n = engine_.as_graph ? current().size() : 1;
@@ -222,6 +235,17 @@ private:
         }
         const ns pace{std::llround(static_cast<double>(current()[next_].host.count()) * engine_.host_pace)};
         on_.gpu.at(on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : pace), [this] { go_on(); });
+    }
+
+    // Else the thread goes on, once, when it is.
+    bool driver_is_free() {
+        if (on_.driver_free <= on_.gpu.now()) return true;
+        if (std::exchange(waits_for_driver_, true)) return false;
+        on_.gpu.at(on_.driver_free, [this] {
+            waits_for_driver_ = false;
+            go_on();
+        });
+        return false;
     }
 
     // ---- the gate
@@ -246,7 +270,7 @@ private:
         if (first && now - sampled_ >= sample_each && on_.gate.has_neighbours(client_)) samples_ = true;
         alone |= samples_;
         if (!held_) since_ = now;
-        const auto a = on_.gate.ask(client_, predicted, now, since_, alone);
+        const auto a = on_.gate.ask(client_, each() ? ns{0} : predicted, now, since_, alone);
         if (a.goes && held_) longest_hold_ = std::max(longest_hold_, now - since_);
         held_ = !a.goes;
         if (!held_) return true;
@@ -286,7 +310,7 @@ private:
             on_.gate.launched(client_, c, on_.gpu.now(), alone);
             batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
-        const bool ends = asks() && (unknown || batches_.open().predicted.time >= (gated ? piece : batch));
+        const bool ends = asks() && (unknown || each() || batches_.open().predicted.time >= (gated ? piece : batch));
         ++on_.launches;
         ++on_.in_flight;
         on_.gpu.launch(stream_, k, arrival, [this, last] {
@@ -313,6 +337,7 @@ private:
         ++kernels_over_;
         --on_.in_flight;
         if (!ends_.empty() && ends_.front() == kernels_over_) batch_over();
+        if (std::exchange(waits_for_room_, false)) go_on();
     }
     void batch_over() {
         ends_.pop_front();
@@ -339,7 +364,8 @@ private:
     const gpushare::launch_gate::client client_;
     const std::uint32_t number_, stream_;
     std::size_t begun_ = 0, over_ = 0, next_ = 0;
-    bool waits_for_iteration_ = false, held_ = false, looks_ = false;
+    bool waits_for_iteration_ = false, waits_for_room_ = false, waits_for_driver_ = false;
+    bool held_ = false, looks_ = false;
     bool samples_ = false;
     instant since_{}, sampled_{};
     ns longest_hold_{0};
@@ -394,7 +420,10 @@ private:
         serves_ = true;
         waiting_.front().turn = on_.gpu.now();
         const iteration& graph = (*engine_.model)[0];
-        const instant arrival = on_.gpu.now() + on_.host.graph_start;
+        instant arrival = on_.gpu.now() + on_.host.graph_start;
+        if (on_.host.late > 0 && on_.gpu.random().fraction() < on_.host.late)
+            arrival += on_.gpu.random().exponential(on_.host.late_by);
+        on_.driver_free = on_.gpu.now() + on_.host.graph_launch;
         for (std::size_t i = 0; i + 1 < graph.size(); ++i) on_.gpu.launch(stream_, graph[i], arrival);
         on_.gpu.launch(stream_, graph.back(), arrival,
                        [this] { on_.gpu.at(on_.gpu.now() + on_.host.seen, [this] { answered(); }); });
