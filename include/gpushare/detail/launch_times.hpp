@@ -3,18 +3,27 @@
 // of a size. It learns from batches: a pair of events tells what several launches took together.
 //
 //   launch_times times;
-//   const auto e = times.find(key, 20us);                       // 20 us until something is known
+//   launch_history behind;                                      // of a stream
+//   const auto e = times.find(key, behind, 20us);               // 20 us until something is known
+//   behind.add(key);
 //   times.learn({&e, 1}, 1, measured, true);
+//
+// The same function with the same grid and block may take ten times as long for other arguments,
+// which nobody tells. What the stream launched before tells most of it: programs repeat themselves.
+// So each launch has an entry for each history that it is seen behind, and one for them all, which
+// is the guess for a new history.
 //
 // A table of a fixed size, made once: nothing is allocated later, and a launch that nobody has seen
 // for long loses its place. Not thread-safe: its user locks.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -24,6 +33,31 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// The last launches of a stream. A value.
+class launch_history {
+public:
+    void add(std::uint64_t key) noexcept {
+        std::shift_left(last_.begin(), last_.end(), 1);
+        last_.back() = key;
+    }
+    /// Another key for `key` behind these.
+    [[nodiscard]] std::uint64_t with(std::uint64_t key) const noexcept {
+        for (const std::uint64_t before : last_) key = mix(key) ^ (before + golden);
+        return mix(key);
+    }
+    // The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+    [[nodiscard]] static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+        return x ^ (x >> 31);
+    }
+
+private:
+    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;  // so that no launch at all counts as well
+
+    std::array<std::uint64_t, 3> last_{};
+};
+
 class launch_times {
 public:
     using entry = std::uint32_t;  // of the table; another launch's once its own was forgotten
@@ -31,25 +65,36 @@ public:
     /// `size` is a power of 2. Throws std::bad_alloc.
     explicit launch_times(std::size_t size = 4096) : table_(size) {}
 
-    /// The entry of `key`; a new entry predicts `guess`.
+    /// The entry of `key`, whatever was launched before; a new entry predicts `guess`.
     [[nodiscard]] entry find(std::uint64_t key, ns guess) noexcept {
-        const std::size_t mask = table_.size() - 1;
-        std::size_t oldest = mix(key) & mask;
-        for (std::size_t n = 0; n < probes; ++n) {
-            const std::size_t at = (mix(key) + n) & mask;
-            slot& s = table_[at];
-            if (s.key == key && s.used != 0) {
-                s.used = ++clock_;
-                return static_cast<entry>(at);
-            }
-            if (s.used < table_[oldest].used) oldest = at;
+        const entry e = place(key);
+        slot& s = table_[e];
+        if (!is(s, key)) s = {.key = key, .launch = key, .of_all = e, .takes = std::max(guess, ns{1})};
+        s.used = ++clock_;
+        return e;
+    }
+    /// The entry of `key` behind those launches; a new one predicts what `key` took behind others.
+    [[nodiscard]] entry find(std::uint64_t key, const launch_history& behind, ns guess) noexcept {
+        const std::uint64_t here = behind.with(key);
+        entry e = place(here);
+        if (is(table_[e], here)) {
+            table_[e].used = ++clock_;
+            if (slot& all = table_[table_[e].of_all]; is(all, key)) all.used = clock_;
+            return e;
         }
-        table_[oldest] = {.key = key, .used = ++clock_, .takes = std::max(guess, ns{1})};
-        return static_cast<entry>(oldest);
+        const entry of_all = find(key, guess);
+        e = place(here);
+        if (e == of_all) return e;
+        const slot& all = table_[of_all];
+        table_[e] = {
+            .key = here, .used = clock_, .launch = key, .of_all = of_all, .takes = all.takes, .known = all.known};
+        return e;
     }
     [[nodiscard]] ns predicted(entry e) const noexcept { return table_[e].takes; }
-    /// Whether it was measured, alone or among others.
-    [[nodiscard]] bool known(entry e) const noexcept { return table_[e].measured; }
+    /// Whether it was measured behind whatever, alone or among others.
+    [[nodiscard]] bool known(entry e) const noexcept { return table_[e].known; }
+    /// Whether it is worth a batch of its own: true once for each history.
+    [[nodiscard]] bool first_time(entry e) noexcept { return !std::exchange(table_[e].tried, true); }
 
     /// These, of a batch of `launches`, took `measured` together with the others: `exact`, or at
     /// most that, since the device may have waited for the host meanwhile.
@@ -64,9 +109,10 @@ public:
         ++clock_;
         for (const entry e : batch) {
             slot& s = table_[e];
-            if (s.corrected == clock_ || (!s.measured && !exact)) continue;  // once a batch, and no bound for a time
+            if (s.corrected == clock_ || (!s.known && !exact)) continue;  // once a batch, and no bound for a time
             s.corrected = clock_;
-            correct(s, alone ? factor : std::clamp(factor, 0.25, 4.0), exact);
+            correct(s, alone ? factor : std::clamp(factor, 0.25, 4.0), exact, alone && exact);
+            tell_all(s);
         }
     }
 
@@ -75,21 +121,40 @@ private:
 
     struct slot {
         std::uint64_t key = 0, used = 0, corrected = 0;  // `used` 0: nothing is there
+        std::uint64_t launch = 0;                        // its key without a history
+        entry of_all = 0;                                // where that is, unless it was forgotten
         ns takes{};
-        bool measured = false;
+        bool known = false, measured = false;  // behind whatever; alone
+        bool tried = false;
     };
+    [[nodiscard]] static bool is(const slot& s, std::uint64_t key) noexcept { return s.key == key && s.used != 0; }
+
+    // Where `key` is, or what has to go for it.
+    [[nodiscard]] entry place(std::uint64_t key) const noexcept {
+        const std::size_t mask = table_.size() - 1, first = launch_history::mix(key);
+        std::size_t oldest = first & mask;
+        for (std::size_t n = 0; n < probes; ++n) {
+            const std::size_t at = (first + n) & mask;
+            if (is(table_[at], key)) return static_cast<entry>(at);
+            if (table_[at].used < table_[oldest].used) oldest = at;
+        }
+        return static_cast<entry>(oldest);
+    }
 
     // The first time at once, later by a part of what is missing: the same launch takes more or less with its data.
-    static void correct(slot& s, double factor, bool exact) noexcept {
-        const double by = s.measured ? 1 + (std::min(factor, 4.0) - 1) * (exact ? 0.25 : 0.125) : factor;
+    static void correct(slot& s, double factor, bool exact, bool alone) noexcept {
+        const bool first = !s.known || (alone && !s.measured);
+        const double by = !first ? 1 + (std::min(factor, 4.0) - 1) * (exact ? 0.25 : 0.125) : factor;
         s.takes = std::max(ns{1}, ns{std::llround(static_cast<double>(s.takes.count()) * by)});
-        s.measured = true;
+        s.known = true;
+        s.measured |= alone;
     }
-    // The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
-    [[nodiscard]] static constexpr std::size_t mix(std::uint64_t x) noexcept {
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-        return static_cast<std::size_t>(x ^ (x >> 31));
+    // What it takes behind whatever.
+    void tell_all(const slot& s) noexcept {
+        slot& all = table_[s.of_all];
+        if (&all == &s || !is(all, s.launch)) return;
+        all.takes = all.known ? all.takes + (s.takes - all.takes) / 8 : s.takes;
+        all.known = true;
     }
 
     std::vector<slot> table_;

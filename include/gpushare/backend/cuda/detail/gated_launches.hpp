@@ -199,7 +199,7 @@ public:
             }
             std::unique_lock lock(mutex_);
             if (!passes_gate(who)) return false;
-            const entry e = times_.find(call.key, call.guess);
+            const entry e = entry_of(who, call);
             const ns predicted = times_.predicted(e);
             const bool alone = runs_alone(who, call, e);
             if (in_stream_ && find(who)->requests != 0) waits_.keep(find(who)->level);
@@ -353,7 +353,7 @@ private:
         int level = 0;
         std::uint32_t requests = 0;  // that are there
         bool present = false;        // something of it is in flight, and the core knows
-        bool alone = false;          // its last launch isn't known, and is timed alone
+        bool alone = false;          // its last launch is a batch of its own, to be timed
         bool samples = false;        // its next batch or the open one runs alone
         instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
@@ -387,6 +387,10 @@ private:
         CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
         return device_->api().stream_is_capturing(s, &status) != CUDA_SUCCESS ||
                status != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+    [[nodiscard]] entry entry_of(launch_owner who, const launch_call& call) noexcept {
+        const launch_batches* const in = find(who)->on(call);
+        return times_.find(call.key, in != nullptr ? in->history() : gpushare::detail::launch_history{}, call.guess);
     }
     // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks
     // as SMs fills them. The kernels of a graph aren't known, so a graph counts as all SMs.
@@ -430,7 +434,7 @@ private:
     void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone) {
         client_state& c = *find(who);
         launch_batches& in = c.on_or_new(call, device_);
-        c.alone = !times_.known(e);
+        c.alone = times_.first_time(e) || !times_.known(e);
         const bool gated = is_gated(c) && !is_legacy(call);
         if (c.alone || now - in.open().begun >= options_.batch * 2 || (gated && piece_ends(c, in, predicted)))
             (void)in.end();
@@ -439,7 +443,7 @@ private:
             in.begin(now, others_in_flight(who.client), launches_beside(who.client));
         }
         const ns charge = charged(call, predicted);
-        in.add(e, predicted, charge);
+        in.add(e, call.key, predicted, charge);
         ++launches_;
         ++c.launches;
         core_.launched(who.client, {predicted, charge}, now, alone);

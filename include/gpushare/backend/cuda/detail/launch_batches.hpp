@@ -5,7 +5,7 @@
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch
-//   in.add(entry, cost);                            // for each
+//   in.add(entry, key, predicted, charge);          // for each
 //   in.end();                                       // behind the last one
 //   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });       // those that are over, in their order
 //
@@ -87,6 +87,8 @@ public:
     [[nodiscard]] bool gone() const noexcept { return gone_; }
     [[nodiscard]] bool drained() const noexcept { return gone_ && count_ == 0 && open_.launches == 0; }
 
+    /// What was launched last, which tells the next one's time.
+    [[nodiscard]] const gpushare::detail::launch_history& history() const noexcept { return history_; }
     /// Launches that no event is behind.
     [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
     [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
@@ -154,7 +156,8 @@ public:
             open_.from = record();
         }
     }
-    void add(gpushare::detail::launch_times::entry e, ns predicted, ns charge) noexcept {
+    void add(gpushare::detail::launch_times::entry e, std::uint64_t key, ns predicted, ns charge) noexcept {
+        history_.add(key);
         if (open_.launches < open_.entries.size()) open_.entries[open_.launches] = e;
         ++open_.launches;
         open_.predicted += predicted;
@@ -252,6 +255,7 @@ private:
     bool gone_ = false;
     bool waited_ = false;  // there is a wait behind the last batch, whose end isn't the beginning of the next one then
     std::uint64_t closings_ = 0;
+    gpushare::detail::launch_history history_;
     launch_batch open_;
     point_state* edge_ = nullptr;  // the end of the last batch
     std::array<launch_batch, 64> ring_;
