@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -164,16 +165,23 @@ void report_costs(bench::report& out, const engines::recording& all, const std::
 // ---- shares and charges
 
 /// The worst of all engines in these runs: how far its part of the device time is from its share, and its charge from the
-/// device time.
+/// device time. And what all get done together, by the rate of each over its rate alone: the least of these runs.
 struct division_errors {
-    double share_pp = 0, of_alone_pp = 0, metering_pct = 0;
+    double share_pp = 0, of_alone_pp = 0, metering_pct = 0, progress_pct = std::numeric_limits<double>::infinity();
+
+    void add(const division_errors& e) {
+        share_pp = std::max(share_pp, e.share_pp);
+        of_alone_pp = std::max(of_alone_pp, e.of_alone_pp);
+        metering_pct = std::max(metering_pct, e.metering_pct);
+        progress_pct = std::min(progress_pct, e.progress_pct);
+    }
 };
 
 /// `weights` are percents, of the engines in the order of `neighbours`; 0: that one isn't there. `kept`: whether the gate
 /// is told them.
-division_errors divide(const engines::recording& all, const std::vector<std::uint32_t>& weights, std::uint64_t seed,
-                       bool kept = true) {
-    engines::setting s{.how = strategy::held};
+division_errors divide(const engines::recording& all, strategy how, const std::vector<std::uint32_t>& weights,
+                       std::uint64_t seed, bool kept = true) {
+    engines::setting s{.how = how};
     std::vector<double> shares, alone;
     for (std::size_t i = 0; i < weights.size(); ++i) {
         if (weights[i] == 0) continue;
@@ -187,7 +195,7 @@ division_errors divide(const engines::recording& all, const std::vector<std::uin
         device += r.busy[i].device_s;
         progress += r.busy[i].iterations_per_s / alone[i];
     }
-    division_errors worst;
+    division_errors worst{.progress_pct = 100 * progress};
     for (std::size_t i = 0; i < shares.size(); ++i) {
         const auto larger = [](double& into, double x) { into = std::max(into, std::abs(x)); };
         larger(worst.share_pp, 100 * r.busy[i].device_s / device - shares[i]);
@@ -199,23 +207,22 @@ division_errors divide(const engines::recording& all, const std::vector<std::uin
 
 void report_shares(bench::report& out, const engines::recording& all, std::uint64_t seeds) {
     const std::vector<std::uint32_t> divisions[] = {{30, 70}, {70, 30}, {10, 90}, {90, 10}, {0, 30, 70}, {20, 30, 50}};
-    std::vector<double> share, of_alone, metering;
+    std::vector<double> share, of_alone, metering, progress;
     for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
         division_errors worst;
-        for (const auto& weights : divisions) {
-            const auto e = divide(all, weights, seed);
-            worst = {std::max(worst.share_pp, e.share_pp), std::max(worst.of_alone_pp, e.of_alone_pp),
-                     std::max(worst.metering_pct, e.metering_pct)};
-        }
+        for (const auto& weights : divisions)
+            for (const strategy how : {strategy::held, strategy::gated}) worst.add(divide(all, how, weights, seed));
         share.push_back(worst.share_pp);
         of_alone.push_back(worst.of_alone_pp);
         metering.push_back(worst.metering_pct);
+        progress.push_back(worst.progress_pct);
     }
     out.figure("engines.share_error_pp", share, "pp",
-               {bench::at_most(share_bar), divide(all, divisions[0], 1, false).share_pp,
+               {bench::at_most(share_bar), divide(all, strategy::held, divisions[0], 1, false).share_pp,
                 "a gate that isn't told the weights"});
     out.figure("engines.share_of_alone_error_pp", of_alone, "pp");
     out.figure("engines.metering_error_pct", metering, "%");
+    out.figure("engines.turns_progress_pct", progress, "%");
 }
 
 // ---- bounds

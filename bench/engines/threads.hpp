@@ -120,6 +120,7 @@ public:
         gpushare::launch_cost predicted{};
         std::vector<gpushare::detail::launch_times::entry> entries{};
         std::optional<instant> from{};  // none: where the one before ends
+        bool prompt = false;            // its end was marked right behind its last launch
         bool busy = false;              // the device had work before it until all of it was enqueued
         bool shared = false;            // others had work in flight at its beginning
         std::uint64_t of_others = 0;    // launches so far, then
@@ -144,8 +145,9 @@ public:
         ++passed_;
         last_ = now;
     }
-    /// The event behind the last launch is recorded now.
-    void end(instant now) {
+    /// The event behind the last launch is recorded now; `prompt`: right behind it.
+    void end(instant now, bool prompt) {
+        open_.prompt = prompt;
         const bool waits = passed_ != waits_;
         open_.busy = waits || (waits_ == 0 && (open_.from ? now < *open_.from : !in_flight_.empty()));
         in_flight_.push_back(std::exchange(open_, {}));
@@ -162,7 +164,7 @@ public:
         const ns took = now - b.from.value_or(last_);
         last_ = now;
         const bool shared = b.shared || b.of_others != of_others;
-        const bool exact = !shared && (b.busy || b.entries.size() == 1);
+        const bool exact = !shared && (b.busy || (b.entries.size() == 1 && b.prompt));
         return {std::move(b), took, exact, shared};
     }
 
@@ -251,18 +253,25 @@ private:
     // ---- the gate
 
     [[nodiscard]] gpushare::launch_cost cost_of(const kernel& k, ns takes) const noexcept {
-        return {takes, takes * std::min(k.blocks, h100.sms) / h100.sms};
+        return {takes, without_gaps(takes, 1) * std::min(k.blocks, h100.sms) / h100.sms};
+    }
+    // As cuda::launch_gate does with its option `gap`, whose default is the gap of this host.
+    [[nodiscard]] ns without_gaps(ns apart, std::size_t launches) const noexcept {
+        return std::max(apart - on_.host.gap * static_cast<std::int64_t>(launches), apart / 2);
     }
     [[nodiscard]] gpushare::detail::launch_times::entry entry_of(const kernel& k) noexcept {
-        return on_.times.find(k.kind, ns{20'000});
+        return on_.times.find(k.kind, history_, ns{20'000});
     }
 
     bool may_go(std::size_t n) {
         ns predicted{0};
         const instant now = on_.gpu.now();
         bool alone = false;
+        auto behind = history_;
         for (std::size_t i = 0; i < n; ++i) {
-            const auto e = entry_of(current()[next_ + i]);
+            const std::uint64_t kind = current()[next_ + i].kind;
+            const auto e = on_.times.find(kind, behind, ns{20'000});
+            behind.add(kind);
             predicted += on_.times.predicted(e);
             alone |= !on_.times.known(e);
         }
@@ -299,18 +308,19 @@ private:
 
     void launch(const kernel& k, bool last, instant arrival) {
         const auto e = entry_of(k);
+        history_.add(k.kind);
         const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
-        const bool unknown = !on_.times.known(e);  // it is timed alone
-        const bool alone = unknown || samples_;
+        const bool alone = !on_.times.known(e) || samples_;
+        const bool apart = on_.times.first_time(e) || !on_.times.known(e);  // a batch of its own, to be timed
         const bool gated = on_.how == strategy::gated;
         const bool too_long = gated && batches_.open().predicted.time + c.time > piece;
-        if (asks() && (unknown || too_long) && !batches_.open().entries.empty()) end_batch();
+        if (asks() && (apart || too_long) && !batches_.open().entries.empty()) end_batch();
         if (gated && batches_.open().entries.empty()) put_wait(arrival);
         if (asks()) {
             on_.gate.launched(client_, c, on_.gpu.now(), alone);
             batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
-        const bool ends = asks() && (unknown || each() || batches_.open().predicted.time >= (gated ? piece : batch));
+        const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= (gated ? piece : batch));
         ++on_.launches;
         ++on_.in_flight;
         on_.gpu.launch(stream_, k, arrival, [this, last] {
@@ -318,7 +328,7 @@ private:
             if (last) on_.gpu.at(on_.gpu.now() + on_.host.seen, [this] { iteration_over(); });
         });
         ++launched_;
-        if (ends) end_batch();
+        if (ends) end_batch(true);
     }
     // A thread that is held ends the batches of all, or nobody learns when they are over: another one's when it is old.
     void end_old_batch(bool now) {
@@ -327,9 +337,9 @@ private:
         const std::size_t had = launched_;
         on_.gpu.at(on_.gpu.now() + idle_batch, [this, had] { end_old_batch(launched_ == had); });
     }
-    void end_batch() {
+    void end_batch(bool prompt = false) {
         if (std::exchange(samples_, false)) sampled_ = on_.gpu.now();
-        batches_.end(on_.gpu.now());
+        batches_.end(on_.gpu.now(), prompt);
         ends_.push_back(launched_);
         if (launched_ == kernels_over_) batch_over();
     }
@@ -345,8 +355,9 @@ private:
         const auto b = batches_.reached(now, on_.launches - launched_);
         const auto& p = b.what.predicted;
         const ns measured = b.exact ? b.took : b.shared ? p.time : std::min(b.took, p.time);
-        const double scale =
-            static_cast<double>(measured.count()) / static_cast<double>(std::max(p.time, ns{1}).count());
+        const std::size_t launches = b.what.entries.size();
+        const ns net = without_gaps(measured, launches), expected = without_gaps(p.time, launches);
+        const double scale = static_cast<double>(net.count()) / static_cast<double>(std::max(expected, ns{1}).count());
         const ns charge{std::llround(static_cast<double>(p.charge.count()) * scale)};
         on_.gate.finished(client_, p, {measured, charge}, now);
         if (!b.shared) on_.times.learn(b.what.entries, b.what.entries.size(), b.took, b.exact);
@@ -370,6 +381,7 @@ private:
     instant since_{}, sampled_{};
     ns longest_hold_{0};
     batch_times batches_;
+    gpushare::detail::launch_history history_;
     std::size_t launched_ = 0, kernels_over_ = 0;
     std::deque<std::size_t> ends_;  // behind how many launches there is an event
     kernel wait_{};
