@@ -263,6 +263,33 @@ TEST_CASE("a client is charged the time of its launches, times their width", "[c
     CHECK(in_seconds(used.device_time) == Approx(8 * (100e-6 + 500e-6)).epsilon(0.02));
 }
 
+TEST_CASE("a kernel that takes longer for other arguments is told apart by what was launched before",
+          "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    cuda::node node;
+    gate_type gate{node, first, gpushare::launch_gate(), no_gaps};
+    const auto only = gate.add({});
+    const streams s;
+    const auto conv_behind = [&](const char& other, ns length) {
+        {
+            const auto inside = gate.enter(only);
+            CHECK(launch(s.batch, other, 10us) == cudaSuccess);
+            CHECK(launch(s.batch, conv, length) == cudaSuccess);
+        }
+        const ns predicted = gate.in_flight(only);
+        standin::advance(1ms);
+        CHECK(gate.in_flight(only) == 0ns);
+        return predicted;
+    };
+    for (int round = 0; round < 2; ++round) {  // the second one has behind each launch what is there from then on
+        (void)conv_behind(gemm, 40us);
+        (void)conv_behind(norm, 400us);
+    }
+    CHECK(conv_behind(gemm, 40us) == 50us);
+    CHECK(conv_behind(norm, 400us) == 410us);
+    CHECK(gate.usage(only).time == 3 * 460us);
+}
+
 namespace {
 
 /// Two clients of one level, whose kernels of 100 us have been timed.

@@ -97,6 +97,9 @@ TEST_CASE("the device opens the waits behind a request's work, with no host in b
 TEST_CASE("of a lower client's queue one piece runs beside a request, and no more", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;
+    w.batch_launches(4);  // each is timed behind others, and a piece of its own
+    standin::advance(1ms);
+    w.ran = 0;
     const ns bound = w.r.gate->bound(w.r.urgent);
     w.batch_launches(20);
     standin::advance(250us);
