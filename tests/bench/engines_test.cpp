@@ -137,14 +137,17 @@ TEST_CASE("memory-bound neighbours slow a small kernel down", "[engines]") {
 
 namespace {
 
-// 60 small kernels beside iterations of 40 kernels that each fill the device three times.
+// 60 small kernels beside iterations of 40 kernels that each fill the device three times, and are bound by its memory.
 struct made_up {
     std::vector<iteration> urgent{iteration(60, filling(64, 8us))}, background{iteration(40, filling(3 * 264, 150us))};
     engines::setting set{
         .served = {{.model = &urgent, .per_s = 400}}, .busy = {{.model = &background}}, .length = 500ms};
 
     made_up() {
-        for (kernel& k : background[0]) k.host = 15us;
+        for (kernel& k : background[0]) {
+            k.host = 15us;
+            k.uses_memory = true;
+        }
     }
     engines::outcome run(strategy how) {
         set.how = how;
@@ -160,7 +163,7 @@ TEST_CASE("a gate keeps an urgent model's answers near those alone, which native
     alone.busy.clear();
     const double p99 = engines::percentile(engines::colocate(alone, 1).served[0].call_us, 0.99);
     const auto native = m.run(strategy::native), held = m.run(strategy::held), gated = m.run(strategy::gated);
-    CHECK(engines::percentile(native.served[0].call_us, 0.99) > 2 * p99);
+    CHECK(engines::percentile(native.served[0].call_us, 0.99) > 3 * p99);
     CHECK(engines::percentile(held.served[0].call_us, 0.99) < 2 * p99);
     CHECK(engines::percentile(gated.served[0].call_us, 0.99) < 2 * p99);
     // A held host falls behind; a gate in the stream leaves its queue full.
@@ -183,8 +186,8 @@ TEST_CASE("a gate divides a device among engines by weight, and charges what the
                        .device = exact};
     const auto r = engines::colocate(s, 1);
     const double all = r.busy[0].device_s + r.busy[1].device_s;
-    CHECK(r.busy[0].device_s / all == Approx(0.3).margin(0.03));
-    for (const auto& engine : r.busy) CHECK(engine.charged_s == Approx(engine.device_s).epsilon(0.1));
+    CHECK(r.busy[0].device_s / all == Approx(0.3).margin(0.01));
+    for (const auto& engine : r.busy) CHECK(engine.charged_s == Approx(engine.device_s).epsilon(0.01));
 }
 
 TEST_CASE("the same seed gives the same run", "[engines]") {
