@@ -135,6 +135,15 @@ TEST_CASE("memory-bound neighbours slow a small kernel down", "[engines]") {
     CHECK(end_of(gpu, b, filling(8, 100us)) - instant{} == 10us + 200us);  // half of the slots: 1 + 2 x 0.5
 }
 
+TEST_CASE("a launch alone is timed only if its end was marked right behind it", "[engines]") {
+    for (const bool prompt : {true, false}) {
+        engines::batch_times batches;
+        batches.add(0, {10us, 10us}, instant{}, false, 0);
+        batches.end(instant{} + 50us, prompt);
+        CHECK(batches.reached(instant{} + 50us, 0).exact == prompt);
+    }
+}
+
 namespace {
 
 // 60 small kernels beside iterations of 40 kernels that each fill the device three times, and are bound by its memory.
