@@ -645,16 +645,6 @@ std::string trouble_of_conversions() {
 
 namespace {
 
-template <class Kind>
-std::uint32_t number_of() {
-    for (std::uint32_t which = 0; which < kinds; ++which) {
-        bool same = false;
-        with_kind(which, [&](auto k) { same = std::is_same_v<decltype(k), Kind>; });
-        if (same) return which;
-    }
-    throw std::logic_error("no such kind");
-}
-
 struct sizes {
     std::size_t few = 512, many = 1536;
 };

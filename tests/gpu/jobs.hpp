@@ -330,6 +330,16 @@ constexpr void with_kind(std::uint32_t which, const F& f) {
     }
     (std::make_index_sequence<kinds>{});
 }
+/// The index of a kind; `kinds` where it is none.
+template <class Kind>
+[[nodiscard]] constexpr std::uint32_t number_of() {
+    std::uint32_t which = 0;
+    for (bool same = false; which < kinds; ++which) {
+        with_kind(which, [&](auto k) { same = std::is_same_v<decltype(k), Kind>; });
+        if (same) break;
+    }
+    return which;
+}
 [[nodiscard]] constexpr bool is_shared(std::uint32_t which) {
     bool yes = false;
     with_kind(which, [&](auto k) { yes = decltype(k)::shared; });

@@ -182,7 +182,7 @@ TEST_CASE("kernels of two streams race unless something orders them, whichever r
     standin::reset(jobs::roomy);
 }
 
-/// Those of this program, for each architecture; some of them run for one only.
+/// Those of this program, for each architecture that PTX is generated for; some of them run for one only.
 TEST_CASE("every instruction of our kernels is known, on every architecture", "[compiled]") {
     std::istringstream files(GPUSHARE_ALL_PTX);
     std::size_t count = 0;
@@ -191,7 +191,7 @@ TEST_CASE("every instruction of our kernels is known, on every architecture", "[
         CAPTURE(file);
         CHECK(ptx::runtime::unknown_in(one.data()) == std::set<std::string>{});
     }
-    CHECK(count > 10);
+    CHECK(count > 7);
 }
 
 TEST_CASE("every form of a launch runs the compiled kernel, and so does a graph of it", "[compiled]") {

@@ -140,7 +140,8 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
     constexpr std::array<std::uint32_t, 8> kinds_of_bodies{0, 3, 22, 23, 24, 25, 28, 29};
     for (const std::uint32_t which : kinds_of_bodies)
         for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
-    for (const std::uint32_t which : {32U, 33U})
+    for (const std::uint32_t which : {number_of<coded_all_reduce<float, gs::sum, 128, false>>(),
+                                      number_of<coded_all_reduce<gs::bfloat16, gs::average, 32, true>>()})
         for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
     for (const std::uint32_t which : {24U, 25U})
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
