@@ -110,7 +110,7 @@ struct one_tenant {
 
 TEST_CASE("a cut model gives what the whole one gives, wherever it is cut", "[graph]") {
     one_tenant t;
-    const auto seed = support::seed(GENERATE(range(1, 11)));
+    const auto seed = support::seed(GENERATE(range<std::uint64_t>(1, 11)));
     CAPTURE(seed);
     support::random any(seed);
     const auto g = support::random_graph(any, 2 + static_cast<std::uint32_t>(any.below(25)));
