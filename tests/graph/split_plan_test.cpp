@@ -448,9 +448,9 @@ TEST_CASE("no more is measured than the options allow, and no more than is worth
     }
     const auto measurements = [&](ns worth) {
         std::uint32_t all = 0;
-        for (std::uint64_t n = 0; n < 20; ++n) {
+        for (std::uint64_t n = 0; n < 200; ++n) {
             support::random any(support::seed(n));
-            const auto g = support::random_graph(any, 40);
+            const auto g = support::random_graph(any, 16);
             const auto times = support::random_times(any, g.nodes.size(), 800);
             split_options o = plain;
             o.measurements = 1000;
