@@ -138,11 +138,12 @@ private:
                 if (passes > 0) fused_[p].push_back({before, time_of(sizes_[v], passes)});
             }
     }
-    // No buffer holds a sequence, a map or strings, so these can't pass from one piece to another.
+    // No buffer holds a sequence, a map, strings or what nobody knows, so these can't pass from one piece to another.
     void find_cuts(const model_graph& g) {
         std::vector<std::int32_t> kept(order_.size() + 2);
         for (std::size_t v = 0; v < lives_.size(); ++v) {
-            const bool held = g.values[v].tensor && g.values[v].type != element::text;
+            const bool held =
+                g.values[v].tensor && g.values[v].type != element::text && g.values[v].type != element::unknown;
             if (held || lives_[v].born == 0 || lives_[v].last == lives_[v].born) continue;
             ++kept[lives_[v].born];
             --kept[lives_[v].last];
