@@ -26,6 +26,7 @@
 #include <vector>
 
 #include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/detail/groups.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/tuning.hpp>
@@ -212,25 +213,14 @@ public:
     [[nodiscard]] std::vector<communicator> split(std::span<const std::uint32_t> colours) const {
         check(colours.size() == size(), colours.size(), size(), reason::wrong_count,
               "splitting a communicator, colours");
-        std::vector<std::uint32_t> order(colours.begin(), colours.end());
-        std::sort(order.begin(), order.end());
-        order.erase(std::unique(order.begin(), order.end()), order.end());
         std::vector<communicator> groups;
-        for (const std::uint32_t colour : order) {
-            std::vector<std::uint32_t> ranks;
-            for (std::uint32_t r = 0; r < size(); ++r)
-                if (colours[r] == colour) ranks.push_back(r);
-            groups.push_back(subgroup(ranks));
-        }
+        for (const auto& ranks : detail::ranks_by_colour(colours)) groups.push_back(subgroup(ranks));
         return groups;
     }
 
     /// A group of the ranks that aren't in `dead`, to go on with after this one was aborted.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
-        std::vector<std::uint32_t> live;
-        for (std::uint32_t r = 0; r < size(); ++r)
-            if (std::find(dead.begin(), dead.end(), r) == dead.end()) live.push_back(r);
-        return subgroup(live);
+        return subgroup(detail::ranks_without(dead, size()));
     }
 
     /// A group of all ranks, in their order, and of `joining` new ones behind them, with memory of its own: for who comes

@@ -48,6 +48,7 @@
 #include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/collectives.hpp>
+#include <gpushare/collective/detail/groups.hpp>
 #include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/detail/submit.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
@@ -150,25 +151,14 @@ public:
         if (colours.size() != size())
             raise({errc::invalid_specification, colours.size(), 0, size(), reason::wrong_count}, {},
                   "splitting a communicator, colours");
-        std::vector<std::uint32_t> order(colours.begin(), colours.end());
-        std::ranges::sort(order);
-        order.erase(std::unique(order.begin(), order.end()), order.end());
         std::vector<device_communicator> groups;
-        for (const std::uint32_t colour : order) {
-            std::vector<std::uint32_t> ranks;
-            for (std::uint32_t r = 0; r < size(); ++r)
-                if (colours[r] == colour) ranks.push_back(r);
-            groups.push_back(subgroup(ranks));
-        }
+        for (const auto& ranks : detail::ranks_by_colour(colours)) groups.push_back(subgroup(ranks));
         return groups;
     }
 
     /// A group of the ranks that aren't in `dead`, to go on with. Throws as subgroup.
     [[nodiscard]] device_communicator shrink(std::span<const std::uint32_t> dead) const {
-        std::vector<std::uint32_t> live;
-        for (std::uint32_t r = 0; r < size(); ++r)
-            if (std::ranges::find(dead, r) == dead.end()) live.push_back(r);
-        return subgroup(live);
+        return subgroup(detail::ranks_without(dead, size()));
     }
 
     /// A group of all ranks, in their order, and of new ones on these devices behind them, with memory of its own: for
