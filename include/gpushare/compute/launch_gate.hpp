@@ -261,8 +261,8 @@ private:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
-            const bool waits_for_turn = takes_turns(o.level) && is_ahead(o, clients_[c]);
-            const bool asks_first = o.wants_alone && !waits_for_turn && (!alone || other < c);
+            const bool asks_first =
+                o.wants_alone && (!alone || other < c) && !(is_ahead(o, clients_[c]) && takes_turns(o.level));
             const bool first = o.timed != ns{0} || asks_first;
             const bool stopped = o.in_stream && o.level < clients_[c].level && !closed(other, now).goes;
             if ((alone && o.in_flight != ns{0} && !stopped) || (o.level == clients_[c].level && first))
