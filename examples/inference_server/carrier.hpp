@@ -48,7 +48,7 @@ public:
     /// For sockets and timers. One thread runs it.
     [[nodiscard]] boost::asio::io_context& io() noexcept { return io_; }
 
-    /// What a function throws is told on standard error with `protocol`, and harms nobody else.
+    /// An exception of a function's is printed on standard error with `protocol`, and harms nobody else.
     void start(std::string protocol) {
         protocol_ = std::move(protocol);
         thread_ = std::thread([this] {
@@ -81,8 +81,8 @@ public:
         thread_.join();
         (void)run_rest();
     }
-    /// Drops what comes from here on. What came before would keep its connection, which keeps this,
-    /// for ever: run_rest() runs it.
+    /// Drops functions that are posted from now on. Functions posted before would keep their
+    /// connections, which keep this carrier, for ever: run_rest() runs them.
     void refuse_more() {
         const std::lock_guard lock(mutex_);
         over_ = true;

@@ -46,8 +46,8 @@ public:
     [[nodiscard]] std::uint16_t port() const noexcept;
     [[nodiscard]] std::uint16_t admin_port() const noexcept;
     [[nodiscard]] std::size_t connections() const noexcept;
-    /// Runs `f` on the thread of tenants' connections, or on that of strangers', soon. What it throws
-    /// is told on standard error, and harms nobody.
+    /// Runs `f` on the thread of tenants' connections, or on that of strangers', soon. An
+    /// exception of `f` is printed on standard error, and harms nobody.
     void post(std::function<void()> f, bool of_strangers = false);
     /// Takes no new connections; those that are there are closed when they have their answer, all of them after `patience`.
     void stop(std::chrono::milliseconds patience);

@@ -47,7 +47,7 @@ enum class split_order : std::uint8_t {
     narrow,       ///< always the node next that leaves the fewest bytes alive
 };
 
-/// What a plan is to keep, and what cuts cost.
+/// The limit that a plan keeps, and the costs of cuts.
 struct split_options {
     ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
     /// What each piece takes beside its nodes: the engine's call, the submission.
