@@ -275,13 +275,14 @@ bool machine::wait(const char* who, Done done) {
 template <class Body>
 cudaError_t enter(const call_info& info, const void* stream, Body body) {
     machine& m = the_machine();
+    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has initialised. The answer comes before the
+    // mutex: a thread of the parent may have held the mutex at the fork, and the child lacks that thread.
+    if (m.process != ::getpid()) return cudaErrorInitializationError;
     std::unique_lock lock(m.mutex);
     if (!m.interruptions.empty()) [[unlikely]]
         m.interrupt(info.name, lock);
     cudaError_t result = cudaSuccess;
-    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has initialised. At the end of the process the
-    // driver may be gone before static objects are. (Runtime API, cudaErrorInitializationError, cudaErrorCudartUnloading.)
-    if (m.process != ::getpid()) result = cudaErrorInitializationError;
+    // At the end of the process the driver may be gone before static objects are. (Runtime API, cudaErrorCudartUnloading.)
     if (m.unloaded) result = cudaErrorCudartUnloading;
     if (!info.always && result == cudaSuccess) {
         if (m.chosen.driver_version == 0)
