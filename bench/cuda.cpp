@@ -22,8 +22,8 @@
 
 #include "arguments.hpp"
 #include "harness.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/standin.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/standin.hpp"
 
 namespace {
 

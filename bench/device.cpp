@@ -25,7 +25,7 @@
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
 #include "harness.hpp"
-#include "support/ptx/runtime.hpp"
+#include "standins/ptx/runtime.hpp"
 
 namespace {
 

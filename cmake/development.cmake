@@ -16,36 +16,9 @@ if(IS_DIRECTORY ${shared_data})
     target_compile_definitions(shared_data INTERFACE GPUSHARE_SHARED_DATA="${shared_data}")
 endif()
 
-# An executor of PTX, for tests: kernels run on the CPU as nvcc compiled them.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/ptx/*.cpp)
-list(FILTER sources EXCLUDE REGEX "/runtime.cpp$")
-add_library(ptx_executor STATIC EXCLUDE_FROM_ALL ${sources})
-target_link_libraries(ptx_executor PUBLIC gpushare_development)
-target_include_directories(ptx_executor PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
-
-# The toolkit that gpushare::cuda_runtime comes from: its nvcc, for which no language is enabled (cmake/cuda.cmake calls
-# it), and a stand-in for its libcudart, with which code on CUDA runs where there is no device.
-if(TARGET gpushare::cuda_runtime)
-    if(NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
-        set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
-    endif()
-
-    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/cuda_standin/*.cpp)
-    add_library(cuda_standin STATIC EXCLUDE_FROM_ALL ${sources})
-    target_link_libraries(cuda_standin PUBLIC gpushare_development)
-    target_include_directories(cuda_standin PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
-    foreach(part IN ITEMS gpushare::cuda_runtime CUDA::toolkit CUDA::cupti)
-        if(NOT TARGET ${part})
-            message(STATUS "Without CUPTI: the stand-in for CUDA looks for cupti.h beside the runtime's headers")
-            continue()
-        endif()
-        get_target_property(directories ${part} INTERFACE_INCLUDE_DIRECTORIES)
-        target_include_directories(cuda_standin SYSTEM PUBLIC ${directories})
-    endforeach()
-
-    # The executor behind the stand-in, for programs with kernels in them: see gpushare_run_as_compiled.
-    add_library(ptx_runtime STATIC EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/ptx/runtime.cpp)
-    target_link_libraries(ptx_runtime PUBLIC cuda_standin ptx_executor)
+# The toolkit that gpushare::cuda_runtime comes from has nvcc, for which no language is enabled: cmake/cuda.cmake calls it.
+if(TARGET gpushare::cuda_runtime AND NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
+    set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
 endif()
 
 # What benchmarks say that they were built with.

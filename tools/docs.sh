@@ -56,7 +56,7 @@ lint() {  # [--fix]
     uses lint
     [[ ${1-} != --fix ]] || one=(clang-format -i)
     cd "$root" || return
-    find include tests examples bench -name "*.[ch]pp" -o -name "*.cu" -o -name "*.cuh" | sort | xargs -P "$jobs" "${one[@]}" ||
+    find include tests standins examples bench -name "*.[ch]pp" -o -name "*.cu" -o -name "*.cuh" | sort | xargs -P "$jobs" "${one[@]}" ||
         fail 1 "these files are not formatted: ./dev lint --fix"
     "$root/tests/structure/prose.py" || fail 1 "the prose of these documents can be better: tests/structure/prose.py says by which rule"
 }

@@ -13,6 +13,7 @@ demo() {
 # The areas with a Catch2 program, as tests/CMakeLists.txt finds them.
 unit_areas() {
     local file
+    for file in "$root"/standins/*/tests; do echo "standin_$(basename "$(dirname "$file")")"; done
     for file in "$root"/tests/*/*.cpp; do
         file=$(basename "$(dirname "$file")")
         [[ $file =~ ^(build_failure|consumers|device|gpu|structure|readme|support)$ ]] || echo "$file"
@@ -30,7 +31,7 @@ test_() {  # [AREA]
     fi
     if grep -qwF -- "$area" <<<"$built"; then
         setup test
-        [[ -n $cuda_home || ! $area =~ ^(cuda|device|gpu)$ ]] || fail 3 "the area '$area' needs a CUDA toolkit"
+        [[ -n $cuda_home || ! $area =~ ^((standin_)?cuda|device|gpu)$ ]] || fail 3 "the area '$area' needs a CUDA toolkit"
         build host "test_$area"
     elif [[ " ${others[*]} " == *" $area "* ]]; then
         setup test

@@ -19,9 +19,9 @@
 #include <gpushare/collective/submit_quantised.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace communicator_test {
 

@@ -20,11 +20,11 @@
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/composition/interruption.hpp"
 #include "support/composition/matrix.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace composition_matrix_test {
 

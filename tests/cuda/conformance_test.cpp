@@ -18,9 +18,9 @@
 #include "conformance/sms_suite.hpp"
 #include "conformance/timeline_suite.hpp"
 #include "conformance/virtual_memory_suite.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace conformance_test {
 

@@ -26,11 +26,11 @@
 
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace graph_test {
 

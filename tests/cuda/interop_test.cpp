@@ -16,10 +16,10 @@
 #include <gpushare/interop/tensorrt.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
 
 using namespace gpushare::literals;
 using gpushare::device_id;

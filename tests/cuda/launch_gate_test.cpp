@@ -20,11 +20,11 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 
+#include "standins/cuda/cupti.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
+#include "standins/cuda/standin.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/cupti.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
-#include "support/cuda_standin/standin.hpp"
 #include "support/launch_rig.hpp"
 #include "support/threads.hpp"
 

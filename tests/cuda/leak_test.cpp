@@ -17,9 +17,9 @@
 
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace leak_test {
 

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "conformance/memory_resource_suite.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
 #include "support/random.hpp"
 
 namespace memory_test {

@@ -16,9 +16,9 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;

@@ -26,10 +26,10 @@
 
 #include "conformance/mismatch_suite.hpp"
 #include "conformance/transport_suite.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 #include "support/threads.hpp"
 
 namespace gs = gpushare;

@@ -12,9 +12,9 @@
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
-#include "support/cuda_standin/standin.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
+#include "standins/cuda/standin.hpp"
 #include "support/random.hpp"
 
 namespace own_streams_test {

@@ -24,11 +24,11 @@
 #include <gpushare/memory/quota_resource.hpp>
 
 #include "conformance/memory_resource_suite.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace pool_test {
 

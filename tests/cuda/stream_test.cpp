@@ -20,11 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/session.hpp"
 #include "support/threads.hpp"
 
 namespace stream_test {

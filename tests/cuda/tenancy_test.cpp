@@ -22,9 +22,9 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "conformance/memory_resource_suite.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 namespace tenancy_test {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The suite of collectives over the stand-in: that it finds what it should on a device that does what it should.
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/standin.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/standin.hpp"
 
 #include "gpu/collectives_suite.hpp"
 

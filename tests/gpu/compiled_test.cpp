@@ -18,9 +18,9 @@
 #include "gpu/collective_kernels.hpp"
 #include "gpu/collectives_setting.hpp"
 #include "gpu/job_rig.hpp"
+#include "standins/cuda/standin.hpp"
+#include "standins/ptx/runtime.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/standin.hpp"
-#include "support/ptx/runtime.hpp"
 #include "support/random.hpp"
 
 namespace {

@@ -16,7 +16,7 @@
 
 #include "gpu/engines/libtorch.hpp"
 #include "gpu/engines/models.hpp"
-#include "support/cuda_standin/launch.hpp"
+#include "standins/cuda/launch.hpp"
 
 namespace gpu_engines {
 namespace {

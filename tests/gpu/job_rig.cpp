@@ -22,7 +22,7 @@
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tuning.hpp>
 
-#include "support/ptx/runtime.hpp"
+#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 

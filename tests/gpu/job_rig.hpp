@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "gpu/jobs.hpp"
-#include "support/cuda_standin/standin.hpp"
-#include "support/ptx/machine.hpp"
+#include "standins/cuda/standin.hpp"
+#include "standins/ptx/machine.hpp"
 
 namespace jobs {
 

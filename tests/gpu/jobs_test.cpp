@@ -20,8 +20,8 @@
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
+#include "standins/ptx/runtime.hpp"
 #include "support/catch.hpp"
-#include "support/ptx/runtime.hpp"
 #include "support/random.hpp"
 
 namespace {

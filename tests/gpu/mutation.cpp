@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "gpu/packing.hpp"
-#include "support/ptx/runtime.hpp"
+#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 

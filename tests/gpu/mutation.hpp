@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "gpu/job_rig.hpp"
-#include "support/ptx/mutants.hpp"
+#include "standins/ptx/mutants.hpp"
 
 namespace jobs {
 

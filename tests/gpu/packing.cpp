@@ -8,8 +8,8 @@
 
 #include <gpushare/backend/cuda/node.hpp>
 
-#include "support/cuda_standin/standin.hpp"
-#include "support/ptx/runtime.hpp"
+#include "standins/cuda/standin.hpp"
+#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 

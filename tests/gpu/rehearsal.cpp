@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "support/cuda_standin/standin.hpp"
+#include "standins/cuda/standin.hpp"
 
 namespace bench {
 

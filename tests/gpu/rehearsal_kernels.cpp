@@ -9,7 +9,7 @@
 #include <gpushare/atomic_ref.hpp>
 
 #include "gpu/kernels.hpp"
-#include "support/cuda_standin/launch.hpp"
+#include "standins/cuda/launch.hpp"
 
 #include "gpu/collective_launches.hpp"
 

@@ -78,7 +78,8 @@ def by_hand(text):
 
 
 def documents(root):
-    names = ["README.md", "CONTRIBUTING.md", "bench/README.md", "bench/results/README.md"]
+    names = ["README.md", "CONTRIBUTING.md", "bench/README.md", "bench/results/README.md", "standins/cuda/README.md",
+             "standins/ptx/README.md"]
     return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md"))
 
 

@@ -18,9 +18,9 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 
+#include "standins/cuda/raw.hpp"
+#include "standins/cuda/standin.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/raw.hpp"
-#include "support/cuda_standin/standin.hpp"
 
 namespace launch_rig {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "launches.hpp"
-#include "support/cuda_standin/standin.hpp"
+#include "standins/cuda/standin.hpp"
 
 launches::fake& launches::runtime() {
     static fake instance;

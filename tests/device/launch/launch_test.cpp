@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "launches.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 using namespace gpushare;
 

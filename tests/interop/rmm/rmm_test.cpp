@@ -17,9 +17,9 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/session.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;

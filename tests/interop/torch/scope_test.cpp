@@ -31,9 +31,9 @@
 #include <gpushare/interop/libtorch_cpu.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/session.hpp"
+#include "standins/cuda/standin.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/session.hpp"
-#include "support/cuda_standin/standin.hpp"
 #include "support/launch_rig.hpp"
 
 // What libtorch_cuda has, and c10 asks it for.

@@ -2,9 +2,9 @@
 // A submission on a CUDA device, over the stand-in, for walk.py.
 #include <gpushare/backend/cuda/node.hpp>
 
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/standin.hpp"
 #include "structure/walk/submission.hpp"
-#include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/standin.hpp"
 
 int main(int, char** arguments) {
     standin::reset({.devices = 1});

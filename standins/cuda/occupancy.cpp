@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many blocks of a kernel an SM holds. In a file of its own: a program that runs compiled kernels knows better, and its
+// own function takes the place of this one.
+#include "machine.hpp"
+
+namespace standin {
+
+using namespace detail;
+
+namespace {
+constexpr int most_threads = 1024;  // of a block
+}
+
+extern "C" cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
+                                                                     std::size_t) {
+    constexpr call_info info{"cudaOccupancyMaxActiveBlocksPerMultiprocessor"};
+    return on_device(info, [&](machine& m, int device) {
+        m.load(device, kernel, info.name);
+        *blocks = threads <= 0 || threads > most_threads ? 0 : static_cast<int>(m.chosen.blocks_per_sm);
+        return cudaSuccess;
+    });
+}
+
+}  // namespace standin

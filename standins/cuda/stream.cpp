@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls about streams, events and copies, and launches of kernels that run on the host.
+#include <algorithm>
+#include <cstring>
+
+#include "cupti.hpp"
+#include "machine.hpp"
+
+namespace standin {
+
+using namespace detail;
+
+namespace detail {
+
+cudaStream_t machine::open_stream(const std::shared_ptr<context>& in, int priority) {
+    const auto s = std::make_shared<stream>();
+    s->handle = new_handle<cudaStream_t>();
+    s->id = ++last_id;
+    s->in = in;
+    s->connection = device(in->device).streams_made++ % std::max(1U, chosen.connections);
+    // Outside of the range is nearest in it, as the runtime has it.
+    s->priority = std::clamp(priority, chosen.greatest_priority, chosen.least_priority);
+    ++in->streams;
+    streams.add(s->handle, s);
+    return s->handle;
+}
+
+std::shared_ptr<stream> machine::find_stream(const char* who, cudaStream_t handle) {
+    if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
+        return look_up(streams, handle, who);
+    find(std::string(who) + " on the default stream");
+    auto& stand_in = device(current()->device).default_stream;
+    if (stand_in == nullptr) {
+        stand_in = std::make_shared<stream>();
+        stand_in->id = ++last_id;
+        stand_in->in = current();
+    }
+    return stand_in;
+}
+
+bool machine::capture_in_the_way(const stream& legacy, const char* who) {
+    bool any = false;
+    for (const auto& c : captures)
+        for (const auto* const s : c->streams) {
+            if (!s->blocking || s->in->device != legacy.in->device) continue;
+            any = true;
+            // cudaStreamIsCapturing says so, "and the blocking stream capture is not invalidated".
+            if (!std::string_view(who).ends_with("StreamIsCapturing")) invalidate(*c, who);
+        }
+    return any;
+}
+
+}  // namespace detail
+
+namespace {
+
+/// A stream that captures can't be asked or waited for.
+bool captures(machine& m, stream& s, const char* who) {
+    if (s.recording == nullptr) return false;
+    m.invalidate(*s.recording, who);
+    return true;
+}
+
+range range_of(const void* p, std::size_t size) { return {reinterpret_cast<std::uintptr_t>(p), size}; }
+
+operation copying(void* to, const void* from, std::size_t size) {
+    const auto copy = [=] { std::memmove(to, from, size); };
+    return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
+}
+
+/// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices, through the host if it must. (Runtime
+/// API, cudaMemcpyDefault: unified virtual addressing tells where a pointer points.) That of pools and virtual memory goes only
+/// where it is open to the device of the stream, and to the one that is current as well. (Programming Guide, "Stream-Ordered Memory
+/// Allocator", "Device Accessibility for Multi-GPU Support"; seen so: NVIDIA's bug 3446335, llama.cpp, pull request 4620.)
+bool copies(const machine& m, const void* p, const stream& on, int current) {
+    const auto where = m.place_of(p);
+    return where.peers_alone || (m.reaches(on.in->device, where) && m.reaches(current, where));
+}
+
+/// Whether the event's last recording lies in a capture, which such a call invalidates.
+bool captured(machine& m, const event& e, const char* who) {
+    if (e.last == nullptr || e.last->captured == nullptr) return false;
+    m.invalidate(*e.last->captured, who);
+    return true;
+}
+
+}  // namespace
+
+cudaError_t detail::query(const char* name, cudaEvent_t handle) {
+    return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
+        if (captured(m, e, name)) return cudaErrorCapturedEvent;
+        if (e.last != nullptr && !e.last->reached) return cudaErrorNotReady;
+        host_saw();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t detail::query(const char* name, cudaStream_t handle) {
+    return on_stream({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, stream& on) {
+        if (captures(m, on, name)) return cudaErrorStreamCaptureUnsupported;
+        if (m.has_work(on)) return cudaErrorNotReady;
+        host_saw();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to) {
+    return enter({.name = name}, nullptr, [&](machine& m) {
+        // The runtime has made one current.
+        if (m.thread().contexts.empty()) return static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
+        const auto found = m.look_up(m.events, from, name);
+        if (found == nullptr) return cudaErrorInvalidResourceHandle;
+        const event& a = *found;
+        const auto b = m.look_up(m.events, to, name);
+        if (b == nullptr || a.in->device != b->in->device) return cudaErrorInvalidResourceHandle;
+        if (((a.flags | b->flags) & cudaEventDisableTiming) != 0) return cudaErrorInvalidResourceHandle;
+        if (a.last == nullptr || b->last == nullptr) return cudaErrorInvalidResourceHandle;
+        if (captured(m, a, name) || captured(m, *b, name)) return cudaErrorCapturedEvent;
+        if (m.device(a.in->device).sticky != cudaSuccess)
+            return m.chosen.elapsed_reports_faults ? m.device(a.in->device).sticky : cudaErrorNotReady;
+        if (!a.last->reached || !b->last->reached) return cudaErrorNotReady;
+        host_saw();
+        *ms = std::chrono::duration<float, std::milli>(b->last->at - a.last->at).count();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, operation op) {
+    constexpr call_info info{"cudaLaunchKernelExC"};
+    const auto dimensions = next_dimensions();
+    CUlaunchConfig how{};
+    how.gridDimX = dimensions.blocks;
+    how.blockDimX = dimensions.threads;
+    how.gridDimY = how.gridDimZ = how.blockDimY = how.blockDimZ = 1;
+    how.hStream = handle;
+    const cuLaunchKernelEx_params told{&how, reinterpret_cast<CUfunction>(const_cast<void*>(kernel)), nullptr, nullptr};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, "cuLaunchKernelEx", told, [&] {
+        return on_stream(info, handle, [&](machine& m, stream& on) {
+            // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a green one is its device's primary.
+            const auto now = m.current();
+            if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
+                return cudaErrorInvalidResourceHandle;
+            m.load(on.in->device, kernel, info.name);
+            m.enqueue(on, std::move(op));
+            return cudaSuccess;
+        });
+    });
+}
+
+cudaError_t detail::record(const char* name, cudaEvent_t handle, cudaStream_t stream_handle) {
+    return on_stream({name}, stream_handle, [&](machine& m, stream& on) {
+        const auto e = m.look_up(m.events, handle, name);
+        if (e == nullptr) return cudaErrorInvalidResourceHandle;
+        // An event belongs to the stream's context, or to the primary one under a green context.
+        const auto& primary = m.device(on.in->device).primary;
+        if (e->in != on.in && !(on.in->green && e->in == primary)) return cudaErrorInvalidResourceHandle;
+        e->last = std::make_shared<mark>(mark{.device = on.in->device});
+        if (on.recording != nullptr) {
+            if (on.recording->invalid) return cudaErrorStreamCaptureInvalidated;
+            e->last->captured = on.recording;
+            e->last->seen = on.seen;
+        } else {
+            m.enqueue(on, {.reaches = e->last});
+            m.run();  // on an idle stream it is reached at once
+        }
+        return cudaSuccess;
+    });
+}
+
+cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
+                           std::function<void()> body, std::vector<std::uintptr_t> touches) {
+    return enqueue_kernel(
+        handle, kernel,
+        {.length = length, .effect = std::move(body), .spins = together, .touches = std::move(touches)});
+}
+
+extern "C" {
+
+// ---- streams
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int priority) {
+    return on_device({.name = "cudaStreamCreateWithPriority", .makes = true}, [&](machine& m, int) {
+        if (flags != cudaStreamNonBlocking) m.find("a stream that synchronises with the default stream was created");
+        *out = m.open_stream(m.current(), priority);
+        m.streams.find(*out)->blocking = flags != cudaStreamNonBlocking;
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+    const cuStreamDestroy_v2_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2, "cuStreamDestroy_v2", told, [&] {
+        return on_stream({.name = "cudaStreamDestroy", .returns = true}, handle, [&](machine& m, stream& on) {
+            if (on.recording != nullptr) m.invalidate(*on.recording, "cudaStreamDestroy");
+            --on.in->streams;
+            m.streams.remove(handle);  // `busy` keeps it until its work is done
+            return cudaSuccess;
+        });
+    });
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+    return on_stream({"cudaStreamGetPriority"}, handle, [&](machine&, stream& on) {
+        *priority = on.priority;
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
+    return on_stream({"cudaStreamGetDevice"}, handle, [&](machine&, stream& on) {
+        *device = on.in->device;
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) { return query("cudaStreamQuery", handle); }
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    constexpr call_info info{.name = "cudaStreamSynchronize", .unsafe = true, .looks = true};
+    const cuStreamSynchronize_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, "cuStreamSynchronize", told, [&] {
+        return on_stream(info, handle, [&](machine& m, stream& on) {
+            if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
+            const auto& device = m.device(on.in->device);
+            const auto done = [&] { return !m.has_work(on) || device.sticky != cudaSuccess; };
+            return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+        });
+    });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned) {
+    constexpr call_info info{.name = "cudaStreamWaitEvent"};
+    return on_stream(info, handle, [&](machine& m, stream& on) {
+        const auto e = m.look_up(m.events, event_handle, info.name);
+        if (e == nullptr) return cudaErrorInvalidResourceHandle;
+        if (e->last == nullptr) return cudaSuccess;
+        if (const auto& c = e->last->captured) {
+            if (on.recording != nullptr && on.recording != c) {
+                m.invalidate(*c, info.name);
+                m.invalidate(*on.recording, info.name);
+                return cudaErrorStreamCaptureMerge;
+            }
+            if (c->invalid) return cudaErrorStreamCaptureInvalidated;
+            on.recording = c;  // the stream joins the capture
+            c->streams.insert(&on);
+            for (const auto& [stream, step] : e->last->seen) on.seen[stream] = std::max(on.seen[stream], step);
+            ++on.seen[on.id];
+            return cudaSuccess;
+        }
+        if (on.recording != nullptr) {
+            m.invalidate(*on.recording, info.name);
+            return cudaErrorStreamCaptureIsolation;
+        }
+        if (!e->last->reached)
+            m.enqueue(on, {.awaited = e->last});
+        else if (the_engine() != nullptr)
+            the_engine()->passed(on.id, e->last.get(), nullptr);
+        return cudaSuccess;
+    });
+}
+
+// ---- events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
+    return on_device({.name = "cudaEventCreateWithFlags", .makes = true}, [&](machine& m, int) {
+        *out = m.new_handle<cudaEvent_t>();
+        m.events.add(*out, std::make_shared<event>(event{.in = m.current(), .flags = flags}));
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+    return on_event({.name = "cudaEventDestroy", .returns = true}, handle, [&](machine& m, event&) {
+        m.events.remove(handle);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
+    return record("cudaEventRecord", handle, stream_handle);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t handle) { return query("cudaEventQuery", handle); }
+
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+    constexpr call_info info{.name = "cudaEventSynchronize", .unsafe = true, .looks = true};
+    const cuEventSynchronize_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, "cuEventSynchronize", told, [&] {
+        return on_event(info, handle, [&](machine& m, event& e) {
+            if (captured(m, e, info.name)) return cudaErrorCapturedEvent;
+            if (e.last == nullptr) return cudaSuccess;
+            const auto until = e.last;
+            const auto& device = m.device(e.in->device);
+            const auto done = [&] { return until->reached || device.sticky != cudaSuccess; };
+            return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
+        });
+    });
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    return elapsed_time("cudaEventElapsedTime", ms, from, to);
+}
+
+// ---- copies
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind, cudaStream_t handle) {
+    const cuMemcpyAsync_params told{reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size,
+                                    handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync, "cuMemcpyAsync", told, [&] {
+        return on_stream({"cudaMemcpyAsync"}, handle, [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+            const int current = m.current()->device;
+            if (!copies(m, to, on, current) || !copies(m, from, on, current)) return cudaErrorInvalidValue;
+            m.enqueue(on, copying(to, from, size));
+            return cudaSuccess;
+        });
+    });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t size,
+                                cudaStream_t handle) {
+    return on_stream({"cudaMemcpyPeerAsync"}, handle, [&](machine& m, stream& on) {
+        if (!m.has_device(to_device) || !m.has_device(from_device)) return cudaErrorInvalidDevice;
+        const auto target = m.place_of(to), source = m.place_of(from);
+        if (target.device != to_device || source.device != from_device) return cudaErrorInvalidValue;
+        // CUDA.jl, pull request 3112: into a pool that is open to another device, it was seen to write nothing.
+        for (const auto* const p : {&target, &source})
+            if (p->pooled && p->open_to.size() > 1)
+                m.find("cudaMemcpyPeerAsync of a pool's memory that is open to another device");
+        m.enqueue(on, copying(to, from, size));
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t handle) {
+    const cuMemsetD8Async_params told{reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned char>(value), size,
+                                      handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async, "cuMemsetD8Async", told, [&] {
+        return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools, cuMemSetAccess: who fills it, reaches it.
+            if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
+            const auto set = [=] { std::memset(to, value, size); };
+            m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
+            return cudaSuccess;
+        });
+    });
+}
+
+}  // extern "C"
+
+}  // namespace standin

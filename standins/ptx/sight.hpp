@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What somebody has seen of values: of an address, since when the newest value is there that it read, wrote, or acquired from who had.
+// It reads no older one there any more (PTX ISA 9.0, 8.10: coherence); of other addresses that says nothing. Views of this kind are those
+// of Kang et al., "A Promising Semantics for Relaxed-Memory Concurrency", POPL 2017.
+//
+//   sight mine;
+//   mine.saw(address, 7);                       // the value that is there since moment 7
+//   mine.include(theirs);                       // all that they had seen
+//   mine.of(address);                           // 7, or later
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "arithmetic.hpp"
+
+namespace ptx {
+
+class sight {
+public:
+    /// A moment; 0 if nothing was seen there.
+    [[nodiscard]] std::uint64_t of(word address) const {
+        if (all_ == nullptr) return 0;
+        const auto at = find(*all_, address);
+        return at != all_->end() && at->first == address ? at->second : 0;
+    }
+    void saw(word address, std::uint64_t moment) {
+        if (of(address) >= moment) return;
+        list& mine = own();
+        const auto at = find(mine, address);
+        if (at != mine.end() && at->first == address)
+            at->second = moment;
+        else
+            mine.insert(at, {address, moment});
+    }
+    void include(const sight& other) {
+        if (other.all_ == nullptr || other.all_ == all_) return;
+        if (all_ == nullptr) {
+            all_ = other.all_;
+            return;
+        }
+        if (std::ranges::all_of(*other.all_, [&](const seen& s) { return of(s.first) >= s.second; })) return;
+        list both;
+        both.reserve(all_->size() + other.all_->size());
+        std::ranges::merge(*all_, *other.all_, std::back_inserter(both));  // the later of two behind the earlier
+        std::size_t kept = 0;
+        for (const seen& s : both) both[kept != 0 && both[kept - 1].first == s.first ? kept - 1 : kept++] = s;
+        both.resize(kept);
+        all_ = std::make_shared<list>(std::move(both));
+    }
+    /// Of those until this moment nobody needs to know.
+    void forget_until(std::uint64_t moment) {
+        if (all_ != nullptr) std::erase_if(own(), [&](const seen& s) { return s.second <= moment; });
+    }
+
+private:
+    using seen = std::pair<word, std::uint64_t>;
+    using list = std::vector<seen>;  // sorted
+
+    [[nodiscard]] static list::iterator find(list& all, word address) {
+        return std::ranges::lower_bound(all, address, {}, &seen::first);
+    }
+    [[nodiscard]] list& own() {
+        if (all_ == nullptr)
+            all_ = std::make_shared<list>();
+        else if (all_.use_count() != 1)
+            all_ = std::make_shared<list>(*all_);
+        return *all_;
+    }
+
+    std::shared_ptr<list> all_{};  // null: nothing. Shared by those who have seen the same, until one of them sees more
+};
+
+}  // namespace ptx
