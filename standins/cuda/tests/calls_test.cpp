@@ -117,6 +117,29 @@ TEST_CASE("a program that leaks, and doesn't look, fails at its end", "[cuda][st
     CHECK(exit_status(false, true) == EXIT_SUCCESS);
 }
 
+TEST_CASE("a child of fork() is refused while a thread of its parent is inside a call", "[cuda][standin]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    const auto s = make_stream();
+    std::atomic<bool> inside{false}, forked{false};
+    CHECK(standin::detail::launch(s, 0ns, [&] {  // runs under the mutex of all calls
+              inside = true;
+              while (!forked) std::this_thread::yield();
+          }) == cudaSuccess);
+    std::thread caller([&] { (void)cudaStreamSynchronize(s); });
+    while (!inside) std::this_thread::yield();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(20);
+        ::_exit(cudaStreamQuery(s) == cudaErrorInitializationError ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    forked = true;
+    caller.join();
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS));
+    CHECK(cudaStreamDestroy(s) == cudaSuccess);
+}
+
 TEST_CASE("every use of the default stream is found", "[cuda][standin]") {
     standin::reset();
     const auto e = make_event();
