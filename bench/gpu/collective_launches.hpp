@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include <gpushare/collective/epilogue_apply.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/error.hpp>
 
 #include "collective_kernels.hpp"

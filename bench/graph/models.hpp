@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <gpushare/graph/graph.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
-#include <gpushare/graph/tensors.hpp>
 
 namespace bench::graph {
 

@@ -27,7 +27,6 @@
 #include <gpushare/serving/page_store.hpp>
 #include <gpushare/serving/sleeping_tenant.hpp>
 #include <gpushare/serving/usage_journal.hpp>
-#include <gpushare/serving/usage_line.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "silent_node.hpp"

@@ -22,7 +22,7 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/tenant/tenancy.hpp>

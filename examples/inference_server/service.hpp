@@ -25,7 +25,6 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/serving/usage_journal.hpp>
-#include <gpushare/serving/usage_line.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 
 #include "inference_server/lane.hpp"

@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/specification_text.hpp>
 
 namespace inference_server {
 

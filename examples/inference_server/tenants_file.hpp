@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of tenants: specifications as gpushare/interop/specification_text.hpp has them, and each
+// The file of tenants: specifications as gpushare/tenant/specification_text.hpp has them, and each
 // tenant's API keys.
 //
 //   name=chat  api_key=s3cret-chat  memory=64MiB compute=60% priority=1 slo=50ms

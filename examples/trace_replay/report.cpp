@@ -10,7 +10,7 @@
 #include <range/v3/view/zip.hpp>
 #include <set>
 
-#include <gpushare/observe/table.hpp>
+#include <gpushare/observe/metrics.hpp>
 
 namespace trace_replay {
 

@@ -13,6 +13,11 @@
 //  queue, launcher                     enqueuing opaque work, launching kernels
 //  sm_partitionable, sm_timeline       SM partitions; which work ran on which SMs
 //  node, gang_order                    devices with all of this; an order for work on several of them
+//
+// Calls that wait take a patience: until a deadline by some clock, or until a stop is requested.
+//
+//   const gpushare::patience until{clock, clock.now() + 50ms, stop};
+//   auto* p = pool.allocate_until(512_MiB, 256, until);
 #pragma once
 
 #include <algorithm>
@@ -468,6 +473,23 @@ struct immediate_point {
     friend constexpr ns elapsed(const immediate_point&, const immediate_point&) noexcept { return ns{0}; }
 };
 static_assert(timeline_point<immediate_point>);
+
+/// How long a call waits: until `deadline` by `time`, or until a stop is requested.
+template <clock Clock>
+struct patience {
+    Clock time{};              ///< whose time the deadline is in
+    instant deadline = never;  ///< when to give up
+    std::stop_token stop{};    ///< gives up when a stop is requested
+};
+/// Waits without limit.
+template <class Clock>
+patience(Clock) -> patience<Clock>;
+/// Until a deadline.
+template <class Clock>
+patience(Clock, instant) -> patience<Clock>;
+/// Until a deadline or a stop.
+template <class Clock>
+patience(Clock, instant, std::stop_token) -> patience<Clock>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -12,7 +12,6 @@
 #include <gpushare/atomic_ref.hpp>
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/cuda.hpp>
-#include <gpushare/backend/cuda/kernel_context.cuh>
 #include <gpushare/backend/cuda/launch.cuh>
 #include <gpushare/gpushare.hpp>
 #include <gpushare/numbers.hpp>

@@ -3,7 +3,7 @@
 // A hook captures little: registering it allocates nothing.
 #include <array>
 
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 
 void hook(gpushare::quota& q, const std::array<char, 64>& cache) {
     gpushare::quota_hook spill{q, 0, [cache](const gpushare::reclaim_request&) {

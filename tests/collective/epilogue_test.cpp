@@ -14,7 +14,6 @@
 
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/collective/epilogue.hpp>
-#include <gpushare/collective/epilogue_apply.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 
 #include "support/catch.hpp"

@@ -16,7 +16,7 @@
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/handles.hpp>
 
 #include "support/catch.hpp"
 

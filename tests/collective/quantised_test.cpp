@@ -19,7 +19,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/submit_quantised.hpp>
 
 #include "collective/rig.hpp"
 #include "support/catch.hpp"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <gpushare/compute/chunked.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/cost_model.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 
 #include "support/catch.hpp"
@@ -17,9 +17,9 @@ namespace cost_model_test {
 
 using namespace std::chrono_literals;
 using gpushare::client_id;
-using gpushare::cost_estimate;
-using gpushare::cost_model;
 using gpushare::ns;
+using gpushare::detail::cost_estimate;
+using gpushare::detail::cost_model;
 
 TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute]") {
     cost_estimate e;
@@ -37,7 +37,7 @@ TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute
 }
 
 TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[compute]") {
-    gpushare::recent_longest once, now_and_then;
+    gpushare::detail::recent_longest once, now_and_then;
     once.learn(2ms);
     for (int i = 0; i < 511; ++i) once.learn(100us);
     CHECK(once.get() == 2ms);
@@ -50,7 +50,7 @@ TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[
 }
 
 TEST_CASE("what is usual is the longest of the latest 16 at least, and of nearly all before", "[compute]") {
-    gpushare::recent_longest lately;
+    gpushare::detail::recent_longest lately;
     CHECK(lately.usual() == 0ns);
     lately.learn(9ms, true);
     CHECK(lately.usual() == 9ms);
@@ -70,7 +70,7 @@ TEST_CASE("what is usual is the longest of the latest 16 at least, and of nearly
 
 TEST_CASE("at most one in a hundred of the latest takes longer than is told", "[compute]") {
     support::random any(support::seed(0));
-    gpushare::recent_longest lately;
+    gpushare::detail::recent_longest lately;
     std::vector<ns> all;
     lately.learn(9s, true);
     CHECK(lately.p99() == 0ns);
@@ -142,7 +142,7 @@ TEST_CASE("the few of a mixture that ran alone don't tell what the next takes at
 }
 
 TEST_CASE("a few narrow ones in a row make a kind narrow, and not a mixture", "[compute]") {
-    gpushare::cost_estimate kind, mixture;
+    gpushare::detail::cost_estimate kind, mixture;
     const auto see = [&](double part) {
         kind.learn_width(gpushare::sm_width(part));
         mixture.learn_width(gpushare::sm_width(part), true);

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/fifo.hpp>
 #include <gpushare/gang.hpp>

@@ -780,7 +780,7 @@ TEST_CASE("work that is dropped if late isn't let in behind what may take too lo
 }
 
 TEST_CASE("a client that makes up kinds makes others forget none of theirs", "[compute]") {
-    cost_model costs;
+    gpushare::detail::cost_model costs;
     const client_id quiet{0, 1}, busy{1, 1};
     for (std::uint64_t key = 1; key <= 32; ++key) costs.learn(quiet, key, 1ms);
     std::uint32_t known = 0, after = 0;

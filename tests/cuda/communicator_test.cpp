@@ -5,7 +5,6 @@
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/backend/cuda/topology.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/submit_collectives.hpp>
-#include <gpushare/collective/submit_quantised.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include "standins/cuda/launch.hpp"

@@ -17,8 +17,8 @@
 #include <utility>
 
 #include <gpushare/error.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"

@@ -9,7 +9,6 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/pool.hpp>
-#include <gpushare/backend/cuda/topology.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <array>

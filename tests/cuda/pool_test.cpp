@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/memory/patience.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 

@@ -3,14 +3,14 @@
 // ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
 // and that nothing lies in local memory. The all-reduce of floats is in bench/gpu/collective_kernels.cu.
 #include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/backend/cuda/topology.hpp>
 
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
+#include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_quantised.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;

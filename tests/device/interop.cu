@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices: Thrust's CUDA system,
 // which nothing but nvcc compiles.
+#include <gpushare/interop/cub.cuh>
 #include <gpushare/interop/cub.hpp>
-#include <gpushare/interop/cub_packing.cuh>
-#include <gpushare/interop/cub_top_k.cuh>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/interop/pytorch.hpp>

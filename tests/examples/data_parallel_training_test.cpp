@@ -7,7 +7,6 @@
 #include "data_parallel_training/training.hpp"
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 

@@ -8,7 +8,6 @@
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/backend/cuda/topology.hpp>
 
 #include <array>
 #include <chrono>

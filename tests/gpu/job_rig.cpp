@@ -17,7 +17,6 @@
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/backend/cuda/topology.hpp>
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tuning.hpp>

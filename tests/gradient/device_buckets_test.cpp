@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/submit_quantised.hpp>
+#include <gpushare/collective/quantised_all_reduce.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -2,7 +2,6 @@
 // Operators of a group: batch normalisation over all ranks' batches, a softmax whose classes lie on several ranks, the largest elements
 // of a gradient. Each held to the same on one rank, computed in double.
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>

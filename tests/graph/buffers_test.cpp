@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers between pieces: none that are needed together overlap, and the block is as small as can
 // be hoped for.
-#include <gpushare/graph/buffers.hpp>
 #include <gpushare/graph/plan_text.hpp>
+#include <gpushare/graph/run.hpp>
 
 #include <algorithm>
 #include <vector>

@@ -19,7 +19,6 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/tensors.hpp>
 
 namespace support {
 

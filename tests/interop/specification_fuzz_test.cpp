@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/interop/environment.hpp>
-#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/specification_text.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

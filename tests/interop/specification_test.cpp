@@ -13,8 +13,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/interop/environment.hpp>
-#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/specification_text.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/interop/torch_scope.hpp>
+#include <gpushare/interop/detail/torch_scope.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
@@ -42,8 +42,8 @@ struct fake_torch {
     static int ordinal(const gpushare::host::node&, gpushare::device_id d) { return static_cast<int>(d.index); }
     static void forget(void* s) { forgotten.push_back(s); }
 };
-static_assert(gpushare::torch_runtime<fake_torch, gpushare::host::node>);
-using scope_type = gpushare::basic_torch_scope<fake_torch, gpushare::host::node, tenancy::tenant>;
+static_assert(gpushare::detail::torch_runtime<fake_torch, gpushare::host::node>);
+using scope_type = gpushare::detail::basic_torch_scope<fake_torch, gpushare::host::node, tenancy::tenant>;
 
 constexpr std::size_t KiB = 1 << 10;
 

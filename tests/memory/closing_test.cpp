@@ -18,7 +18,6 @@
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>

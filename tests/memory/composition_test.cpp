@@ -18,7 +18,6 @@
 #include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>

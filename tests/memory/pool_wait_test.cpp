@@ -21,8 +21,8 @@
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/capped_pool.hpp"

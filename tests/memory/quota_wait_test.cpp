@@ -17,7 +17,6 @@
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>

@@ -8,8 +8,8 @@
 #include <stop_token>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/memory/block_handle.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>

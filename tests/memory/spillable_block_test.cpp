@@ -10,8 +10,8 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/spillable_block.hpp>
 #include <gpushare/units.hpp>
 

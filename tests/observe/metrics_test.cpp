@@ -15,7 +15,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/observe/metrics.hpp>
-#include <gpushare/observe/table.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <gpushare/observe/table.hpp>
+#include <gpushare/observe/metrics.hpp>
 
 #include "support/catch.hpp"
 

@@ -16,7 +16,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/partition/data_partition.hpp>
-#include <gpushare/partition/multi_buffer.hpp>
 
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"

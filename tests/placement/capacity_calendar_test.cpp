@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/placement/capacity_calendar.hpp>
+#include <gpushare/placement/admission_queue.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 
 #include "support/catch.hpp"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <gpushare/placement/defragment.hpp>
 #include <gpushare/placement/placement_policy.hpp>
-#include <gpushare/placement/preemption.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

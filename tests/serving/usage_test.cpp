@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #include <gpushare/serving/usage_journal.hpp>
-#include <gpushare/serving/usage_line.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"

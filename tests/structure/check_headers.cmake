@@ -9,10 +9,9 @@ cmake_minimum_required(VERSION 3.25)
 # The layers, lowest first. A layer is a directory, or a header of the top directory by its name; it includes what
 # its line lists and nothing else. The four primitives know neither each other nor a backend, and no backend
 # knows who runs on it.
-set(base config version units error closing concepts gang sm_split atomic_ref numbers)
+set(base config units error closing concepts gang sm_split atomic_ref numbers)
 set(primitives memory compute partition collective)
 set(may_include_config)
-set(may_include_version config)
 set(may_include_units config)
 set(may_include_error config units)
 set(may_include_closing config units error detail)

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/serving/iteration_options.hpp>
 
 namespace support {
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/memory/patience.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 

@@ -25,7 +25,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/tenant/move.hpp>

@@ -11,7 +11,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/specification_text.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 
 #include "support/catch.hpp"

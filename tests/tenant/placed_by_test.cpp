@@ -18,8 +18,8 @@
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/tenant/move.hpp>
-#include <gpushare/tenant/placed_by.hpp>
 #include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant_planner.hpp>
 
 #include "support/catch.hpp"
 #include "support/host_tenants.hpp"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 

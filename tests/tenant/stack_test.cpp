@@ -16,11 +16,10 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
-#include <gpushare/interop/specification_text.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/stack_trace.hpp>
+#include <gpushare/tenant/specification_text.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 

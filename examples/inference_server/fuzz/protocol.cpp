@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include <gpushare/serving/usage_line.hpp>
+#include <gpushare/serving/usage_journal.hpp>
 #include <gpushare/tenant/specification.hpp>
 
 #include "inference_server/protocol.hpp"

@@ -6,7 +6,7 @@
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// Stages are in epilogue_stages.hpp; epilogue_apply.hpp applies them alone, or behind a collective of your own. An
+// Stages are in epilogue_stages.hpp; epilogue_stages.hpp applies them alone, or behind a collective of your own. An
 // all-reduce with its stages is a value, too, a pipeline. Nothing has run yet: fused_all_reduce.hpp runs it in the ranks'
 // threads, submit.hpp on the devices' streams.
 //

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/cost_model.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/detail/limiter_clients.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
@@ -490,7 +490,8 @@ private:
     void update_longest(const client_state& client, ns before) noexcept {
         const auto lasts = client.lasts();
         budget_.raise_longest(client.level, lasts);
-        if (lasts.longest >= before && ++learnt_ <= std::max<std::uint64_t>(recent_longest::window, clients_.size()))
+        if (lasts.longest >= before &&
+            ++learnt_ <= std::max<std::uint64_t>(detail::recent_longest::window, clients_.size()))
             return;
         learnt_ = 0;
         budget_.survey(client.level, clients_);
@@ -588,7 +589,7 @@ private:
     detail::client_list watched_;    // that may be back soon
     detail::client_list unsettled_;  // that were charged what isn't settled
     budget budget_{options_.depth, options_.horizon};
-    cost_model costs_;
+    detail::cost_model costs_;
     detail::attendance attendance_;
     detail::event_queue events_;  // last: pages that nobody looks at while all goes well
 };

@@ -16,7 +16,7 @@
 //
 // What is enqueued behind the last bucket on a rank's stream finds the averages in the gradients.
 // NCCL is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp),
-// and so is a quantised all-reduce (collective/submit_quantised.hpp).
+// and so is a quantised all-reduce (collective/quantised_all_reduce.hpp).
 //
 // A rank whose gradients of a bucket lie behind each other, as they were registered, isn't packed:
 // one flat buffer of all gradients is combined where it is. What else is packed goes through one
@@ -57,7 +57,7 @@ concept device_engine = requires(const E& engine, std::span<const T* const> ins,
 };
 
 /// How device_buckets packs: by a kernel of its own, in one pass, whatever the types. cub_packing
-/// (interop/cub_packing.cuh) is another one. Both have pack(stream, pieces, flat) and
+/// (interop/cub.cuh) is another one. Both have pack(stream, pieces, flat) and
 /// unpack(stream, pieces, flat), where `pieces` are pairs of a pointer and a number of elements.
 struct kernel_packing {
     /// Enqueues the copy of all pieces to `flat`, one behind the other.

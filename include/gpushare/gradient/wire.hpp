@@ -25,7 +25,6 @@
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/finite.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

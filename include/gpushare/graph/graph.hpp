@@ -1,16 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model as a plain value: nodes in the order in which they run, and the values between them. Where to cut the model is
-// decided on this value (split_plan.hpp); onnx.hpp makes one of a file.
+// A model as a plain value: nodes in the order in which they run, and the values between them; what
+// can be wrong with a model; and tensors in memory. Where to cut the model is decided on this value
+// (split_plan.hpp); onnx.hpp makes one of a file.
 //
 //   const gpushare::graph::model_graph& g = model.graph();
 //   for (const auto& n : g.nodes) std::puts(n.name.c_str());
 //   const auto crossing = gpushare::graph::crossing(g, 10);          // values that pass from nodes 0..9 to the later ones
 //   const auto edges = gpushare::graph::edges_of(g, {10, 20});       // what nodes 10..19 read from outside, and leave
 //
-// Everything here is a value: safe to read from any thread, not while it changes.
+// A graph is a value: safe to read from any thread, not while it changes. A model_error says why a
+// model can't be used: what is wrong, and in which node.
+//
+//   const gpushare::graph::model_error e(gpushare::graph::model_fault::cyclic, "conv1", "it waits for itself");
+//   if (e.fault() == gpushare::graph::model_fault::cyclic) log(e.node(), e.what());
+//
+// A fusion_rule says which operators an engine fuses, as far as that is worth a cut elsewhere: a cut
+// between them costs a kernel that has to read and write what the fused one kept in registers.
+//
+//   const gpushare::graph::fusion_rule mine[]{{"Conv", "Relu", 2}, {"MatMul", "element-wise", 2}};
+//   const gpushare::graph::split_options options{.fusions = mine};
+//
+// Without rules of one's own, usual_fusions stands. A rule is a preference and never a ban.
+//
+// Engines get tensors in memory: where the bytes are, and room for those whose size is only known
+// when they are there.
+//
+//   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
+//   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());      // charged to the tenant
+//   gpushare::graph::tensor map{.room = &blocks, .number = 7};                  // wherever there is room, of any size
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -18,8 +39,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -302,6 +325,240 @@ struct piece_edges {
     std::iota(nodes.begin(), nodes.end(), of.first);
     return edges_of(g, nodes);
 }
+
+}  // namespace graph
+
+namespace graph {
+
+/// What is wrong with a model, or with how it is cut.
+enum class model_fault : std::uint8_t {
+    no_file,           ///< the file can't be read
+    unreadable,        ///< the bytes are no model, or only a part of one
+    too_large,         ///< 2 GiB or more, which the format can't hold in one file or one piece
+    bad_model,         ///< the model as a whole is malformed: no operator set, a name that is there twice
+    bad_node,          ///< a node has attributes, inputs or outputs that its operator doesn't allow
+    bad_weight,        ///< a weight has more or fewer bytes than its shape says
+    unknown_operator,  ///< nobody says what the node computes
+    missing_value,     ///< a node reads what nothing makes
+    cyclic,            ///< nodes wait for each other
+    bad_shapes,        ///< shapes contradict each other
+    external_data,     ///< a weight's file is missing, too short, or outside of the model's folder
+    bad_cut,           ///< the model can't be cut there: what crosses is no tensor, or nobody knows its type
+    engine,            ///< the engine refuses a piece
+};
+
+/// The code that a fault comes with.
+[[nodiscard]] constexpr errc code_of(model_fault f) noexcept {
+    switch (f) {
+        case model_fault::no_file: return errc::io_failed;
+        case model_fault::too_large: return errc::size_overflow;
+        case model_fault::unknown_operator:
+        case model_fault::bad_cut: return errc::not_supported;
+        case model_fault::engine: return errc::backend_failed;
+        default: return errc::invalid_specification;
+    }
+}
+
+/// A model can't be used. The text names the node, or the value, and the reason.
+class model_error : public operation_error {
+public:
+    /// `node` may be empty, where the model as a whole is at fault. Unprintable characters of the texts are escaped.
+    model_error(model_fault fault, std::string node, std::string_view why)
+        : operation_error(code_of(fault), {}, sentence(node, why).c_str()), fault_(fault), node_(std::move(node)) {}
+
+    /// What is wrong.
+    [[nodiscard]] model_fault fault() const noexcept { return fault_; }
+    /// The name of the node or value that is at fault, as the model has it; empty for the model as a whole.
+    [[nodiscard]] const std::string& node() const noexcept { return node_; }
+
+private:
+    static std::string sentence(const std::string& node, std::string_view why) {
+        return (node.empty() ? std::string("model: ") : "model, '" + node + "': ").append(why);
+    }
+
+    model_fault fault_;
+    std::string node_;
+};
+
+}  // namespace graph
+
+namespace graph {
+
+/// Two operators that an engine makes one of, where the first one's result is read by the second
+/// alone. The types are ONNX's; `element-wise` stands for all of element_wise_types.
+struct fusion_rule {
+    std::string_view before{};  ///< makes the value
+    std::string_view after{};   ///< reads the value
+    /// What a cut between them costs: how often more memory is passed over, in sizes of that value.
+    /// Above 0.
+    double passes = 2;
+
+    friend constexpr bool operator==(const fusion_rule&, const fusion_rule&) = default;
+};
+
+/// Operators that make each element of one element of each input.
+inline constexpr std::array<std::string_view, 40> element_wise_types{
+    "Abs",  "Add",      "Cast",  "Ceil",     "Celu",        "Clip",      "Cos",       "Div",        "Elu",  "Erf",
+    "Exp",  "FastGelu", "Floor", "Gelu",     "HardSigmoid", "HardSwish", "LeakyRelu", "Log",        "Max",  "Min",
+    "Mish", "Mul",      "Neg",   "Not",      "PRelu",       "Pow",       "QuickGelu", "Reciprocal", "Relu", "Round",
+    "Selu", "Sigmoid",  "Sin",   "Softplus", "Softsign",    "Sqrt",      "Sub",       "Swish",      "Tanh", "Where"};
+
+/// Whether an operator is element-wise.
+[[nodiscard]] constexpr bool is_element_wise(std::string_view type) noexcept {
+    return std::ranges::find(element_wise_types, type) != element_wise_types.end();
+}
+
+/// What ONNX Runtime, OpenVINO and TensorRT have in common. A quantised operator counts more:
+/// without its neighbours, the operator runs in floats.
+inline constexpr std::array<fusion_rule, 24> usual_fusions{{
+    {"Conv", "BatchNormalization", 2},
+    {"Conv", "element-wise", 2},
+    {"ConvTranspose", "BatchNormalization", 2},
+    {"ConvTranspose", "element-wise", 2},
+    {"MatMul", "element-wise", 2},
+    {"Gemm", "element-wise", 2},
+    {"BatchNormalization", "element-wise", 2},
+    {"element-wise", "element-wise", 2},
+    {"element-wise", "LayerNormalization", 2},
+    {"element-wise", "Softmax", 1},
+    {"element-wise", "ReduceMean", 1},
+    {"ReduceMean", "element-wise", 1},
+    {"Pad", "Conv", 2},
+    {"Transpose", "MatMul", 2},
+    {"MatMul", "Transpose", 1},
+    {"MatMul", "Softmax", 2},
+    {"Softmax", "MatMul", 2},
+    {"DequantizeLinear", "Conv", 8},
+    {"DequantizeLinear", "MatMul", 8},
+    {"DequantizeLinear", "Gemm", 8},
+    {"DequantizeLinear", "element-wise", 4},
+    {"Conv", "QuantizeLinear", 8},
+    {"MatMul", "QuantizeLinear", 8},
+    {"element-wise", "QuantizeLinear", 4},
+}};
+
+/// What the first rule that fits says; 0: the engine keeps the two apart.
+[[nodiscard]] constexpr double fusion_passes(std::span<const fusion_rule> rules, std::string_view before,
+                                             std::string_view after) noexcept {
+    const auto fits = [](std::string_view rule, std::string_view type) {
+        return rule == type || (rule == "element-wise" && is_element_wise(type));
+    };
+    for (const auto& r : rules)
+        if (fits(r.before, before) && fits(r.after, after)) return r.passes;
+    return 0;
+}
+
+}  // namespace graph
+
+namespace graph {
+
+/// Gives tensors room whose size nobody knew before.
+class tensor_room {
+public:
+    /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call for that number. Called
+    /// by engines, on the thread that computes, for one tensor at a time. Throws std::bad_alloc or what is derived from it.
+    [[nodiscard]] virtual void* room_for(std::uint32_t number, std::size_t size) = 0;
+
+protected:
+    ~tensor_room() = default;
+};
+
+/// A tensor in memory that an engine can use. A plain value that owns nothing.
+struct tensor {
+    element type = element::unknown;    ///< of its elements
+    std::vector<std::int64_t> shape{};  ///< outermost first; an extent below 0: the engine finds out
+    void* data = nullptr;               ///< rows behind each other without gaps; null where it has no place yet
+    std::size_t capacity = 0;           ///< bytes at `data`
+    tensor_room* room = nullptr;        ///< gives an output a place that has none, or a too small one
+    std::uint32_t number = 0;           ///< by which `room` knows the tensor
+
+    /// Bytes that the shape asks for; 0 where an extent or the type is unknown. Saturates.
+    [[nodiscard]] std::size_t size() const noexcept {
+        bytes all{size_of(type)};
+        for (const std::int64_t extent : shape) all = extent < 0 ? bytes{} : all * static_cast<std::uint64_t>(extent);
+        return static_cast<std::size_t>(all.count());
+    }
+    /// Whether all extents are known.
+    [[nodiscard]] bool shaped() const noexcept {
+        for (const std::int64_t extent : shape)
+            if (extent < 0) return false;
+        return true;
+    }
+    /// Gives an output its type and shape, and a place for them. Throws model_error (engine) where there is none; what
+    /// `room` throws.
+    void* place(element of, std::vector<std::int64_t> extents) {
+        type = of;
+        shape = std::move(extents);
+        const std::size_t needed = size();
+        if (needed <= capacity && data != nullptr) return data;
+        if (room == nullptr)
+            throw model_error(
+                model_fault::engine, {},
+                "an output has " + std::to_string(needed) + " bytes, and its buffer " + std::to_string(capacity));
+        data = room->room_for(number, needed);
+        capacity = needed;
+        return data;
+    }
+};
+
+/// Blocks of a memory, one for each tensor that needs one; they grow and are kept. Neither copied nor moved; for one
+/// thread at a time. `Memory` must outlive it, and no work may use the blocks when it goes.
+template <memory_resource Memory>
+class tensor_blocks final : public tensor_room {
+public:
+    static constexpr std::size_t alignment = 256;  ///< of each block, in bytes
+
+    /// For tensors 0 to n - 1.
+    tensor_blocks(Memory& of, std::size_t n) : memory_(&of), blocks_(n) {}
+    tensor_blocks(const tensor_blocks&) = delete;
+    tensor_blocks& operator=(const tensor_blocks&) = delete;
+    ~tensor_blocks() {
+        for (auto& b : blocks_) free(b);
+    }
+
+    [[nodiscard]] void* room_for(std::uint32_t number, std::size_t size) override {
+        block& b = blocks_.at(number);
+        if (b.data != nullptr && size <= b.size) return b.data;
+        free(b);
+        const std::size_t whole = size == 0 ? 1 : size;
+        b.data = memory_->allocate(whole, alignment);
+        b.size = whole;
+        return b.data;
+    }
+    /// Gives back one tensor's block.
+    void release(std::uint32_t number) noexcept { free(blocks_[number]); }
+    /// Bytes of all blocks that are there.
+    [[nodiscard]] bytes size() const noexcept {
+        bytes all{};
+        for (const auto& b : blocks_) all += bytes{b.size};
+        return all;
+    }
+
+private:
+    struct block {
+        void* data = nullptr;
+        std::size_t size = 0;
+    };
+    void free(block& b) noexcept {
+        if (b.data != nullptr) memory_->deallocate(b.data, b.size, alignment);
+        b = {};
+    }
+
+    Memory* memory_;
+    std::vector<block> blocks_;
+};
+
+/// Runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece number `piece`, whose inputs and
+/// outputs come in the order of edges_of(). When the work runs, it reads the inputs' shapes and bytes, and gives each
+/// output its type and shape by place(), or finds them there: an output that is shaped and has a place is written where
+/// it is. The spans and the tensors stay until the work has ended, and are for this work alone meanwhile. An input
+/// without a place is one whose piece failed: the work must fail as well. Failures are thrown, on either side.
+template <class E, class Stream>
+concept piece_engine = timeline<Stream> &&
+    requires(E& e, Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,
+             std::span<tensor* const> outputs) {
+    e.enqueue(to, piece, inputs, outputs);
+};
 
 }  // namespace graph
 }  // namespace GPUSHARE_ABI

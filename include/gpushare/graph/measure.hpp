@@ -25,9 +25,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/model_error.hpp>
 #include <gpushare/graph/split_plan.hpp>
-#include <gpushare/graph/tensors.hpp>
 #include <gpushare/serving/operator_selection.hpp>
 #include <gpushare/units.hpp>
 

@@ -30,7 +30,6 @@
 #include <gpushare/graph/detail/onnx_library.hpp>
 #include <gpushare/graph/detail/onnx_shapes.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/model_error.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

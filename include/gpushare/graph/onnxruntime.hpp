@@ -39,8 +39,6 @@
 #include <gpushare/graph/detail/onnx_numbers.hpp>
 #include <gpushare/graph/detail/onnxruntime_api.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/model_error.hpp>
-#include <gpushare/graph/tensors.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -8,7 +8,7 @@
 //       planner.measured(*piece, time_of(planner.plan().nodes(*piece)));
 //   for (const auto& p : planner.plan().pieces) run(planner.plan().nodes(p.places));
 //
-// plan_text.hpp has the plan as text for people to change, buffers.hpp the memory for what crosses
+// plan_text.hpp has the plan as text for people to change, run.hpp the memory for what crosses
 // its cuts. Everything here is a value: safe to read from any thread, not while it changes.
 #pragma once
 
@@ -30,7 +30,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/graph/detail/cut_costs.hpp>
 #include <gpushare/graph/detail/node_orders.hpp>
-#include <gpushare/graph/fusions.hpp>
 #include <gpushare/graph/graph.hpp>
 #include <gpushare/units.hpp>
 

@@ -34,7 +34,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/interop/detail/torch_allocator.hpp>
-#include <gpushare/interop/torch_scope.hpp>
+#include <gpushare/interop/detail/torch_scope.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -75,11 +75,40 @@ private:
 
 }  // namespace detail
 
-/// See basic_torch_scope. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none.
-template <class Node, class Tenant, class Gate = no_launch_gate>
-class torch_scope : public basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {
+/// One tenant in torch, on one of its devices: make it once, before threads of torch work for the
+/// tenant. From then on what torch allocates on the tenant's streams, on whatever thread, comes of
+/// the tenant's memory; launches on them are those of a client of the gate.
+///
+/// Lifetimes: tensors and graphs go before the scope, the scope before its tenant, and the tenant
+/// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
+/// open: they stay charged, and go back in order. Tensors that outlive the tenant are leaks of it.
+///
+/// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
+/// on its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. Making one
+/// throws operation_error: closed; no_device if the tenant hasn't that many; invalid_specification
+/// if a stream has a scope already; std::bad_alloc; and what the gate throws.
+template <class Node, class Tenant, class Gate = detail::no_launch_gate>
+class torch_scope : public detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {
+    using base = detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate>;
+
 public:
-    using basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate>::basic_torch_scope;
+    using base::base;
+
+    /// enter(number = 0): the calling thread is in the scope as long as the result lives, on the
+    /// tenant's stream of that number,
+    /// and with a gate as a request there. The result ends on the thread that made it, the last one
+    /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
+    using base::enter;
+    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
+    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    using base::give_back;
+    /// A pool_usage: what is held of the tenant's memory for torch, and what of it is out; the peak
+    /// is of what is held.
+    using base::usage;
+    /// How many blocks torch has.
+    using base::live;
+    /// The tenant at the gate.
+    using base::client;
 };
 /// Without a gate.
 template <class Node, class Tenant>

@@ -17,7 +17,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/interop/detail/torch_cpu_allocator.hpp>
-#include <gpushare/interop/torch_scope.hpp>
+#include <gpushare/interop/detail/torch_scope.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -40,11 +40,27 @@ struct libtorch_cpu {
 
 }  // namespace detail
 
-/// See basic_torch_scope. `Node` is host::node, one device of which a thread is in at a time.
+/// One tenant in torch, on one of its devices: lifetimes, threads and errors are those of
+/// torch_scope (libtorch.hpp). `Node` is host::node, one device of which a thread is in at a time.
 template <class Node, class Tenant>
-class torch_cpu_scope : public basic_torch_scope<detail::libtorch_cpu, Node, Tenant> {
+class torch_cpu_scope : public detail::basic_torch_scope<detail::libtorch_cpu, Node, Tenant> {
+    using base = detail::basic_torch_scope<detail::libtorch_cpu, Node, Tenant>;
+
 public:
-    using basic_torch_scope<detail::libtorch_cpu, Node, Tenant>::basic_torch_scope;
+    using base::base;
+
+    /// enter(number = 0): the calling thread is in the scope as long as the result lives, on the
+    /// tenant's stream of that number. The result ends on the thread that made it, the last one
+    /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
+    using base::enter;
+    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
+    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    using base::give_back;
+    /// A pool_usage: what is held of the tenant's memory for torch, and what of it is out; the peak
+    /// is of what is held.
+    using base::usage;
+    /// How many blocks torch has.
+    using base::live;
 };
 /// Of the tenant's first device.
 template <class Node, class Tenant>

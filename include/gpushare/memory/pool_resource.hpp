@@ -32,7 +32,7 @@
 // While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later request that doesn't wait
 // is refused. So small requests don't starve a big one. The first also waits for the streams on which blocks
 // were freed, and asks the upstream again every two milliseconds, because an upstream doesn't tell when it has memory
-// again. Each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). The pool's waiters
+// again. Each time counts as a refusal there, and asks the hooks of a quota below (quota_wait.hpp). The pool's waiters
 // have no place in the quota's own queue. No thread is made for any of this.
 #pragma once
 
@@ -58,7 +58,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 

@@ -31,7 +31,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -269,7 +269,7 @@ public:
         return name_;
     }
 
-    /// After a refusal of `n` bytes: asks hooks (quota_hook.hpp), from `asked` on, until one has freed some. True: try
+    /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has freed some. True: try
     /// the charge again. False: all have been asked. `below`: the quota had the bytes, but the memory below it hadn't.
     /// Runs user code, under no lock. Each request begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept {

@@ -1,40 +1,134 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for bytes of a quota: first come first served, until a deadline or a stop request.
+// What happens when a quota lacks bytes: hooks are asked to make room, and whoever wants to waits,
+// first come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
 //   if (gpushare::charge_until(chat, 1_MiB, until).code == gpushare::errc::none) ...
 //
-// A waiting thread first asks the hooks of the tree (quota_hook.hpp), telling them the deadline, and then joins the
+// A waiting thread first asks the hooks of the tree, telling them the deadline, and then joins the
 // queue. One of the waiting threads collects frees as streams reach them; no other thread is made for it.
 //
 // A program that has no thread to wait with takes a claim, which doesn't block:
 //
 //   gpushare::quota_claim claim{chat, 512_MiB};            // in the queue, unless the bytes are there now
 //   if (claim.state() == gpushare::claim_state::granted) claim.take();        // ... later: chat.release(512_MiB)
+//
+// A quota_hook makes room before a request is refused: it spills to the host, drops a cache, or gives
+// burst back to a neighbour.
+//
+//   // 10: its order, lower ones are asked first
+//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
+//
+// Which hooks are asked. If a request's own quota refuses it, the hooks of that quota are asked, to free memory of
+// their own tenant. If a quota above refuses it, the hooks on the way up are asked as well, and those of quotas that
+// have borrowed from there, each for at most what it has borrowed: burst is lent, and this is how it is called back.
+// Guaranteed bytes are never asked for. A hook is told how many bytes are missing and until when the request can wait.
+// It frees what it can, now or until then, and returns how much it has freed already. The request is then tried again,
+// and refused if that fails.
+//
+// Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
+// ask. An exception counts as nothing freed. A lock of the program's that a hook takes it must only try, where somebody
+// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who
+// lacks memory of a pool waits for what is on its way between that and its upstream, but not for a
+// thread that is in a hook (quota::in_hook), so two hooks that allocate from each other's pool
+// don't wait for each other.
+//
+// An allocation inside a hook asks no hook of that tree, by whatever quota of it: so no hook calls itself, round about
+// another tree either, and none is called below another one that may hold a lock. The guard is by tree and thread,
+// because what it guards, the stack and the locks that are held, is a thread's. Another thread
+// isn't guarded: if a hook waits for one that allocates, that one asks the hooks once more, and it
+// is the program's to see that this ends.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <stop_token>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_hooks.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
 #include <gpushare/memory/detail/quota_wait_queue.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// A hook, registered as long as it lives. Neither copied nor moved; the quota must outlive it. The destructor waits
+/// until no other thread is in a call of it; the hook must not destroy itself.
+class quota_hook {
+public:
+    /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
+    using free_function = detail::hook_registration::free_function;
+    /// Waits until something may have become free by itself, as when a stream reaches a point, or until the deadline.
+    /// False, at once, if nothing will. A thread that waits for bytes calls it, and `free`, again and again.
+    using wait_function = detail::hook_registration::wait_function;
+
+    /// Asked for requests of `of`; hooks with a lower `order` are asked first.
+    quota_hook(quota& of, int order, free_function free, wait_function wait = {})
+        : registration_(of, order, std::move(free), std::move(wait)) {}
+
+    /// Registers at the root of the tree that `of` is in: asked whenever any request in the tree lacks bytes, of a
+    /// quota or of the memory below. Such a hook may outlive the tree.
+    enum class root_tag : bool {};
+    static constexpr root_tag at_root{};  ///< see root_tag
+    /// See root_tag.
+    quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
+        : registration_(*of.root_, order, std::move(free), std::move(wait), true) {}
+    /// Whether it is asked for requests of the tree of `q`.
+    [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
+        return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
+    }
+    /// Whether the tree is gone.
+    [[nodiscard]] bool orphaned() const noexcept { return registration_.of() == nullptr; }
+
+private:
+    detail::hook_registration registration_;
+};
+
+/// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is asked, and lets threads
+/// that wait for bytes wait for the streams. It serves neighbours' requests too, since a block whose point is reached
+/// is in nobody's use.
+template <class Frees>
+[[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
+    return quota_hook(
+        of, std::numeric_limits<int>::min(),
+        [&frees](const reclaim_request&) {
+            return bytes{frees.collect()};
+        },  // blocks: that there are any is what counts
+        [&frees](instant deadline) { return frees.wait_any(deadline); });
+}
+
+/// The largest borrower from the quota that refuses `n` bytes to `asking`. Empty if `asking`'s own limit refuses them.
+[[nodiscard]] inline burst_holder holder_of_burst(const quota& asking, bytes n) noexcept {
+    const detail::quota_node& q = asking;
+    const std::lock_guard lock(q.root_->mutex_);
+    burst_holder most;
+    auto need = n.count();
+    const detail::quota_node* from = &q;
+    for (const detail::quota_node* level = &q; level != nullptr; from = level, level = level->parent_) {
+        for (const detail::quota_node* c = level->children_; c != nullptr; c = c->next_) {
+            const bytes borrowed{c->borrowed_.load(std::memory_order_relaxed)};
+            if (c != from && borrowed > most.borrowed) most = {c->name_, borrowed};
+        }
+        need -= std::min(need, level->cell_.now().available());
+        if (level->borrowed_.load(std::memory_order_relaxed) + need > level->burst_.count()) break;
+    }
+    return most;
+}
 
 /// A place in a quota's queue that blocks no thread. Neither copied nor moved; the quota must outlive it. Used by one
 /// thread at a time, beside any other use of the quota.
@@ -59,7 +153,7 @@ public:
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.state;
     }
-    /// The same, after hooks that can be waited for (quota_hook.hpp) have freed what has come by
+    /// The same, after hooks that can be waited for have freed what has come by
     /// now: what a thread that waits has done for it. Runs user code, under no lock.
     claim_state poll() noexcept {
         auto& root = *place_.at->root_;

@@ -24,7 +24,6 @@
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/detail/call_gate.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 

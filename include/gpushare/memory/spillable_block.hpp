@@ -23,7 +23,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/call_gate.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

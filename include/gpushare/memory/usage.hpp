@@ -39,6 +39,14 @@ struct quota_usage {
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };
 
+/// The request that a quota_hook gets.
+struct reclaim_request {
+    bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
+    instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
+    bool own = true;                 ///< a request of its own quota or one below; false: a neighbour's
+    bool below = false;              ///< the quota has the bytes, but the memory below it hasn't
+};
+
 /// How a wait for bytes of a quota stands.
 enum class claim_state : std::uint8_t {
     waiting,  ///< in the queue

@@ -138,7 +138,7 @@ public:
     /// Maps memory to [offset, offset + size): all that is missing, or nothing. Chunks that are there stay, also those
     /// that were leaving. New memory holds zeros or what this tenant once wrote to it, and never what another tenant
     /// wrote unless scrubbing is off. Where its quota or the device lacks bytes, hooks are asked
-    /// (quota_hook.hpp). Waits until `deadline` for memory that is being scrubbed or leaving; by
+    /// (quota_wait.hpp). Waits until `deadline` for memory that is being scrubbed or leaving; by
     /// default it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota);
     /// deadline_exceeded (enough is free, but not scrubbed yet: the scrubbing goes on, ask again);
     /// closed; kernel_failed, device_lost or submission_failed (the scrubbing).

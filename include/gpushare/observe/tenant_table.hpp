@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moved: include <gpushare/observe/table.hpp> instead. This path stays until 0.3.
+// Moved: include <gpushare/observe/metrics.hpp> instead. This path stays until 0.3.
 #pragma once
 
-#include <gpushare/observe/table.hpp>
+#include <gpushare/observe/metrics.hpp>

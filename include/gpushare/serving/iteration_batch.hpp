@@ -29,7 +29,6 @@
 #include <gpushare/serving/detail/step_planner.hpp>
 #include <gpushare/serving/detail/text_book.hpp>
 #include <gpushare/serving/iteration_options.hpp>
-#include <gpushare/serving/iteration_step.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

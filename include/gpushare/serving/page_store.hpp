@@ -35,9 +35,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/serving/detail/page_book.hpp>
 #include <gpushare/serving/detail/page_growers.hpp>
@@ -55,7 +54,7 @@ struct page_options {
     std::uint32_t floor = 0;    ///< of memory for so many pages, what is there stays, used or not
     /// Asked where somebody lacks memory, and nothing here is without a page: to free pages that
     /// can be done without (of cached prefixes, of idle sequences), at most so many, now or by the
-    /// request's deadline. A hook: see quota_hook.hpp.
+    /// request's deadline. A hook: see quota_wait.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moved: include <gpushare/serving/usage_line.hpp> instead. This path stays until 0.3.
+// Moved: include <gpushare/serving/usage_journal.hpp> instead. This path stays until 0.3.
 #pragma once
 
-#include <gpushare/serving/usage_line.hpp>
+#include <gpushare/serving/usage_journal.hpp>

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/chunked.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>

@@ -10,13 +10,13 @@
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}, {.part = 1, .at = cache, .size = 1 << 28}};
 //
 // Without a device_choice, a tenancy takes the devices with the most memory left, or the best connected ones if it was
-// given a topology. Another choice is a function of the embedder's, or placed_by(policy) of placed_by.hpp:
+// given a topology. Another choice is a function of the embedder's, or placed_by(policy) of tenant_planner.hpp:
 //
 //   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {      // rooms: devices with time for it
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
 //   };                                                                                          // shared.choose_devices(first)
 //
-// What reads specifications (interop/specification_text.hpp, environment.hpp) throws an error that names
+// What reads specifications (tenant/specification_text.hpp) throws an error that names
 // the key which can't be read:
 //
 //   try { auto spec = gpushare::parse_specification(text); }

@@ -136,7 +136,7 @@ public:
         return e.figures();
     }
 
-    /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
+    /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_wait.hpp) to
     /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded
     /// or stopped, with the figures of the last refusal and the name of the largest borrower. Guaranteed memory is
     /// never asked for: what wouldn't fit beside it if all burst came back is refused at once (no_room).

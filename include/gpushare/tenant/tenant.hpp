@@ -57,7 +57,6 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
@@ -388,7 +387,7 @@ public:
     }
 
     /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each
-    /// other, as collectives; see gang_permit.hpp. Valid until it is closed. Throws operation_error
+    /// other, as collectives; see handles.hpp. Valid until it is closed. Throws operation_error
     /// (closed).
     [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang() {
         std::vector<typename gang_permit<limiter>::member> all;

@@ -3,7 +3,7 @@
 // admitted, changed ones are changed while their work goes on, and removed ones are closed.
 //
 //   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
-//   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see interop/specification_text.hpp
+//   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see tenant/specification_text.hpp
 //   if (auto chat = tenants.find("chat")) chat->submit(work);
 #pragma once
 

@@ -3,7 +3,6 @@
 // counted, what is ready everywhere, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With
 // the argument "killed": a process is killed in the middle of a training.
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>

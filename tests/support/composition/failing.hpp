@@ -17,10 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/chunked.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/compute/handles.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gang.hpp>

@@ -24,9 +24,8 @@
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/patience.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 

@@ -13,8 +13,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>

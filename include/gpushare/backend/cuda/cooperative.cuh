@@ -16,7 +16,6 @@
 
 #include <cstdint>
 
-#include <gpushare/backend/cuda/kernel_context.cuh>
 #include <gpushare/backend/cuda/launch.cuh>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/concepts.hpp>

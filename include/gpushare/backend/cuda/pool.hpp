@@ -186,7 +186,7 @@ public:
     }
     /// As allocate, but where the device, or max_size, lacks memory asks again every two
     /// milliseconds, until the deadline or stop request of `until`, a patience
-    /// (memory/patience.hpp): CUDA doesn't tell when there is some, and serves waiters in no order.
+    /// (concepts.hpp): CUDA doesn't tell when there is some, and serves waiters in no order.
     /// Then throws memory_error: deadline_exceeded, stopped. A request larger than the device is
     /// refused at once.
     template <class Patience>

@@ -35,7 +35,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-class device_context;  // what a kernel sees: kernel_context.cuh
+class device_context;  // what a kernel sees: launch.cuh
 
 namespace detail {
 

@@ -14,7 +14,7 @@
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/finite.hpp>
+#include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/cost_model.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>

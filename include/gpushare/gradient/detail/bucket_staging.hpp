@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/finite.hpp>
+#include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

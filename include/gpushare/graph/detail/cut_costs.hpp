@@ -14,7 +14,6 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/graph/detail/node_orders.hpp>
-#include <gpushare/graph/fusions.hpp>
 #include <gpushare/graph/graph.hpp>
 #include <gpushare/units.hpp>
 

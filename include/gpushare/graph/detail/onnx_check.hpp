@@ -20,7 +20,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/graph/detail/onnx_files.hpp>
 #include <gpushare/graph/detail/onnx_library.hpp>
-#include <gpushare/graph/model_error.hpp>
+#include <gpushare/graph/graph.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

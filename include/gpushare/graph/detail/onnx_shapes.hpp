@@ -20,7 +20,6 @@
 #include <gpushare/graph/detail/onnx_check.hpp>
 #include <gpushare/graph/detail/onnx_library.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/model_error.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -29,7 +29,7 @@
 #include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/detail/torch_blocks.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -28,7 +28,7 @@
 #include <gpushare/memory/detail/chunk_supply.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>

@@ -40,7 +40,7 @@ namespace detail {
 struct quota_node;
 class hook_registration;
 
-/// How far one request has come in asking the hooks of a tree; see quota_hook.hpp.
+/// How far one request has come in asking the hooks of a tree; see quota_wait.hpp.
 struct hook_cursor {
     instant until = instant::min();                                 // when it will be refused
     std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the last that was asked

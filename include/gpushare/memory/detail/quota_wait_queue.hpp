@@ -44,10 +44,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_hooks.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
-#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/serving/iteration_options.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -25,7 +25,6 @@
 #include <gpushare/serving/detail/text_book.hpp>
 #include <gpushare/serving/detail/text_record.hpp>
 #include <gpushare/serving/iteration_options.hpp>
-#include <gpushare/serving/iteration_step.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

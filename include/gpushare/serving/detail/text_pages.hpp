@@ -16,7 +16,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/serving/detail/shared_pages.hpp>
 #include <gpushare/serving/detail/text_record.hpp>
-#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/serving/iteration_options.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -13,7 +13,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/serving/detail/shared_pages.hpp>
-#include <gpushare/serving/iteration_step.hpp>
+#include <gpushare/serving/iteration_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

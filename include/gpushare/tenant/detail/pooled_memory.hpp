@@ -30,10 +30,8 @@
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/detail/turns.hpp>
 #include <gpushare/tenant/specification.hpp>

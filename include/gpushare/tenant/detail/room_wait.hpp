@@ -2,7 +2,7 @@
 // Waits for memory to promise to a tenant: asks the tenants that have borrowed it as burst to give it back, until a
 // deadline.
 //
-//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see memory/patience.hpp
+//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see concepts.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
 // Guaranteed bytes are never asked for. The waiting thread tries the devices again every two milliseconds.
@@ -24,7 +24,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 

@@ -28,7 +28,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/specification.hpp>

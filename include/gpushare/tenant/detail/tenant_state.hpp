@@ -24,9 +24,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota_change.hpp>
-#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>

@@ -12,7 +12,6 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -5,7 +5,7 @@
 //   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }    // float or simd
 //
 // Which width may be used is known when the program runs: code for wide registers is inlined into
-// functions that are compiled for them (see epilogue_apply.hpp), and what isn't inlined, in a build
+// functions that are compiled for them (see epilogue_stages.hpp), and what isn't inlined, in a build
 // without optimisation, works on narrow ones.
 #pragma once
 

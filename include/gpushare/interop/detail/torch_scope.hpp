@@ -3,7 +3,7 @@
 // interop/libtorch_cpu.hpp the one for the host. Both are this class, with a runtime of their own,
 // which is what it asks of torch.
 //
-//   gpushare::basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
+//   basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
 //   const auto inside = scope.enter();  // this thread's work and memory are the tenant's
 #pragma once
 
@@ -27,8 +27,9 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
-/// What a scope asks of torch. `install` makes torch ask detail::torch_blocks for each allocation,
+/// What a scope asks of torch. `install` makes torch ask torch_blocks for each allocation,
 /// as often as it is called; `ordinal` is torch's number of a node's device. A `guard` makes a
 /// stream the thread's current one as long as it lives. `forget` drops what torch keeps for a
 /// stream that ends. `on_streams` is false where work is over when the call returns; then streams
@@ -75,7 +76,7 @@ struct no_launch_gate {
 template <class Runtime, node Node, class Tenant, class Gate = no_launch_gate>
 requires torch_runtime<Runtime, Node>
 class basic_torch_scope {
-    using memory = detail::torch_memory<typename Tenant::memory_type, Node>;
+    using memory = torch_memory<typename Tenant::memory_type, Node>;
 
 public:
     using stream = typename Node::stream;                  ///< the tenant's
@@ -94,7 +95,7 @@ public:
             : request_(of.gate_->enter(of.client_)), current_(of.ordinal_, handle), thread_(of.memory_, of.ordinal_) {}
         typename Gate::scope request_;  // first: it may wait
         typename Runtime::guard current_;
-        detail::torch_inside thread_;
+        torch_inside thread_;
     };
 
     /// Without a gate. Throws operation_error: closed; no_device if the tenant hasn't that many;
@@ -111,21 +112,21 @@ public:
         std::vector<stream*> streams;
         if constexpr (Runtime::on_streams)
             for (std::uint32_t i = 0; i < who.spec().streams; ++i) streams.push_back(&who.work_stream(part, i));
-        for (stream* const s : streams) handles_.push_back(detail::native_handle_of(*s));
+        for (stream* const s : streams) handles_.push_back(native_handle_of(*s));
         memory_ = std::make_shared<memory>(on, who.spec().on[part], who.memory(part), streams);
         Runtime::install();
-        detail::torch_blocks::of_process().add(memory_, ordinal_, handles_);
+        torch_blocks::of_process().add(memory_, ordinal_, handles_);
         try {
             for (stream* const s : streams) bindings_.push_back(gate.bind(client_, native_of(*s)));
         } catch (...) {
-            detail::torch_blocks::of_process().remove(*memory_);
+            torch_blocks::of_process().remove(*memory_);
             throw;
         }
     }
     basic_torch_scope(const basic_torch_scope&) = delete;
     basic_torch_scope& operator=(const basic_torch_scope&) = delete;
     ~basic_torch_scope() {
-        detail::torch_blocks::of_process().remove(*memory_);
+        torch_blocks::of_process().remove(*memory_);
         for (void* const s : handles_) Runtime::forget(s);
         memory_->give_back();
     }
@@ -149,7 +150,7 @@ public:
     /// is held.
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
-    [[nodiscard]] std::uint64_t live() const noexcept { return detail::torch_blocks::of_process().out(*memory_); }
+    [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }
     /// The tenant at the gate.
     [[nodiscard]] const typename Gate::client& client() const noexcept { return client_; }
 
@@ -178,5 +179,6 @@ private:
     std::vector<typename Gate::binding> bindings_;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -3,8 +3,8 @@
 // 64-bit key that the client gives, such as the id of a kernel or graph together with a class of
 // sizes. Without a key, all of a client's submissions are one kind.
 //
-//   gpushare::cost_model costs;
-//   gpushare::ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
+//   cost_model costs;
+//   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
 //   costs.learn(chat, key, measured);                          // once the truth is known
 #pragma once
 
@@ -21,6 +21,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// The longest of the latest 512 to 1023 measurements, and what at most one in a hundred of them
 /// exceeds; a longer one before these is forgotten. One that may be cold (memory, code that is
@@ -232,5 +233,6 @@ private:
     std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

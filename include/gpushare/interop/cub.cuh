@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs gradients on devices by CUB's batched copy, in place of device_buckets' own kernel: where a
-// bucket has very many gradients, or such as begin at odd addresses. Elements travel as they are.
+// Gradients on devices by CUB's kernels. cub_packing packs them by a batched copy, in place of
+// device_buckets' own kernel: where a bucket has very many gradients, or such as begin at odd
+// addresses. Elements travel as they are.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::cub_packing packing{always{&ordered}};  // always(stream): the memory for CUB's scratch there
 //   gpushare::device_buckets<float, float, decltype(packing)> mine(1, gpushare::bytes{1 << 20}, packing);
+//
+// select_top_k chooses the largest elements of a gradient on its device, by CUB's stable radix
+// sort: the same elements as top_k_feedback::select (gradient/wire.hpp) chooses on the host. The
+// choice is small; it is copied to the host and goes over a transport as with all_reduce_top_k.
+//
+//   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);
 #pragma once
 
 #ifndef __CUDACC__
-#error \
-    "gpushare: cub_packing.cuh needs nvcc: include it from .cu files only; gradient/device_buckets.hpp packs without CUB"
+#error "gpushare: cub.cuh needs nvcc: include it from .cu files only; on the host: gradient/{device_buckets,wire}.hpp"
 #endif
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -21,12 +28,15 @@
 
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
+#include <cub/device/device_for.cuh>
 #include <cub/device/device_memcpy.cuh>
+#include <cub/device/device_radix_sort.cuh>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/cub.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -60,6 +70,32 @@ struct copied_bytes {
     listed_arrays<T> list;
     __host__ __device__ std::size_t operator()(std::int64_t i) const {
         return (list.first[i + 1] - list.first[i]) * sizeof(T);
+    }
+};
+
+/// Adds a gradient to what is owed, and makes keys whose order is that of absolute values: NaN is as large as infinity.
+struct weigh_owed {
+    const float* gradient;
+    float* owed;
+    std::uint32_t *keys, *places;
+    __device__ void operator()(std::uint32_t i) const {
+        owed[i] += gradient[i];
+        const std::uint32_t magnitude = __float_as_uint(owed[i]) & 0x7fff'ffffU;
+        keys[i] = magnitude < 0x7f80'0000U ? magnitude : 0x7f80'0000U;
+        places[i] = i;
+    }
+};
+/// Takes what was chosen out of what is owed.
+struct take_owed {
+    float* owed;
+    const std::uint32_t* chosen;
+    std::uint32_t* indices;
+    float* values;
+    __device__ void operator()(std::uint32_t j) const {
+        const std::uint32_t i = chosen[j];
+        indices[j] = i;
+        values[j] = owed[i];
+        owed[i] = 0;
     }
 };
 
@@ -117,6 +153,30 @@ private:
 /// From the function alone.
 template <class MemoryOf>
 cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
+
+/// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` largest of
+/// the sums by absolute value, of equals the first, to `values`, with their places in `indices`;
+/// the largest comes first. k is at most n. `from` frees in the order of that stream, and is asked
+/// for 16 bytes an element and what CUB needs. Throws what `from` throws.
+template <memory_resource Resource, timeline Stream>
+[[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
+                                       std::uint32_t k, std::uint32_t* indices, float* values) {
+    k = std::min(k, n);
+    if (n == 0) return cudaSuccess;
+    const scratch_memory<Resource> memory(from, std::size_t{n} * 4 * sizeof(std::uint32_t));
+    auto* const keys = static_cast<std::uint32_t*>(memory.data());
+    std::uint32_t *const sorted_keys = keys + n, *const places = sorted_keys + n, *const sorted = places + n;
+    const cudaStream_t stream = on.native_handle();
+    if (const auto code = cub::DeviceFor::Bulk(n, detail::weigh_owed{gradient, owed, keys, places}, stream);
+        code != cudaSuccess)
+        return code;
+    const auto code = with_temporary_storage(from, [&](void* temporary, std::size_t& size) {
+        return cub::DeviceRadixSort::SortPairsDescending(temporary, size, keys, sorted_keys, places, sorted, n, 0, 32,
+                                                         stream);
+    });
+    if (code != cudaSuccess) return code;
+    return cub::DeviceFor::Bulk(k, detail::take_owed{owed, sorted, indices, values}, stream);
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

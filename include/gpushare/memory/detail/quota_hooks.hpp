@@ -1,36 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hooks that make room before a request is refused: they spill to the host, drop a cache, or give burst back to a
-// neighbour.
-//
-//   // 10: its order, lower ones are asked first
-//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
-//
-// Which hooks are asked. If a request's own quota refuses it, the hooks of that quota are asked, to free memory of
-// their own tenant. If a quota above refuses it, the hooks on the way up are asked as well, and those of quotas that
-// have borrowed from there, each for at most what it has borrowed: burst is lent, and this is how it is called back.
-// Guaranteed bytes are never asked for. A hook is told how many bytes are missing and until when the request can wait.
-// It frees what it can, now or until then, and returns how much it has freed already. The request is then tried again,
-// and refused if that fails.
-//
-// Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
-// ask. An exception counts as nothing freed. A lock of the program's that a hook takes it must only try, where somebody
-// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who
-// lacks memory of a pool waits for what is on its way between that and its upstream, but not for a
-// thread that is in a hook (quota::in_hook), so two hooks that allocate from each other's pool
-// don't wait for each other.
-//
-// An allocation inside a hook asks no hook of that tree, by whatever quota of it: so no hook calls itself, round about
-// another tree either, and none is called below another one that may hold a lock. The guard is by tree and thread,
-// because what it guards, the stack and the locks that are held, is a thread's. Another thread
-// isn't guarded: if a hook waits for one that allocates, that one asks the hooks once more, and it
-// is the program's to see that this ends.
+// The hooks of a tree of quotas (memory/quota_wait.hpp): the list, whom each can help, and the calls.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -38,21 +13,13 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
-#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// The request that a hook gets.
-struct reclaim_request {
-    bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
-    instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
-    bool own = true;                 ///< a request of its own quota or one below; false: a neighbour's
-    bool below = false;              ///< the quota has the bytes, but the memory below it hasn't
-};
-
 namespace detail {
 
 /// A hook in its tree's list, and the threads inside it. All under the mutex of the tree, except for the calls.
@@ -243,69 +210,5 @@ private:
 };
 
 }  // namespace detail
-
-/// A hook, registered as long as it lives. Neither copied nor moved; the quota must outlive it. The destructor waits
-/// until no other thread is in a call of it; the hook must not destroy itself.
-class quota_hook {
-public:
-    /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
-    using free_function = detail::hook_registration::free_function;
-    /// Waits until something may have become free by itself, as when a stream reaches a point, or until the deadline.
-    /// False, at once, if nothing will. A thread that waits for bytes calls it, and `free`, again and again.
-    using wait_function = detail::hook_registration::wait_function;
-
-    /// Asked for requests of `of`; hooks with a lower `order` are asked first.
-    quota_hook(quota& of, int order, free_function free, wait_function wait = {})
-        : registration_(of, order, std::move(free), std::move(wait)) {}
-
-    /// Registers at the root of the tree that `of` is in: asked whenever any request in the tree lacks bytes, of a
-    /// quota or of the memory below. Such a hook may outlive the tree.
-    enum class root_tag : bool {};
-    static constexpr root_tag at_root{};  ///< see root_tag
-    /// See root_tag.
-    quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
-        : registration_(*of.root_, order, std::move(free), std::move(wait), true) {}
-    /// Whether it is asked for requests of the tree of `q`.
-    [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
-        return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
-    }
-    /// Whether the tree is gone.
-    [[nodiscard]] bool orphaned() const noexcept { return registration_.of() == nullptr; }
-
-private:
-    detail::hook_registration registration_;
-};
-
-/// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is asked, and lets threads
-/// that wait for bytes wait for the streams. It serves neighbours' requests too, since a block whose point is reached
-/// is in nobody's use.
-template <class Frees>
-[[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
-    return quota_hook(
-        of, std::numeric_limits<int>::min(),
-        [&frees](const reclaim_request&) {
-            return bytes{frees.collect()};
-        },  // blocks: that there are any is what counts
-        [&frees](instant deadline) { return frees.wait_any(deadline); });
-}
-
-/// The largest borrower from the quota that refuses `n` bytes to `asking`. Empty if `asking`'s own limit refuses them.
-[[nodiscard]] inline burst_holder holder_of_burst(const quota& asking, bytes n) noexcept {
-    const detail::quota_node& q = asking;
-    const std::lock_guard lock(q.root_->mutex_);
-    burst_holder most;
-    auto need = n.count();
-    const detail::quota_node* from = &q;
-    for (const detail::quota_node* level = &q; level != nullptr; from = level, level = level->parent_) {
-        for (const detail::quota_node* c = level->children_; c != nullptr; c = c->next_) {
-            const bytes borrowed{c->borrowed_.load(std::memory_order_relaxed)};
-            if (c != from && borrowed > most.borrowed) most = {c->name_, borrowed};
-        }
-        need -= std::min(need, level->cell_.now().available());
-        if (level->borrowed_.load(std::memory_order_relaxed) + need > level->burst_.count()) break;
-    }
-    return most;
-}
-
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// Moved: include <gpushare/backend/host/node.hpp> instead. This path stays until 0.3.
-#pragma once
-
-#include <gpushare/backend/host/node.hpp>
