@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Errors: every code has a text, messages say the figures, and each exception is caught by whoever expects its kind.
 #include <algorithm>
 #include <cerrno>

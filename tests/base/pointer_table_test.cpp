@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The hash table behind the tables of blocks, against std::unordered_map.
 #include <cstddef>
 #include <cstdint>

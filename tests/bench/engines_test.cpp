@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // The device in virtual time that replays recorded launches.
 #include <cstdint>
 #include <vector>

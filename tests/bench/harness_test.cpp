@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // That figures can fail: one whose planted fault isn't found is void, and a time that doubles is seen to.
 #include <chrono>
 #include <cmath>

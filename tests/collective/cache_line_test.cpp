@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, optimised
 // Lines combined by every vector width that the processor has: the bits of single numbers combined one by one, at any address
 // that is allowed, and nothing touched beside the lines.
 #include <gpushare/collective/detail/simd/cache_line.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: lock-free
 // Groups: faults on every rank, aborts, deadlines, splits, shrinking, epochs that wrap around, and who hangs.
 #include <gpushare/collective/communicator.hpp>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Submitting a collective doesn't allocate, once the streams and the gang order have seen as much in flight.
 #include <gpushare/collective/submit.hpp>
 

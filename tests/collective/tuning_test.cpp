@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The table of algorithms: lookups, and text there and back.
 #include <gpushare/collective/tuning.hpp>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The word for which lower clients' streams wait: requests of the host close it, and the device opens it late.
 #include <deque>
 

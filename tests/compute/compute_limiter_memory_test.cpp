@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Memory: no allocation once a limiter is warm, and no harm where one fails.
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // One thread, a device that does what the test says, and a clock that stands still: every order of events on purpose.
 #include <chrono>
 #include <memory>

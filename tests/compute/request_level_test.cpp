@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Requests with a priority of their own: how high they go, which submissions they raise, and who is
 // charged.
 #include <chrono>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 #include <algorithm>
 #include <array>
 #include <bitset>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The bound on a wait, as each submission is told, and what happens when it is broken.
 #include <chrono>
 #include <cstdint>

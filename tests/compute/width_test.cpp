@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: slow
 // Width: what fits side by side on a device runs side by side, a charge is duration times width, and a share is one of the
 // device's SM time. The core alone, in virtual time; then stand-ins for engines, whose calls are opaque, of one block and from
 // 0.3 to 75 ms long, on a modelled device: the same at every run, by the device's own ledger.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The suites on the host backend, in both timings.
 #include <gpushare/backend/host/host.hpp>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The kernels of the suite on the host backend, whose blocks have one thread.
 #include <gpushare/backend/host/host.hpp>
 

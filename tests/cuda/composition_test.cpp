@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: slow
 // The composition matrix on CUDA, over the stand-in: the same stacks, owners and scenarios as on the host, CUDA's own
 // stream-ordered pools beside them, and everything beside a capture.
 #include <gpushare/backend/cuda/cuda.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The adaptors that know CUDA streams by their handles, on the stand-in: PyTorch's and TensorRT's frees, the default stream
 // and captures among them, and cuBLAS's workspace, with functions in place of the library's that keep its rules.
 #include <chrono>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The chart as text: well-formed whatever goes in, and drawing what it was given.
 #include "trace_replay/chart.hpp"
 

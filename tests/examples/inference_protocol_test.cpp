@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The inference protocol from bytes to values and back, and what is refused on the way.
 #include <sys/stat.h>
 #include <unistd.h>

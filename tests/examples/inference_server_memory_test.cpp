@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The inference server where the host has no memory: whichever allocation of the thread that asks fails, it is told so or answered,
 // once, and what is asked next is answered.
 #include "inference_server/service.hpp"

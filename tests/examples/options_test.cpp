@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The command line of trace_replay: every option, and one clear line for everything that is wrong.
 #include <string>
 #include <vector>

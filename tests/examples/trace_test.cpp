@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Reading traces: what is kept, what is skipped and named, what is an error.
 #include "trace_replay/trace.hpp"
 

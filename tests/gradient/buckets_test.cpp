@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: slow
 // Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the wire.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/reduce_ops.hpp>

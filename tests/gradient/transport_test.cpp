@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: lock-free
 // Transports: each rank's end does what a transport does, also one of two levels; who is aborted is named on every rank. And the
 // collectives of lists below them.
 #include <gpushare/collective/collectives.hpp>

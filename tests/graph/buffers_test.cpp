@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Buffers between pieces: none that are needed together overlap, and the block is as small as can
 // be hoped for.
 #include <gpushare/graph/plan_text.hpp>

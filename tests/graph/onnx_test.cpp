@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Models in ONNX's format: what is made of them, pieces that are models again, and what is refused, with the node's name.
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; and real models, where they have been fetched.
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Launching doesn't allocate once as much was in flight as ever will be.
 #include <gpushare/backend/host/host.hpp>
 

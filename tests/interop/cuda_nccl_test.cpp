@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // NCCL's own library, where it is found, on a machine without a device: it is linked, and says so.
 #include <gpushare/interop/nccl.hpp>
 

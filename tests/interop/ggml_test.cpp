@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // An engine on ggml, by its own library where it has been fetched: its buffers in a tenant's arena, a permit for each token.
 #ifdef GPUSHARE_GGML
 

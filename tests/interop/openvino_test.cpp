@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // OpenVINO's allocator: the shape that it asks for, and, where its headers and library are at hand, tensors of its own in a tenant's
 // memory.
 #include <concepts>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Data partitions as range-v3 views.
 #include <array>
 #include <cstddef>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // TensorRT's allocator, called through interfaces that have the virtual functions that NVIDIA documents: IGpuAllocator
 // as of TensorRT 8.6, IGpuAsyncAllocator as of 10.
 #include <cstddef>

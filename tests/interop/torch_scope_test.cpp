@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // A tenant's scope without torch: whose blocks are, on which thread and stream, and what is left of them
 // when scopes and tenants end. tests/interop/torch has the same with libtorch's own libraries.
 #include <array>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Which chunk goes to whom, without any memory: against a model, and what each policy keeps apart.
 #include <algorithm>
 #include <cstdint>

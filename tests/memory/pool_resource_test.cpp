@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What a pool promises one thread: blocks that can be told apart, figures that are right, memory that goes back, no
 // refusal that could have been avoided, and none of the field's known defects.
 #include <algorithm>

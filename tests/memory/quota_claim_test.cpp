@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Who waits for bytes of a quota: first come first served, nobody who fits is kept waiting, nothing of others' guarantees
 // is held back. No threads here: the queue is a state machine.
 #include <algorithm>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Trees of quotas against a model that is simple enough to be right: random charges, releases, resizes, births and
 // deaths, and after each step every figure of every quota is compared.
 #include <algorithm>

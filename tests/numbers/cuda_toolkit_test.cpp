@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // The number types against the toolkit's: the same layout, the same bits from the same floats.
 #include <gpushare/numbers.hpp>
 

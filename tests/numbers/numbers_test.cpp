@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, optimised, alone
 // The number types against their definition: values are worked out from sign, exponent and mantissa in double, rounding
 // from the two neighbours. The toolkit's own conversions are compared in cuda_toolkit_test.cpp.
 #include <gpushare/numbers.hpp>

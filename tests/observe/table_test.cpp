@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The text table: widths, alignment, what it refuses.
 #include <stdexcept>
 #include <string>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Data partitions: every element on exactly one rank, boundaries where they were asked for, no overflow at the edge of 64
 // bits; small ones exhaustively, the others at random.
 #include <algorithm>

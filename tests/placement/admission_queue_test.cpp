@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Who is placed, who waits, who goes first, and who never comes.
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Capacity promised ahead of time.
 #include <algorithm>
 #include <chrono>

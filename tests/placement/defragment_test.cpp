@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Defragmentation: plans move each placement once, keep every promise on the way, and are carried out whole or not at all.
 #include <cstdint>
 #include <set>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Several requests, all or none.
 #include <cstdint>
 #include <vector>

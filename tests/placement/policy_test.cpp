@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Every policy: places whatever fits somewhere, where it fits, the same way every time; and the index answers as a look at
 // every node does.
 #include <algorithm>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Whom a request of a higher level may displace, and how that goes.
 #include <algorithm>
 #include <chrono>

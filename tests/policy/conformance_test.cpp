@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 #include "conformance/compute_policy_suite.hpp"
 #include "policy/every_policy.hpp"
 #include "support/catch.hpp"

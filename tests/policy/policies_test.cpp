@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What each policy is there for.
 #include <array>
 #include <chrono>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Batching by iteration in virtual time: what is in a step, who has pages, who goes first; and that
 // each text is, to the token, what it would be by itself.
 #include <algorithm>

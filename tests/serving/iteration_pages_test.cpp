@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Batching by iteration in the pages of a page store: memory comes with the load, and prefixes that
 // nobody uses go to a neighbour.
 #include <cstdint>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Batching by iteration by random traces in virtual time: pages, quotas and budgets hold in every
 // step, every text ends or is told why, and is to the token what it would be by itself; tenants
 // that always have work are given tokens by their weights.

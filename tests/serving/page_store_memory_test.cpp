@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Pages come back, and texts go on step by step, where the host has no memory.
 #include "support/sanitizers.hpp"
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: slow
 // Whatever is stacked keeps the promises of its parts: every stack, on every kind of owner, in every scenario.
 #include <chrono>
 #include <cstdint>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: lock-free
 // Admission, memory, submissions, usage, resize and close of tenants, on the host backend.
 #include <atomic>
 #include <chrono>

@@ -242,7 +242,7 @@ struct client_usage {
 /// admission control. For calls that arrive at random, with several widths, streams and tenants of
 /// one level, finish() is on average 0.88 to 1.2 times the measured time, and 1.4 times for short
 /// calls beside longer ones. A single forecast is off by up to half of that
-/// (tests/compute/estimate_test.cpp, in modelled time). While other clients keep submitting, a
+/// (tests/compute/limiter_estimate_test.cpp, in modelled time). While other clients keep submitting, a
 /// client beyond its share waits longer.
 struct submission_estimate {
     /// Predicted time until it begins: 0 where part of the device is free. Otherwise the time to

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The stand-in for CUPTI: one subscriber, and callbacks at the entry and the exit of launches.
 #include <cuda.h>
 #include <cuda_runtime_api.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // The stand-in for CUDA is itself tested: its memory, pools, virtual memory and green contexts.
 #include <chrono>
 #include <cstddef>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Each instruction that only computes, against a reference that finds the result another way: bit by bit, byte by byte, or by
 // looking for the nearest neighbour.
 #include "standins/ptx/arithmetic.hpp"

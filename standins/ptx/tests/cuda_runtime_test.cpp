@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // The executor behind the stand-in: what both find together, on the kernels of kernels.ptx.
 #include <array>
 #include <cstddef>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // What the executor knows, refuses and finds, on kernels of a few lines.
 #include <algorithm>
 #include <cstdint>

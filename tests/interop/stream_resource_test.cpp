@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: lock-free, alone
 // std::pmr both ways, resources in stream order, scratch memory, CUB's two phases (with algorithms of our own), and blocks
 // that are freed by their address alone.
 #include <array>

@@ -22,7 +22,7 @@
 #include "support/random.hpp"
 #include "support/sharing_stream.hpp"
 
-namespace gate_test {
+namespace two_step_gate_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -387,4 +387,4 @@ TEST_CASE("who asks the device comes to an end, though others enqueue more while
     CHECK(compute.usage(c).in_flight == 0);
     CHECK(compute.usage(c).device_time == enqueued * 1ms);
 }
-}  // namespace gate_test
+}  // namespace two_step_gate_test

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What is asked through whatever stands on a tenant's memory: whose it is, and the largest block that could be had.
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,7 @@
 #include "support/manual_timeline.hpp"
 #include "support/upstream_answers.hpp"
 
-namespace upstream_test {
+namespace upstream_queries_test {
 
 using namespace gpushare::literals;
 using gpushare::as_upstream;
@@ -151,4 +152,4 @@ TEST_CASE("statistics over a pool free in stream order, too", "[memory][pool][st
     CHECK(pool.trim(0_B) == 0_B);
 }
 
-}  // namespace upstream_test
+}  // namespace upstream_queries_test

@@ -16,7 +16,7 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
-namespace quota_attack_test {
+namespace quota_threads_test {
 
 using namespace gpushare::literals;
 using gpushare::bytes;
@@ -429,4 +429,4 @@ TEST_CASE("children come and go while others charge, and the parent keeps its su
     CHECK(device.release(1_MiB));
 }
 
-}  // namespace quota_attack_test
+}  // namespace quota_threads_test

@@ -25,7 +25,7 @@
 #include "support/sharing_stream.hpp"
 #include "support/timed_device.hpp"
 
-namespace hand_over_test {
+namespace watch_hand_over_test {
 
 using namespace std::chrono_literals;
 using gpushare::completion;
@@ -264,4 +264,4 @@ TEST_CASE("threads that wait until the end, or nearly so long, all come through"
     CHECK(all.told == all.to_be_told);
 }
 
-}  // namespace hand_over_test
+}  // namespace watch_hand_over_test

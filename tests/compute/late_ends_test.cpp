@@ -17,7 +17,7 @@
 
 #include "support/catch.hpp"
 
-namespace noticing_test {
+namespace late_ends_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -67,7 +67,7 @@ static_assert(!gpushare::dated_point<point>);
 
 /// Its points are shared, as CUDA's are.
 struct stream {
-    using point = noticing_test::point;
+    using point = late_ends_test::point;
     struct handle {
         [[nodiscard]] explicit operator bool() const noexcept { return device != nullptr; }
         [[nodiscard]] point record() const { return {device, std::max(device->free_at, device->now)}; }
@@ -156,4 +156,4 @@ TEST_CASE("a first call that loads and compiles for seconds doesn't have others 
     CHECK(std::ranges::max(s.behind) == ns{0});
 }
 
-}  // namespace noticing_test
+}  // namespace late_ends_test

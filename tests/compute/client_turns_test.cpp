@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Turns: on a device that doesn't tell what each used, clients of a level whose work doesn't fit side by side run one after the
 // other, whatever it consists of.
 #include <algorithm>
@@ -17,7 +18,7 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
-namespace turns_test {
+namespace client_turns_test {
 
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -169,4 +170,4 @@ TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]"
     CHECK(t.compute.usage(t.c).in_flight == 0);
 }
 
-}  // namespace turns_test
+}  // namespace client_turns_test

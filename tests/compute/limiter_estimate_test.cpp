@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What limiter::estimate says, against what then happens: calls that come by chance on a modelled device, of several widths,
 // streams and tenants. The same at every run.
 #include <algorithm>
@@ -17,7 +18,7 @@
 #include "support/catch.hpp"
 #include "support/modelled_device.hpp"
 
-namespace estimate_test {
+namespace limiter_estimate_test {
 
 using namespace std::chrono_literals;
 using gpushare::instant;
@@ -127,4 +128,4 @@ TEST_CASE("an estimate of when a call will be done, and what then happens", "[co
     }
 }
 
-}  // namespace estimate_test
+}  // namespace limiter_estimate_test

@@ -21,7 +21,7 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
-namespace callables_test {
+namespace slow_callables_test {
 
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -215,4 +215,4 @@ TEST_CASE("threads of several levels whose callables take long: all is enqueued,
     }
 }
 
-}  // namespace callables_test
+}  // namespace slow_callables_test

@@ -26,7 +26,7 @@
 #include "support/catch.hpp"
 #include "support/timed_device.hpp"
 
-namespace watch_test {
+namespace device_watch_test {
 
 using namespace std::chrono_literals;
 using gpushare::instant;
@@ -378,4 +378,4 @@ TEST_CASE("a wait in virtual time that nothing will end says so", "[compute]") {
     }
 }
 
-}  // namespace watch_test
+}  // namespace device_watch_test

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // Specifications from text, Kubernetes labels and environment variables: what each says, and that everything else is an
 // error that names its key.
 #include <array>

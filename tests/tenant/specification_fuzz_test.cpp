@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread, alone
 // The readers of specifications against random input: they answer or refuse, and what they accept is what was written.
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Threads that lose their core between the point in front of their work and the work: the device stands idle meanwhile, and
 // nobody is charged for that.
 #include <chrono>
@@ -15,7 +16,7 @@
 #include "support/manual_timeline.hpp"
 #include "support/sharing_stream.hpp"
 
-namespace held_up_test {
+namespace preempted_threads_test {
 
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -174,4 +175,4 @@ TEST_CASE("work isn't charged from the end of what was done before it was enqueu
     CHECK(second.device_time() == 1ms);
 }
 
-}  // namespace held_up_test
+}  // namespace preempted_threads_test

@@ -20,7 +20,7 @@
 
 #include "support/catch.hpp"
 
-namespace gated_test {
+namespace gang_collectives_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -215,4 +215,4 @@ TEST_CASE("a piece that isn't admitted on one device is enqueued on none, and is
     }
 }
 
-}  // namespace gated_test
+}  // namespace gang_collectives_test

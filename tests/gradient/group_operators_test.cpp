@@ -19,7 +19,7 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
-namespace operators_test {
+namespace group_operators_test {
 
 namespace gs = gpushare;
 
@@ -427,4 +427,4 @@ TEST_CASE("a fault while the largest are sent leaves the gradient, and what was 
     CHECK(wrong == std::vector<std::string>(2));
 }
 
-}  // namespace operators_test
+}  // namespace group_operators_test

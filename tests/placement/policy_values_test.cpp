@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What the policies that know their workload compute: fragmentation, bid prices, the value of a node.
 #include <algorithm>
 #include <cmath>

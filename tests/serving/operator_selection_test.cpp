@@ -22,7 +22,7 @@
 #include "support/code_of.hpp"
 #include "support/random.hpp"
 
-namespace operator_test {
+namespace operator_selection_test {
 namespace {
 
 using namespace gpushare::literals;
@@ -306,4 +306,4 @@ TEST_CASE("numbers agree within a tolerance, and what is no number agrees with n
     CHECK_FALSE(agree(gpushare::bfloat16{100.0F}, gpushare::bfloat16{101.0F}, {}));
 }
 
-}  // namespace operator_test
+}  // namespace operator_selection_test

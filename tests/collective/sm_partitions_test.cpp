@@ -13,7 +13,7 @@
 
 #include "support/catch.hpp"
 
-namespace sms_test {
+namespace sm_partitions_test {
 
 namespace gs = gpushare;
 
@@ -88,4 +88,4 @@ TEST_CASE("collectives of different partitions, and one of none beside them, all
     }
 }
 
-}  // namespace sms_test
+}  // namespace sm_partitions_test

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // Who waits in trees of quotas, against a model that tries everybody anew after each step: random claims, charges, releases,
 // resizes, births and deaths. The same claims are granted, refused and left waiting, and nothing else differs either.
 #include <algorithm>
@@ -19,7 +20,7 @@
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
 
-namespace quota_line_test {
+namespace quota_queue_model_test {
 
 using gpushare::bytes;
 using gpushare::claim_state;
@@ -307,4 +308,4 @@ TEST_CASE("who waits in a tree of quotas is served as if everybody were tried", 
 
 TEST_CASE("who waits is served so, for ten million steps", "[.long]") { compare(1'000, 10'000); }
 
-}  // namespace quota_line_test
+}  // namespace quota_queue_model_test

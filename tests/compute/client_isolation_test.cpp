@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // What one client can do to the promises that others were made, in virtual time: by what it says of
 // its submissions, by their lengths, by requests, and while policies change. And accounts: what is
 // published only grows, and sums to what the device did.
@@ -28,7 +29,7 @@
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
 
-namespace neighbours_test {
+namespace client_isolation_test {
 
 using namespace gpushare;
 using namespace gpushare::literals;
@@ -813,4 +814,4 @@ TEST_CASE("work without end overflows nothing", "[compute]") {
     CHECK(urgent->bound() >= ns{0});
 }
 
-}  // namespace neighbours_test
+}  // namespace client_isolation_test

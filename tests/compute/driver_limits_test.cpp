@@ -27,7 +27,7 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
-namespace driving_test {
+namespace driver_limits_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -670,4 +670,4 @@ TEST_CASE("a callback may close its own client", "[compute]") {
     CHECK(closed);
 }
 
-}  // namespace driving_test
+}  // namespace driver_limits_test

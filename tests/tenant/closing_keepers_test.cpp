@@ -13,7 +13,7 @@
 
 #include "support/catch.hpp"
 
-namespace keepers_test {
+namespace closing_keepers_test {
 
 using namespace gpushare::literals;
 using gpushare::errc;
@@ -79,4 +79,4 @@ TEST_CASE("free chunks of an arena don't stand in the way of a tenant's guarante
     CHECK(ocr.memory().deallocate(p, 60 << 20, 256) == errc::none);
 }
 
-}  // namespace keepers_test
+}  // namespace closing_keepers_test

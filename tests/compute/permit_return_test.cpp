@@ -23,7 +23,7 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
-namespace landing_test {
+namespace permit_return_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -341,4 +341,4 @@ TEMPLATE_TEST_CASE("threads that land side by side lose nothing of what each has
     }
 }
 
-}  // namespace landing_test
+}  // namespace permit_return_test

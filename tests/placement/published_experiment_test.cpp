@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: one-thread
 // The published experiment on the public trace, where it is there: the replay is right if it meets the published table.
 #include <cinttypes>
 #include <cstdint>

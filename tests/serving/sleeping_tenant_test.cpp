@@ -19,7 +19,7 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
-namespace sleep_test {
+namespace sleeping_tenant_test {
 namespace {
 
 using namespace gpushare::literals;
@@ -383,4 +383,4 @@ TEST_CASE("requests of several threads wake a tenant once each time it sleeps", 
     CHECK(model.tick() == never);
 }
 
-}  // namespace sleep_test
+}  // namespace sleeping_tenant_test
