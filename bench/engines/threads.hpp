@@ -317,7 +317,7 @@ private:
         if (asks() && (apart || too_long) && !batches_.open().entries.empty()) end_batch();
         if (gated && batches_.open().entries.empty()) put_wait(arrival);
         if (asks()) {
-            on_.gate.launched(client_, c, on_.gpu.now(), alone);
+            on_.gate.launched(client_, {c.time, c.charge, !apart}, on_.gpu.now(), alone);
             batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
         const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= (gated ? piece : batch));
@@ -360,6 +360,7 @@ private:
         const double scale = static_cast<double>(net.count()) / static_cast<double>(std::max(expected, ns{1}).count());
         const ns charge{std::llround(static_cast<double>(p.charge.count()) * scale)};
         on_.gate.finished(client_, p, {measured, charge}, now);
+        if (launches == 1) on_.gate.took(client_, measured);
         if (!b.shared) on_.times.learn(b.what.entries, b.what.entries.size(), b.took, b.exact);
         on_.something_ended();
     }
@@ -392,7 +393,7 @@ class serving_thread {
 public:
     struct answer {
         ns from_arrival, call;  ///< from the request's arrival, and from its turn
-        ns told;                ///< how long it may wait for what lower clients have in flight, as it was told
+        ns told;  ///< how long it may wait for what lower clients have in flight, as it was told when it came
     };
 
     serving_thread(stage& on, const served_model& m)
@@ -419,9 +420,9 @@ private:
 
     void arrive() {
         for (unsigned i = 0; i < engine_.burst; ++i) {
-            waiting_.push_back({on_.gpu.now(), {}, on_.gate.bound(client_)});
             on_.gate.arrived(client_, on_.gpu.now());
             on_.request_arrived();
+            waiting_.push_back({on_.gpu.now(), {}, on_.gate.bound(client_)});
         }
         if (!serves_) serve();
         const ns mean{static_cast<std::int64_t>(1e9 * engine_.burst / engine_.per_s)};

@@ -74,8 +74,9 @@ struct long_hold {
 
 /// What a launch costs: the device's time that it takes, and the part of that which its client is charged.
 struct launch_cost {
-    ns time{0};    ///< from its beginning to its end
-    ns charge{0};  ///< times the part of the SMs that it fills
+    ns time{0};        ///< from its beginning to its end
+    ns charge{0};      ///< times the part of the SMs that it fills
+    bool sure = true;  ///< of a prediction: such a launch was timed before
 };
 
 /// The decisions about one device's launches. See the top of the file.
@@ -143,6 +144,8 @@ public:
             if (o.level == s.level) o.has_turn = &o == &s;
         s.in_flight += predicted.time;
         if (alone) s.timed = s.in_flight;
+        if (!predicted.sure) s.unsure = s.in_flight;
+        if (!has_above(s.level)) s.unchecked = s.in_flight;
         s.longest = std::max(s.longest, predicted.time);
         s.virtual_time += predicted.charge.count() / s.weight;
         s.seen = now;
@@ -152,8 +155,13 @@ public:
     /// A launch has ended, or several together. `measured` replaces the prediction in the client's charge.
     void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
+        // What is timed for the first time says nothing about predictions.
+        const ns late = s.unsure == ns{0} ? measured.time - predicted.time : ns{0};
+        s.late = std::max(late, s.late - s.late / 64);
         s.in_flight -= std::min(predicted.time, s.in_flight);
         s.timed -= std::min(predicted.time, s.timed);
+        s.unsure -= std::min(predicted.time, s.unsure);
+        s.unchecked -= std::min(predicted.time, s.unchecked);
         s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
         s.charged += measured.charge;
         s.seen = now;
@@ -164,6 +172,8 @@ public:
     }
     /// A launch of `c` was seen to take so long, longer than predicted: bound() counts with it.
     void took(client c, ns longest) noexcept { clients_[c].longest = std::max(clients_[c].longest, longest); }
+    /// The launches of `c` are in so many streams: in each of them, one piece may be past its wait.
+    void spread(client c, std::uint32_t streams) noexcept { clients_[c].streams = std::max(streams, 1U); }
 
     /// Whether a client above the level of `c` is present, or lingers: a gate in the stream of `c` is closed as long.
     [[nodiscard]] launch_answer closed(client c, instant now) const noexcept {
@@ -190,13 +200,19 @@ public:
         return std::nullopt;
     }
 
-    /// How long a request of `c` that arrives now waits for lower clients, at most, in device time: for what each may
-    /// have in flight, and one more of its launches, which is being made or takes longer than predicted.
+    /// How long a request of `c` waits for lower clients, at most, in device time. Once the request has arrived: for what
+    /// each has in flight and no wait can stop, since nothing else passes. Before that: for what each may have in flight by
+    /// then. Both are predictions, and as much more as launches took longer than predicted of late. A launch that nobody has
+    /// timed may take anything: it counts as in_flight and the longest launch.
     [[nodiscard]] ns bound(client c) const noexcept {
+        const bool is_there = clients_[c].requests != 0;
         ns sum{0};
         for (const state& o : clients_) {
-            if (!o.used || o.level >= clients_[c].level) continue;
-            sum += std::max(options_.in_flight, o.in_stream ? ns{0} : o.in_flight) + o.longest;
+            if (!o.used || o.level >= clients_[c].level || (is_there && o.in_flight == ns{0})) continue;
+            const ns may_pass = std::max(options_.in_flight, o.longest) * (o.in_stream ? o.streams : 1U);
+            const ns most = std::max(may_pass, o.in_stream ? o.unchecked : o.in_flight);
+            sum += is_there ? std::min(o.in_flight, most) : most;
+            sum += o.unsure != ns{0} ? options_.in_flight + o.longest : o.late;
         }
         return sum;
     }
@@ -225,7 +241,11 @@ private:
         bool wants_alone = false;  // since others have launches in flight, or time one alone
         std::uint32_t requests = 0;
         ns in_flight{0}, longest{0}, charged{0};
-        ns timed{0};  // of the time in flight, until a launch that is timed alone is over
+        ns timed{0};      // of the time in flight, until a launch that is timed alone is over
+        ns unsure{0};     // the same, until no launch is in flight that nobody has timed
+        ns unchecked{0};  // the same, until what was launched while nobody was above is over
+        ns late{0};       // by how much launches took longer than predicted, lately
+        std::uint32_t streams = 1;
         std::int64_t virtual_time = 0;
         instant seen{};     // when it was last present
         instant arrived{};  // when it became so
@@ -249,6 +269,9 @@ private:
                 return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
+    }
+    [[nodiscard]] bool has_above(int level) const noexcept {
+        return std::ranges::any_of(clients_, [&](const state& o) { return o.used && o.level > level; });
     }
     [[nodiscard]] bool takes_turns(int level) const noexcept {
         return std::ranges::any_of(clients_,

@@ -192,8 +192,10 @@ public:
     [[nodiscard]] bool waits_in_streams() const noexcept { return state_->waits_in_streams(); }
     /// How many threads are held.
     [[nodiscard]] std::size_t held() const noexcept { return state_->held(); }
-    /// How long a request of the client's that arrives now waits for what is in flight of lower
-    /// clients, at most, if launches take what they are predicted to take.
+    /// How long a request of the client's waits for lower clients, at most, if launches take what they
+    /// are predicted to take, or as much more as some did of late. Inside a scope or beside announce():
+    /// for what is in flight now. Without a request: for what may be in flight when one comes, which is
+    /// more. Asks the device.
     [[nodiscard]] ns bound(const client& c) const noexcept { return state_->bound(c.who_); }
     /// The predicted time of the client's launches in flight. Asks the device.
     [[nodiscard]] ns in_flight(const client& c) const noexcept { return state_->in_flight(c.who_); }

@@ -53,9 +53,10 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { cc.overdue(who, now)->held_by } noexcept -> std::convertible_to<typename C::client>;
     requires std::same_as<decltype(C::client_options::level), int>;
     requires std::same_as<decltype(C::client_options::in_stream), bool>;
-    { c.launched(who, {t, t}, now, true) } noexcept;
+    { c.launched(who, {t, t, true}, now, true) } noexcept;
     { c.finished(who, {t, t}, {t, t}, now) } noexcept;
     { c.took(who, t) } noexcept;
+    { c.spread(who, 1U) } noexcept;
     { cc.has_neighbours(who) } noexcept -> std::same_as<bool>;
     { cc.bound(who) } noexcept -> std::same_as<ns>;
     { cc.in_flight(who) } noexcept -> std::same_as<ns>;
@@ -135,6 +136,7 @@ public:
         const std::lock_guard lock(mutex_);
         o.in_stream = in_stream_;
         const auto c = static_cast<std::uint32_t>(core_.add(o));
+        if (in_stream_) core_.took(c, options_.piece);
         try {
             if (clients_.size() <= c) clients_.resize(c + 1);
             if (in_stream_ && !waits_.join(o.level)) throw std::bad_alloc();
@@ -326,7 +328,10 @@ public:
     }
     [[nodiscard]] ns bound(launch_owner who) noexcept {
         const std::lock_guard lock(mutex_);
-        return find(who) != nullptr ? core_.bound(who.client) : ns{0};
+        if (find(who) == nullptr) return ns{0};
+        const instant now = time_.now();
+        for (std::uint32_t n = 0; n < clients_.size(); ++n) settle(n, now);
+        return core_.bound(who.client);
     }
     [[nodiscard]] ns in_flight(launch_owner who) noexcept {
         const std::lock_guard lock(mutex_);
@@ -434,6 +439,7 @@ private:
     void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone) {
         client_state& c = *find(who);
         launch_batches& in = c.on_or_new(call, device_);
+        core_.spread(who.client, static_cast<std::uint32_t>(c.streams.size()));
         c.alone = times_.first_time(e) || !times_.known(e);
         const bool gated = is_gated(c) && !is_legacy(call);
         if (c.alone || now - in.open().begun >= options_.batch * 2 || (gated && piece_ends(c, in, predicted)))
@@ -446,7 +452,7 @@ private:
         in.add(e, call.key, predicted, charge);
         ++launches_;
         ++c.launches;
-        core_.launched(who.client, {predicted, charge}, now, alone);
+        core_.launched(who.client, {predicted, charge, !c.alone}, now, alone);
         present(c, who.client, now);
     }
     // A client is present while something of it is in flight, beside what its scopes say.
