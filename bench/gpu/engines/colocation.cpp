@@ -26,10 +26,11 @@ using gate_type = cu::launch_gate<gpushare::launch_gate>;
 class gatekeeper {
 public:
     /// `urgent`: a client is there that goes before others, whether or not it ever asks.
-    gatekeeper(strategy how, bool urgent) {
+    /// `in_flight`: as in setting.
+    gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight) {
         if (how != strategy::held && how != strategy::gated) return;
         node_.emplace(cu::node_options{.devices = {0}});
-        gate_.emplace(*node_, gpushare::device_id{0}, gpushare::launch_gate{},
+        gate_.emplace(*node_, gpushare::device_id{0}, gpushare::launch_gate{{.in_flight = in_flight}},
                       cu::launch_shell_options{.waits = how == strategy::gated ? cu::launch_wait::stream
                                                                                : cu::launch_wait::thread});
         if (urgent) requests_.emplace(gate_->add({.level = 1}));
@@ -50,12 +51,17 @@ public:
     void announce(std::optional<gate_type::request>& waiting) {
         if (requests_) waiting.emplace(gate_->announce(*requests_));
     }
-    /// `call` as a request.
+    /// `call` as a request. How long that waits for others at most, as the gate told it.
     template <class F>
-    void request(F call) {
-        if (!requests_) return call();
+    gpushare::ns request(F call) {
+        if (!requests_) {
+            call();
+            return gpushare::ns{0};
+        }
         const auto inside = gate_->enter(*requests_);
+        const gpushare::ns told = gate_->bound(*requests_);
         call();
+        return told;
     }
     [[nodiscard]] cu::launch_usage usage(const std::optional<seat>& p) const {
         return p ? gate_->usage(p->client) : cu::launch_usage{};
@@ -87,7 +93,7 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
             if (arrival >= at.counts) into.from_arrival_us.push_back(us_from(arrival, at.end));
             continue;
         }
-        gate.request([&] {
+        const gpushare::ns told = gate.request([&] {
             next.reset();
             t.pass();
             const auto done = t.way.mark();
@@ -100,9 +106,11 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
         if (arrival < at.counts) continue;
         into.from_arrival_us.push_back(us_from(arrival, seen));
         into.call_us.push_back(us_from(turn, seen));
+        into.told_us.push_back(static_cast<double>(told.count()) / 1e3);
+        into.beyond_us.push_back(into.call_us.back() - into.told_us.back());
     }
-    std::ranges::sort(into.from_arrival_us);
-    std::ranges::sort(into.call_us);
+    for (auto* const values : {&into.from_arrival_us, &into.call_us, &into.told_us, &into.beyond_us})
+        std::ranges::sort(*values);
 }
 
 /// Until the end; `over`: when each pass was.
@@ -126,7 +134,7 @@ void keep_busy(const busy_part& part, const times& at, std::vector<steady::time_
 }  // namespace
 
 outcome colocate(const setting& s, std::uint64_t seed) {
-    gatekeeper gate(s.how, s.urgent);
+    gatekeeper gate(s.how, s.urgent, s.in_flight);
     std::vector<std::optional<gatekeeper::seat>> seats;
     for (const busy_part& b : s.busy) seats.push_back(gate.admit(b.tenant->way, b.weight));
     const auto requests = arrivals(s.per_s, s.warm + s.length, seed);

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include <gpushare/units.hpp>
+
 #include "tenants.hpp"
 
 namespace gpu_engines {
@@ -38,6 +40,7 @@ struct busy_part {
 struct setting {
     serving_tenant* serving = nullptr;  ///< none: requests never come
     bool urgent = true;                 ///< though a gate knows that they may
+    gpushare::ns in_flight{200'000};    ///< of lower clients, as a gate counts with
     std::vector<busy_part> busy{};
     strategy how = strategy::plain;
     double per_s = 0;                            ///< requests, at random
@@ -49,7 +52,9 @@ struct setting {
 /// an answer at the end has waited until then.
 struct latencies {
     std::vector<double> from_arrival_us;
-    std::vector<double> call_us;  ///< from when the request's turn came; answered ones alone
+    std::vector<double> call_us;    ///< from when the request's turn came; answered ones alone
+    std::vector<double> told_us;    ///< how long it would wait at most, as a gate told it then
+    std::vector<double> beyond_us;  ///< the call less that
 };
 
 struct progress {

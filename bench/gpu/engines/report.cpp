@@ -20,7 +20,7 @@ struct bars {
     double call, background;
 };
 constexpr bars neighbours[] = {{"inference", 1.5, 72}, {"prefill", 1.7, 72}, {"training", 2.0, 70}};
-constexpr double p99_bar = 1.25, cost_bar = 2, share_bar = 1, metering_bar = 1;
+constexpr double p99_bar = 1.25, cost_bar = 2, share_bar = 1, metering_bar = 1, bound_bar = 3;
 constexpr std::chrono::milliseconds planted_rest{3};
 
 using rounds_of = std::vector<round_of>;
@@ -130,6 +130,51 @@ void report_costs(bench::report& out, cast& all, const rounds_of& rounds) {
     }
 }
 
+// What was told, over the P99 of the waits: what calls took longer than the P99 of calls alone.
+double told_over_wait(const latencies& a, const latencies& alone) {
+    const double wait = bench::percentile(a.call_us, 0.99) - bench::percentile(alone.call_us, 0.99);
+    return bench::percentile(a.told_us, 0.5) / std::max(1.0, wait);
+}
+// Calls that took longer than what they were told and the longest call alone.
+double violations(const latencies& a, const latencies& alone) {
+    return static_cast<double>(
+        std::ranges::count_if(a.beyond_us, [&](double us) { return us > alone.call_us.back(); }));
+}
+
+double worst_told_over_wait(const round_of& r, strategy how) {
+    double worst = 0;
+    for (const bars& n : neighbours)
+        worst = std::max(worst, told_over_wait(r.beside.at(key(n.neighbour, how)).answers, r.alone));
+    return worst;
+}
+double all_violations(const round_of& r, strategy how) {
+    double sum = 0;
+    for (const bars& n : neighbours) sum += violations(r.beside.at(key(n.neighbour, how)).answers, r.alone);
+    return sum;
+}
+
+void report_bounds(bench::report& out, cast& all, const rounds_of& rounds) {
+    const latencies& alone = rounds[0].alone;
+    const auto loose = colocate(all.timed({.serving = &all.serving(strategy::gated, true),
+                                           .in_flight = gpushare::ns{2'000'000},
+                                           .busy = {{.tenant = all.busy().front().get()}},
+                                           .how = strategy::gated,
+                                           .per_s = all.requests_per_s(true)}),
+                                1);
+    latencies unheld = rounds[0].beside.at(key(neighbours[0].neighbour, strategy::plain)).answers;
+    for (double& us : unheld.call_us) unheld.beyond_us.push_back(us - 1000);
+    for (const strategy how : gates) {
+        const std::string end = how == strategy::held ? "_held" : "";
+        out.figure("gpu.engines_bound_vs_p99" + end,
+                   each(rounds, [&](const round_of& r) { return worst_told_over_wait(r, how); }), "x",
+                   {bench::at_most(bound_bar), told_over_wait(loose.answers, alone),
+                    "pieces a tenth as long as the gate counts with"});
+        out.figure("gpu.engines_bound_violations" + end,
+                   each(rounds, [&](const round_of& r) { return all_violations(r, how); }), "calls",
+                   {bench::at_most(0), violations(unheld, alone), "plain threads that are told a millisecond"});
+    }
+}
+
 }  // namespace
 
 void report(bench::report& out, cast& all, const rounds_of& rounds) {
@@ -144,6 +189,7 @@ void report(bench::report& out, cast& all, const rounds_of& rounds) {
     if (!device) return;
     report_eager(out, rounds);
     report_costs(out, all, rounds);
+    report_bounds(out, all, rounds);
 }
 
 }  // namespace gpu_engines
