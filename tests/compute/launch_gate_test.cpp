@@ -7,6 +7,7 @@
 
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/launch_gate.hpp>
+#include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -221,6 +222,48 @@ TEST_CASE("a client whose host is slow has its share", "[launch_gate]") {
     }
     const auto had = [&](auto c) { return static_cast<double>(gate.charged(c).count()); };
     CHECK(had(slow) / (had(slow) + had(fast)) == Approx(0.7).margin(0.005));
+}
+
+TEST_CASE("a client has its cap and no more, alone and beside others, however wrong predictions are", "[launch_gate]") {
+    const bool beside = GENERATE(false, true);
+    launch_gate gate;
+    const auto capped = gate.add({.weight = 1, .cap = share::of_permille(200)});
+    const auto other = gate.add({.weight = 1});
+    constexpr ns predicted{20'000}, takes{60'000}, length{2'000'000'000};
+    instant now = begin, ends = never;
+    std::deque<launch_gate::client> device;
+    const auto had = [&](auto c) { return static_cast<double>(gate.charged(c).count()) / 1e9; };
+    while (now < begin + length) {
+        for (const auto c : {capped, other})
+            while ((c == capped || beside) && gate.in_flight(c) < 100us && gate.ask(c, predicted, now).goes) {
+                gate.launched(c, predicted, now);
+                device.push_back(c);
+            }
+        if (ends == never && !device.empty()) ends = now + takes;
+        now += 5us;
+        if (now < ends) continue;
+        gate.finished(device.front(), predicted, takes, now);
+        device.pop_front();
+        ends = never;
+        REQUIRE(had(capped) <= 0.2 * (in_seconds(now - begin) + 0.005) + 6e-4);  // and what was in flight
+    }
+    CHECK(had(capped) == Approx(0.4).margin(0.005));
+    if (beside) CHECK(had(other) > 1.5);  // the device isn't kept idle for the one that waits for its cap
+}
+
+TEST_CASE("a higher client that waits for its cap is in nobody's way", "[launch_gate]") {
+    launch_gate gate;
+    const auto urgent = gate.add({.level = 1, .cap = share::of_permille(100)}), batch = gate.add({});
+    gate.arrived(urgent, begin);
+    gate.launched(urgent, 1ms, begin);
+    CHECK_FALSE(gate.ask(batch, 10us, begin).goes);
+    gate.finished(urgent, 1ms, 1ms, begin + 1ms);
+    const auto held = gate.ask(urgent, 10us, begin + 1ms);
+    CHECK_FALSE(held.goes);
+    CHECK(held.again == begin + 5ms);  // 5 ms were kept for it
+    CHECK(gate.ask(batch, 10us, begin + 1ms).goes);
+    CHECK(gate.ask(urgent, 10us, held.again).goes);
+    CHECK_FALSE(gate.ask(batch, 10us, held.again).goes);
 }
 
 TEST_CASE("clients without weights run side by side", "[launch_gate]") {

@@ -10,9 +10,9 @@
 
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "standins/cuda/session.hpp"
+#include "standins/cuda/standin.hpp"
 #include "support/catch.hpp"
-#include "support/cuda_standin/session.hpp"
-#include "support/cuda_standin/standin.hpp"
 #include "support/launch_rig.hpp"
 
 namespace launch_tenants_test {

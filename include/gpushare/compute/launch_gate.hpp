@@ -14,12 +14,13 @@
 // again when a launch finished or a client left, or at the time that the answer names. Not
 // thread-safe: its driver locks.
 //
-// Three rules, in this order. A client holds back while a client of a higher level is present, and for a linger after
-// that, since the next request often follows at once. Where a client of a higher level exists at
-// all, a client has little in flight. Where a client of a level has a weight, the clients of that
-// level take turns, and device time is divided by weight, in virtual time (start-time fair queueing,
-// Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say:
-// the engine may hold a lock that the urgent client needs.
+// Four rules, in this order. A client with a cap waits until it may have device time again. A client
+// holds back while a client of a higher level is present, and for a linger after that, since the
+// next request often follows at once. Where a client of a higher level exists at all, a client has
+// little in flight. Where a client of a level has a weight, the clients of that level take turns,
+// and device time is divided by weight, in virtual time (start-time fair queueing, Goyal et al.,
+// SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say: the engine may
+// hold a lock that the urgent client needs.
 //
 // Turns are why shares are exact. Events tell how long a launch took only if nothing else ran
 // beside it, and a client that is charged what others' launches took gets less than its share.
@@ -33,6 +34,7 @@
 #include <optional>
 #include <vector>
 
+#include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -55,6 +57,9 @@ struct launch_client_options {
     std::uint32_t weight =
         0;  ///< of the level's device time, relative to others'; 0: no share is wanted, 1 beside weights
     bool in_stream = false;  ///< its streams wait for higher clients, so ask() doesn't say no for their sake
+    /// Of the device's time, whoever else wants it: over a time t no more than this part of (t + 5 ms),
+    /// and one launch, as far as predictions are right.
+    share cap = share::whole();
 };
 
 /// Whether a launch may go.
@@ -98,7 +103,9 @@ public:
                        .weight = std::max(o.weight, 1U),
                        .wants_share = o.weight != 0,
                        .in_stream = o.in_stream,
-                       .used = true};
+                       .used = true,
+                       .capped = o.cap < share::whole(),
+                       .cap = {.per_million = std::int64_t{o.cap.permille()} * 1000}};
         catch_up(c);
         return c;
     }
@@ -128,7 +135,7 @@ public:
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
         if (a.goes) a = decide_apart(c, alone, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
-        s.waits = !a.goes;
+        s.waits = !a.goes && within_cap(s, now);  // else nobody leaves it the device
         return a;
     }
     /// The same for a launch that is asked about for the first time.
@@ -148,6 +155,7 @@ public:
         if (!has_above(s.level)) s.unchecked = s.in_flight;
         s.longest = std::max(s.longest, predicted.time);
         s.virtual_time += predicted.charge.count() / s.weight;
+        if (s.capped) s.cap.spend(predicted.charge, now);
         s.seen = now;
     }
     /// The same of a launch that fills the device.
@@ -164,6 +172,7 @@ public:
         s.unchecked -= std::min(predicted.time, s.unchecked);
         s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
         s.charged += measured.charge;
+        if (s.capped) s.cap.adjust(measured.charge - predicted.charge);
         s.seen = now;
     }
     /// The same of launches that fill the device.
@@ -181,6 +190,7 @@ public:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || o.level <= clients_[c].level) continue;
+            if (!within_cap(o, now) && o.in_flight == ns{0}) continue;  // it can't use the device now
             if (o.requests != 0) return {.goes = false, .held_by = other};
             if (o.seen == instant{} || now - o.seen >= options_.linger) continue;
             const instant ends = o.seen + options_.linger;
@@ -200,10 +210,11 @@ public:
         return std::nullopt;
     }
 
-    /// How long a request of `c` waits for lower clients, at most, in device time. Once the request has arrived: for what
-    /// each has in flight and no wait can stop, since nothing else passes. Before that: for what each may have in flight by
-    /// then. Both are predictions, and as much more as launches took longer than predicted of late. A launch that nobody has
-    /// timed may take anything: it counts as in_flight and the longest launch.
+    /// How long a request of `c` waits for lower clients, at most, in device time. Once the request has
+    /// arrived: for what each has in flight and no wait can stop. Nothing else passes, unless `c` waits
+    /// for its cap. Before that: for what each may have in flight by then. Both are predictions, and as
+    /// much more as launches took longer than predicted of late. A launch that nobody has timed may take
+    /// anything: it counts as in_flight and the longest launch.
     [[nodiscard]] ns bound(client c) const noexcept {
         const bool is_there = clients_[c].requests != 0;
         ns sum{0};
@@ -236,6 +247,7 @@ private:
         bool wants_share = false;
         bool in_stream = false;
         bool used = false;
+        bool capped = false;
         bool has_turn = false;     // it was the last of its level that launched
         bool waits = false;        // a launch of it is held
         bool wants_alone = false;  // since others have launches in flight, or time one alone
@@ -246,6 +258,7 @@ private:
         ns unchecked{0};  // the same, until what was launched while nobody was above is over
         ns late{0};       // by how much launches took longer than predicted, lately
         std::uint32_t streams = 1;
+        detail::pacer cap{};
         std::int64_t virtual_time = 0;
         instant seen{};     // when it was last present
         instant arrived{};  // when it became so
@@ -253,6 +266,7 @@ private:
 
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
+        if (!within_cap(s, now)) return {.goes = false, .own = true, .held_by = c, .again = s.cap.from};
         if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
         const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
@@ -269,6 +283,9 @@ private:
                 return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
+    }
+    [[nodiscard]] static bool within_cap(const state& s, instant now) noexcept {
+        return !s.capped || s.cap.entitled(now);
     }
     [[nodiscard]] bool has_above(int level) const noexcept {
         return std::ranges::any_of(clients_, [&](const state& o) { return o.used && o.level > level; });
