@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <gpushare/placement/defragment.hpp>
-#include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>
 
 #include "partition/experiment.hpp"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pytorch.hpp>
 #include <gpushare/interop/stream_resource.hpp>

@@ -2,7 +2,6 @@
 // Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices: Thrust's CUDA system,
 // which nothing but nvcc compiles.
 #include <gpushare/interop/cub.cuh>
-#include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/interop/pytorch.hpp>

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/memory/pool_resource.hpp>

@@ -9,7 +9,6 @@
 
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/defragment.hpp>
-#include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/value_descent.hpp>

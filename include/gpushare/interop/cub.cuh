@@ -35,7 +35,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare {

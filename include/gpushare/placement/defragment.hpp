@@ -38,7 +38,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/placement/cluster.hpp>
-#include <gpushare/placement/indexed_cluster.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/units.hpp>
