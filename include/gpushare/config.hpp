@@ -51,6 +51,28 @@
 #define GPUSHARE_FLAT
 #endif
 
+/// Whether the bodies of functions that are no templates are to be seen. Programs that link
+/// gpushare::compiled (which defines GPUSHARE_COMPILED) find them in its library, whose own file
+/// alone defines GPUSHARE_COMPILING.
+#if defined(GPUSHARE_COMPILED) && !defined(GPUSHARE_COMPILING)
+#define GPUSHARE_BODIES 0
+#else
+#define GPUSHARE_BODIES 1
+#endif
+/// Before such a body, which is inline either way: the library has a copy of each, called or not.
+#if defined(GPUSHARE_COMPILING)
+#define GPUSHARE_INLINE [[gnu::used]] inline
+#else
+#define GPUSHARE_INLINE inline
+#endif
+/// Before the instantiations of compiled.hpp, which the files of src/ compile and all others
+/// declare.
+#if defined(GPUSHARE_INSTANTIATING)
+#define GPUSHARE_EXTERN
+#else
+#define GPUSHARE_EXTERN extern
+#endif
+
 static_assert(__cplusplus >= 202002L, "gpushare needs C++20: compile with -std=c++20 or newer");
 
 namespace gpushare {

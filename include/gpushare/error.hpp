@@ -440,92 +440,30 @@ public:
     }
     /// Puts the tenant's name in front; nothing for an empty name. The name is cut, since the
     /// figures behind it must fit as well.
-    message& of(std::string_view tenant) noexcept {
-        return tenant.empty() ? *this : add("tenant '", tenant_name{tenant}, "': ");
-    }
+    message& of(std::string_view tenant) noexcept;
     [[nodiscard]] const char* c_str() const noexcept { return buffer_.data(); }
     /// Whether there is no text.
     [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
 private:
-    void append(std::string_view text) noexcept {
-        size_ += copy_printable(text, buffer_.data() + size_, buffer_.size() - 1 - size_);
-        buffer_[size_] = '\0';
-    }
+    void append(std::string_view text) noexcept;
     template <std::same_as<tenant_name> Name>  // so that a text is none
     void append(const Name& name) noexcept {
         append(name.view());
     }
     // The sentence of its reason.
-    void append(const failure& f) noexcept {
-        const auto& how = sentence_of(reason_of(f));
-        for (auto rest = how.text; !rest.empty();) {
-            const auto open = std::min(rest.find('{'), rest.size());
-            append(rest.substr(0, open));
-            if (open == rest.size()) break;
-            const auto close = rest.find('}', open);
-            const auto name = rest.substr(open + 1, close - open - 1);
-            if (name == "code")
-                append(to_string(f.code));
-            else
-                append(name == "asked" ? f.asked : name == "left" ? f.left : f.limit, how.unit);
-            rest.remove_prefix(close + 1);
-        }
-    }
+    void append(const failure& f) noexcept;
     void append(std::uint64_t n) noexcept { print("%llu", static_cast<unsigned long long>(n)); }
     // In the largest unit that keeps the figure exact, else with the rounded MiB beside it.
-    void append(bytes b) noexcept {
-        constexpr std::array<const char*, 4> unit{"B", "KiB", "MiB", "GiB"};
-        auto n = b.count();
-        std::size_t i = 0;
-        for (; i + 1 < unit.size() && n != 0 && n % 1024 == 0; ++i) n /= 1024;
-        if (i == 0 && n >= 10240)
-            print("%llu B (%.1f MiB)", static_cast<unsigned long long>(n), static_cast<double>(n) / 1048576.0);
-        else
-            print("%llu %s", static_cast<unsigned long long>(n), unit[i]);
-    }
+    void append(bytes b) noexcept;
     // In the largest unit that is at most the figure; digits below a thousandth of the unit are
     // dropped.
-    void append(ns t) noexcept {
-        struct scale {
-            std::uint64_t size;
-            const char* unit;
-        };
-        constexpr std::array<scale, 4> scales{{{1'000'000'000, " s"}, {1'000'000, " ms"}, {1'000, " us"}, {1, " ns"}}};
-        if (t < ns{0}) append("-");
-        const auto n = t < ns{0} ? std::uint64_t{0} - static_cast<std::uint64_t>(t.count())
-                                 : static_cast<std::uint64_t>(t.count());
-        const auto& in = *std::ranges::find_if(scales, [n](const scale& s) { return n >= s.size || s.size == 1; });
-        append(n / in.size);
-        append_thousandths(n % in.size * 1000 / in.size);
-        append(in.unit);
-    }
-    void append(std::uint64_t n, figure_unit unit) noexcept {
-        switch (unit) {
-            case figure_unit::bytes: return append(bytes{n});
-            case figure_unit::permille: return append(n / 10), append_thousandths(n % 10 * 100), append(" %");
-            case figure_unit::nanoseconds: return append(ns{static_cast<std::int64_t>(std::min(n, most_ns))});
-            case figure_unit::error_number: return append_error(static_cast<int>(n));
-            default: return append(n);
-        }
-    }
+    void append(ns t) noexcept;
+    void append(std::uint64_t n, figure_unit unit) noexcept;
     // 250 as ".25", 0 as nothing.
-    void append_thousandths(std::uint64_t n) noexcept {
-        if (n == 0) return;
-        auto digits = 3;
-        for (; n % 10 == 0; n /= 10) --digits;
-        print(".%0*llu", digits, static_cast<unsigned long long>(n));
-    }
+    void append_thousandths(std::uint64_t n) noexcept;
     // POSIX's strerror_r returns a number, GNU's the text.
-    void append_error(int number) noexcept {
-        std::array<char, 128> text{};
-        const auto said = ::strerror_r(number, text.data(), text.size());
-        if constexpr (std::is_pointer_v<decltype(said)>)
-            append(said);
-        else
-            append(text.data());
-        add(" (errno ", static_cast<std::uint64_t>(number), ")");
-    }
+    void append_error(int number) noexcept;
 
     template <class... Args>
     void print(const char* format, Args... args) noexcept {
@@ -537,6 +475,88 @@ private:
     std::array<char, 320> buffer_{};
     std::size_t size_ = 0;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto message::of(std::string_view tenant) noexcept -> message& {
+    return tenant.empty() ? *this : add("tenant '", tenant_name{tenant}, "': ");
+}
+
+GPUSHARE_INLINE void message::append(std::string_view text) noexcept {
+    size_ += copy_printable(text, buffer_.data() + size_, buffer_.size() - 1 - size_);
+    buffer_[size_] = '\0';
+}
+
+GPUSHARE_INLINE void message::append(const failure& f) noexcept {
+    const auto& how = sentence_of(reason_of(f));
+    for (auto rest = how.text; !rest.empty();) {
+        const auto open = std::min(rest.find('{'), rest.size());
+        append(rest.substr(0, open));
+        if (open == rest.size()) break;
+        const auto close = rest.find('}', open);
+        const auto name = rest.substr(open + 1, close - open - 1);
+        if (name == "code")
+            append(to_string(f.code));
+        else
+            append(name == "asked" ? f.asked : name == "left" ? f.left : f.limit, how.unit);
+        rest.remove_prefix(close + 1);
+    }
+}
+
+GPUSHARE_INLINE void message::append(bytes b) noexcept {
+    constexpr std::array<const char*, 4> unit{"B", "KiB", "MiB", "GiB"};
+    auto n = b.count();
+    std::size_t i = 0;
+    for (; i + 1 < unit.size() && n != 0 && n % 1024 == 0; ++i) n /= 1024;
+    if (i == 0 && n >= 10240)
+        print("%llu B (%.1f MiB)", static_cast<unsigned long long>(n), static_cast<double>(n) / 1048576.0);
+    else
+        print("%llu %s", static_cast<unsigned long long>(n), unit[i]);
+}
+
+GPUSHARE_INLINE void message::append(ns t) noexcept {
+    struct scale {
+        std::uint64_t size;
+        const char* unit;
+    };
+    constexpr std::array<scale, 4> scales{{{1'000'000'000, " s"}, {1'000'000, " ms"}, {1'000, " us"}, {1, " ns"}}};
+    if (t < ns{0}) append("-");
+    const auto n =
+        t < ns{0} ? std::uint64_t{0} - static_cast<std::uint64_t>(t.count()) : static_cast<std::uint64_t>(t.count());
+    const auto& in = *std::ranges::find_if(scales, [n](const scale& s) { return n >= s.size || s.size == 1; });
+    append(n / in.size);
+    append_thousandths(n % in.size * 1000 / in.size);
+    append(in.unit);
+}
+
+GPUSHARE_INLINE void message::append(std::uint64_t n, figure_unit unit) noexcept {
+    switch (unit) {
+        case figure_unit::bytes: return append(bytes{n});
+        case figure_unit::permille: return append(n / 10), append_thousandths(n % 10 * 100), append(" %");
+        case figure_unit::nanoseconds: return append(ns{static_cast<std::int64_t>(std::min(n, most_ns))});
+        case figure_unit::error_number: return append_error(static_cast<int>(n));
+        default: return append(n);
+    }
+}
+
+GPUSHARE_INLINE void message::append_thousandths(std::uint64_t n) noexcept {
+    if (n == 0) return;
+    auto digits = 3;
+    for (; n % 10 == 0; n /= 10) --digits;
+    print(".%0*llu", digits, static_cast<unsigned long long>(n));
+}
+
+GPUSHARE_INLINE void message::append_error(int number) noexcept {
+    std::array<char, 128> text{};
+    const auto said = ::strerror_r(number, text.data(), text.size());
+    if constexpr (std::is_pointer_v<decltype(said)>)
+        append(said);
+    else
+        append(text.data());
+    add(" (errno ", static_cast<std::uint64_t>(number), ")");
+}
+
+#endif  // GPUSHARE_BODIES
 
 /// Why nobody has a block of that size and alignment: the alignment is no power of two or above
 /// `most`, else the size is more than any device has.

@@ -74,38 +74,22 @@ public:
     using permit = gpushare::permit<compute_limiter>;  ///< the result of acquire()
 
     /// `time` is the clock of all times that it takes and returns.
-    explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
-        : engine_(options, std::move(time), std::move(policy)) {}
+    explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {});
 
     /// A new client. Throws operation_error where the policy refuses, or for settings that make no sense
     /// (invalid_specification), and std::bad_alloc: then nothing has changed.
-    [[nodiscard]] client_id add(const client_settings& s) {
-        const std::lock_guard lock(engine_.mutex());
-        if (const auto why = engine_.core().ignores(s); why.code != errc::none) raise(why, s.name.view(), "limiter");
-        return engine_.clients().add(as_can_be(s));
-    }
+    [[nodiscard]] client_id add(const client_settings& s);
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
     /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in ns:
     /// the objective, what others leave of it, what is needed). Then nothing has changed.
-    failure change(client_id c, const client_settings& s) {
-        std::unique_lock lock(engine_.mutex());
-        if (const auto ignored = engine_.core().ignores(s); ignored.code != errc::none) return ignored;
-        const auto why = engine_.clients().change(c, as_can_be(s));
-        if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level
-        return why;
-    }
+    failure change(client_id c, const client_settings& s);
 
     /// Replaces the policy while work is in flight. `p`, which has no clients yet, takes over all
     /// decisions. Clients repay under it what they used beyond their caps and ahead of their
     /// shares, and work in flight is counted. share_exceeded: `p` refuses a client;
     /// invalid_specification: `p` doesn't support caps, or classes, and a client has one.
-    errc set_policy(Policy p) {
-        std::unique_lock lock(engine_.mutex());
-        const auto why = engine_.core().set_policy(p, engine_.now());
-        engine_.drive(lock, look::now);
-        return why;
-    }
+    errc set_policy(Policy p);
 
     /// Closes client `c`: takes no more of its submissions and cancels those that wait. Then waits
     /// until `deadline` for its submissions in flight, held permits included, and for their
@@ -114,24 +98,7 @@ public:
     /// for nothing. `account`, if given, receives the client's usage. Returns false at the
     /// deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
-               client_usage* account = nullptr) {
-        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        std::unique_lock lock(engine_.mutex());
-        auto& core = engine_.core();
-        if (!core.contains(c)) return true;
-        engine_.close(lock, c);
-        deadline = engine_.patience(c, deadline);
-        engine_.drive(lock, look::now);
-        const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
-        if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
-        if (!core.contains(c)) return true;
-        if (account != nullptr) {
-            (void)core.final_usage(c);
-            *account = engine_.clients().usage(c);
-        }
-        core.remove(c);
-        return true;
-    }
+               client_usage* account = nullptr);
 
     /// Admits no more submissions of `c` until wake(), and waits until those in flight have ended
     /// and their callbacks were called. Waiting submissions keep their order and new ones queue
@@ -139,43 +106,16 @@ public:
     /// the deadline, on a stop request, or if there is no such client: the client isn't asleep
     /// then, but refused submissions stay refused.
     bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {},
-               while_asleep what_waits = while_asleep::keep) {
-        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        std::unique_lock lock(engine_.mutex());
-        auto& core = engine_.core();
-        if (!core.contains(c)) return false;
-        engine_.sleep(lock, c, what_waits);
-        deadline = engine_.patience(c, deadline);
-        engine_.drive(lock, look::now);
-        const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
-        const auto drained = [&] { return awake() || engine_.is_over(c); };
-        const bool over = engine_.wait(lock, drained, nullptr, deadline, stop) == errc::none;
-        if (over || awake()) return over && !awake();
-        engine_.clients().wake(c, engine_.policy_time());
-        engine_.drive(lock, look::now);
-        return false;
-    }
+               while_asleep what_waits = while_asleep::keep);
     /// Ends sleep(); does nothing if it isn't asleep.
-    void wake(client_id c) {
-        std::unique_lock lock(engine_.mutex());
-        if (!engine_.core().contains(c)) return;
-        engine_.clients().wake(c, engine_.policy_time());
-        engine_.wake_all(lock);  // who waits in sleep()
-        engine_.drive(lock, look::now);
-    }
+    void wake(client_id c);
 
     /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, asleep,
     /// device_lost; stuck on a stepped_clock, where nothing will end the wait.
     /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc while more wait and are in
     /// flight than ever before.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
-                                         const submit_options& o = no_options) {
-        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        std::unique_lock lock(engine_.mutex());
-        const auto now = engine_.policy_time();
-        if constexpr (!engine::shares_points) engine_.observe(lock, look::if_due);
-        return acquire(lock, c, now, deadline, stop, o);
-    }
+                                         const submit_options& o = no_options);
 
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
@@ -213,138 +153,57 @@ public:
     /// std::bad_alloc, only while more wait and are in flight than ever before.
     [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
                                         const submit_options& o = no_options, submission_callback on_done = {},
-                                        const std::stop_token& stop = {}) {
-        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        if (!work) return failure{.code = errc::invalid_specification, .because = reason::empty_callable};
-        auto& mine = engine_.pool()->acquire();
-        ticket t(engine_, engine_.pool(), mine);
-        mine.work = std::move(work);
-        mine.stream = &s;
-        std::unique_lock lock(engine_.mutex());
-        auto why = engine_.clients().no_entry(c);
-        if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o, stop);
-        if (why != errc::none) {
-            engine_.core().count_refused(c, why);
-            lock.unlock();
-            engine_.pool()->drop(mine);
-            return why;
-        }
-        mine.on_done = std::move(on_done);
-        if (engine_.core().several_levels()) engine_.note_overdue();
-        const auto now = engine_.arrival_time(o);
-        engine_.clients().describe(mine, c, o, now);
-        engine_.clients().arrive(mine, now);
-        auto stay = engine_.came_for([] { return true; }, &mine);
-        engine_.drive(lock, now, look::if_due, stay);
-        if (mine.at.load(std::memory_order_relaxed) == detail::submission_stage::waiting)
-            mine.waits_since = engine_.now();
-        return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
-    }
+                                        const std::stop_token& stop = {});
 
     /// Admits submissions that can go and observes completed ones, without waiting. Work that takes
     /// longer than 100 us is left to the next call; see resume_at().
-    void poll() {
-        std::unique_lock lock(engine_.mutex());
-        engine_.drive(lock, look::now);
-    }
+    void poll();
 
     /// Drives the limiter until a stop is requested: the dispatcher, on a thread of the embedder's.
-    void run(const std::stop_token& stop) {
-        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
-        std::unique_lock lock(engine_.mutex());
-        auto stay = engine_.came_for([&] { return stop.stop_requested(); });
-        engine_.drive(lock, engine_.policy_time(), look::now, stay);
-        engine_.wait(
-            lock, [] { return false; }, nullptr, never, stop);
-    }
+    void run(const std::stop_token& stop);
 
     /// The usage of `c`, as far as it is known. Returns `gone` for a client that isn't there.
     /// `gone` is read under the mutex under which close() sets its `account`, so a concurrent call
     /// is answered correctly by one of the two.
-    [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {}) {
-        std::unique_lock lock(engine_.mutex());
-        engine_.drive(lock, look::now);
-        return engine_.core().contains(c) ? engine_.clients().usage(c) : gone;
-    }
+    [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {});
 
     /// When to call poll() even if nothing happens, where no thread waits or runs; see
     /// limiter_core. The least instant, if a call left callables or callbacks.
-    [[nodiscard]] instant resume_at() const {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.resume_at();
-    }
+    [[nodiscard]] instant resume_at() const;
     /// The time on its clock.
     [[nodiscard]] instant now() const { return engine_.now(); }
     /// The bound on the wait of the highest level; see limiter_core.
-    [[nodiscard]] ns wait_bound() const {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.core().wait_bound();
-    }
+    [[nodiscard]] ns wait_bound() const;
     /// The bound on the wait of a submission of `c` that arrives now; see limiter_core. Its ticket
     /// or permit has the bound, too. `key` and `width` describe the submission, as in
     /// submit_options. Zero for a client that isn't there, and where no length is known.
-    [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.core().contains(c) ? engine_.core().bound_of(c, key, width) : ns{0};
-    }
+    [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const;
 
     /// The forecast for a submission of `c` of this kind that arrives now: when it would begin and
     /// end; see limiter_core. All zero for a client that isn't there.
-    [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.core().contains(c) ? engine_.core().estimate(c, key) : submission_estimate{};
-    }
+    [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const;
 
     /// Takes the oldest event; the latest 64 are kept.
-    std::optional<limiter_event> take_event() {
-        const std::lock_guard lock(engine_.mutex());
-        engine_.look_for_undriven();
-        return engine_.core().events().take();
-    }
+    std::optional<limiter_event> take_event();
     /// How many events were dropped for later ones.
-    [[nodiscard]] std::uint64_t events_dropped() const {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.core().events().dropped();
-    }
+    [[nodiscard]] std::uint64_t events_dropped() const;
 
     /// From now on keeps records of submissions that end, the latest `most` until they are taken; 0, as in the
     /// beginning: none. A record costs a few readings of the clock. Drops the records there are. Throws std::bad_alloc.
-    void record(std::size_t most) {
-        const std::lock_guard lock(engine_.mutex());
-        engine_.record(most);
-    }
+    void record(std::size_t most);
     /// Takes the oldest records that fit into `into`, in the order in which the device finished them. Returns how many.
-    std::size_t take_records(std::span<submission_record> into) noexcept {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.log().take(into);
-    }
+    std::size_t take_records(std::span<submission_record> into) noexcept;
     /// How many records were dropped for later ones.
-    [[nodiscard]] std::uint64_t records_lost() const noexcept {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.log().lost();
-    }
+    [[nodiscard]] std::uint64_t records_lost() const noexcept;
 
     /// Ends a quarantine. errc::closed: no such client.
-    errc pardon(client_id c) {
-        const std::lock_guard lock(engine_.mutex());
-        if (!engine_.core().contains(c)) return errc::closed;
-        engine_.core().pardon(c);
-        return errc::none;
-    }
+    errc pardon(client_id c);
 
     /// Begins a request of `c`; the class in handles.hpp calls it. `level`: of its submissions,
     /// which say so themselves. closed: no such client. Throws std::bad_alloc.
-    errc begin_request(client_id c, priority level = no_priority) {
-        const std::lock_guard lock(engine_.mutex());
-        return engine_.clients().begin_request(c, level);
-    }
+    errc begin_request(client_id c, priority level = no_priority);
     /// Ends a request that began with this `level`.
-    void end_request(client_id c, priority level = no_priority) noexcept {
-        std::unique_lock lock(engine_.mutex());
-        if (!engine_.core().contains(c)) return;
-        engine_.clients().end_request(c, level);
-        engine_.drive(lock, look::now);
-    }
+    void end_request(client_id c, priority level = no_priority) noexcept;
 
 private:
     friend ticket;
@@ -361,34 +220,262 @@ private:
 
     // `waited`, if given: whether it had to.
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,
-                                         const std::stop_token& stop, const submit_options& o, bool* waited = nullptr) {
-        if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
-            engine_.core().count_refused(c, why);
-            auto stay = engine_.came_for([] { return true; });
-            engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
-            return why;
-        }
-        if (engine_.core().several_levels()) engine_.note_overdue();
-        const auto [mine, admitted] = engine_.arrive_at_gate(c, o, now);
-        if (admitted) return permit(engine_, mine, mine.admitted.bound);
-        if (waited != nullptr) *waited = true;
-        if (const auto why = engine_.wait_at_gate(lock, mine, now, deadline, stop); why != errc::none) return why;
-        return permit(engine_, mine, mine.facts.bound);
-    }
+                                         const std::stop_token& stop, const submit_options& o, bool* waited = nullptr);
 
     // errc::none: one more of `c` can wait.
-    errc wait_for_room(lock_type& lock, client_id c, const submit_options& o, const std::stop_token& stop) {
-        auto why = errc::queue_full;
-        const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
-        auto& waiting = engine_.clients().queue(c).waits_for_room;
-        ++waiting;
-        const auto waited = engine_.wait(lock, room, nullptr, o.room_by, stop);
-        --waiting;
-        return waited == errc::stopped ? waited : why;
-    }
+    errc wait_for_room(lock_type& lock, client_id c, const submit_options& o, const std::stop_token& stop);
 
     engine engine_;
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+compute_limiter<Stream, Clock, Policy>::compute_limiter(limiter_options options, Clock time, Policy policy)
+    : engine_(options, std::move(time), std::move(policy)) {}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+client_id compute_limiter<Stream, Clock, Policy>::add(const client_settings& s) {
+    const std::lock_guard lock(engine_.mutex());
+    if (const auto why = engine_.core().ignores(s); why.code != errc::none) raise(why, s.name.view(), "limiter");
+    return engine_.clients().add(as_can_be(s));
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+failure compute_limiter<Stream, Clock, Policy>::change(client_id c, const client_settings& s) {
+    std::unique_lock lock(engine_.mutex());
+    if (const auto ignored = engine_.core().ignores(s); ignored.code != errc::none) return ignored;
+    const auto why = engine_.clients().change(c, as_can_be(s));
+    if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level
+    return why;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc compute_limiter<Stream, Clock, Policy>::set_policy(Policy p) {
+    std::unique_lock lock(engine_.mutex());
+    const auto why = engine_.core().set_policy(p, engine_.now());
+    engine_.drive(lock, look::now);
+    return why;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+bool compute_limiter<Stream, Clock, Policy>::close(client_id c, instant deadline, const std::stop_token& stop,
+                                                   client_usage* account) {
+    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+    std::unique_lock lock(engine_.mutex());
+    auto& core = engine_.core();
+    if (!core.contains(c)) return true;
+    engine_.close(lock, c);
+    deadline = engine_.patience(c, deadline);
+    engine_.drive(lock, look::now);
+    const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
+    if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
+    if (!core.contains(c)) return true;
+    if (account != nullptr) {
+        (void)core.final_usage(c);
+        *account = engine_.clients().usage(c);
+    }
+    core.remove(c);
+    return true;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+bool compute_limiter<Stream, Clock, Policy>::sleep(client_id c, instant deadline, const std::stop_token& stop,
+                                                   while_asleep what_waits) {
+    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+    std::unique_lock lock(engine_.mutex());
+    auto& core = engine_.core();
+    if (!core.contains(c)) return false;
+    engine_.sleep(lock, c, what_waits);
+    deadline = engine_.patience(c, deadline);
+    engine_.drive(lock, look::now);
+    const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
+    const auto drained = [&] { return awake() || engine_.is_over(c); };
+    const bool over = engine_.wait(lock, drained, nullptr, deadline, stop) == errc::none;
+    if (over || awake()) return over && !awake();
+    engine_.clients().wake(c, engine_.policy_time());
+    engine_.drive(lock, look::now);
+    return false;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void compute_limiter<Stream, Clock, Policy>::wake(client_id c) {
+    std::unique_lock lock(engine_.mutex());
+    if (!engine_.core().contains(c)) return;
+    engine_.clients().wake(c, engine_.policy_time());
+    engine_.wake_all(lock);  // who waits in sleep()
+    engine_.drive(lock, look::now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+auto compute_limiter<Stream, Clock, Policy>::acquire(client_id c, instant deadline, const std::stop_token& stop,
+                                                     const submit_options& o) -> result<permit> {
+    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+    std::unique_lock lock(engine_.mutex());
+    const auto now = engine_.policy_time();
+    if constexpr (!engine::shares_points) engine_.observe(lock, look::if_due);
+    return acquire(lock, c, now, deadline, stop, o);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+auto compute_limiter<Stream, Clock, Policy>::submit(client_id c, Stream& s, submission_work<Stream> work,
+                                                    const submit_options& o, submission_callback on_done,
+                                                    const std::stop_token& stop) -> result<ticket> {
+    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+    if (!work) return failure{.code = errc::invalid_specification, .because = reason::empty_callable};
+    auto& mine = engine_.pool()->acquire();
+    ticket t(engine_, engine_.pool(), mine);
+    mine.work = std::move(work);
+    mine.stream = &s;
+    std::unique_lock lock(engine_.mutex());
+    auto why = engine_.clients().no_entry(c);
+    if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o, stop);
+    if (why != errc::none) {
+        engine_.core().count_refused(c, why);
+        lock.unlock();
+        engine_.pool()->drop(mine);
+        return why;
+    }
+    mine.on_done = std::move(on_done);
+    if (engine_.core().several_levels()) engine_.note_overdue();
+    const auto now = engine_.arrival_time(o);
+    engine_.clients().describe(mine, c, o, now);
+    engine_.clients().arrive(mine, now);
+    auto stay = engine_.came_for([] { return true; }, &mine);
+    engine_.drive(lock, now, look::if_due, stay);
+    if (mine.at.load(std::memory_order_relaxed) == detail::submission_stage::waiting) mine.waits_since = engine_.now();
+    return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void compute_limiter<Stream, Clock, Policy>::poll() {
+    std::unique_lock lock(engine_.mutex());
+    engine_.drive(lock, look::now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void compute_limiter<Stream, Clock, Policy>::run(const std::stop_token& stop) {
+    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+    std::unique_lock lock(engine_.mutex());
+    auto stay = engine_.came_for([&] { return stop.stop_requested(); });
+    engine_.drive(lock, engine_.policy_time(), look::now, stay);
+    engine_.wait(
+        lock, [] { return false; }, nullptr, never, stop);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+client_usage compute_limiter<Stream, Clock, Policy>::usage(client_id c, const client_usage& gone) {
+    std::unique_lock lock(engine_.mutex());
+    engine_.drive(lock, look::now);
+    return engine_.core().contains(c) ? engine_.clients().usage(c) : gone;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+instant compute_limiter<Stream, Clock, Policy>::resume_at() const {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.resume_at();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+ns compute_limiter<Stream, Clock, Policy>::wait_bound() const {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.core().wait_bound();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+ns compute_limiter<Stream, Clock, Policy>::bound_of(client_id c, std::uint64_t key, sm_width width) const {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.core().contains(c) ? engine_.core().bound_of(c, key, width) : ns{0};
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+submission_estimate compute_limiter<Stream, Clock, Policy>::estimate(client_id c, std::uint64_t key) const {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.core().contains(c) ? engine_.core().estimate(c, key) : submission_estimate{};
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+std::optional<limiter_event> compute_limiter<Stream, Clock, Policy>::take_event() {
+    const std::lock_guard lock(engine_.mutex());
+    engine_.look_for_undriven();
+    return engine_.core().events().take();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+std::uint64_t compute_limiter<Stream, Clock, Policy>::events_dropped() const {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.core().events().dropped();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void compute_limiter<Stream, Clock, Policy>::record(std::size_t most) {
+    const std::lock_guard lock(engine_.mutex());
+    engine_.record(most);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+std::size_t compute_limiter<Stream, Clock, Policy>::take_records(std::span<submission_record> into) noexcept {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.log().take(into);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+std::uint64_t compute_limiter<Stream, Clock, Policy>::records_lost() const noexcept {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.log().lost();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc compute_limiter<Stream, Clock, Policy>::pardon(client_id c) {
+    const std::lock_guard lock(engine_.mutex());
+    if (!engine_.core().contains(c)) return errc::closed;
+    engine_.core().pardon(c);
+    return errc::none;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc compute_limiter<Stream, Clock, Policy>::begin_request(client_id c, priority level) {
+    const std::lock_guard lock(engine_.mutex());
+    return engine_.clients().begin_request(c, level);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void compute_limiter<Stream, Clock, Policy>::end_request(client_id c, priority level) noexcept {
+    std::unique_lock lock(engine_.mutex());
+    if (!engine_.core().contains(c)) return;
+    engine_.clients().end_request(c, level);
+    engine_.drive(lock, look::now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+auto compute_limiter<Stream, Clock, Policy>::acquire(lock_type& lock, client_id c, instant now, instant deadline,
+                                                     const std::stop_token& stop, const submit_options& o, bool* waited)
+    -> result<permit> {
+    if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
+        engine_.core().count_refused(c, why);
+        auto stay = engine_.came_for([] { return true; });
+        engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
+        return why;
+    }
+    if (engine_.core().several_levels()) engine_.note_overdue();
+    const auto [mine, admitted] = engine_.arrive_at_gate(c, o, now);
+    if (admitted) return permit(engine_, mine, mine.admitted.bound);
+    if (waited != nullptr) *waited = true;
+    if (const auto why = engine_.wait_at_gate(lock, mine, now, deadline, stop); why != errc::none) return why;
+    return permit(engine_, mine, mine.facts.bound);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc compute_limiter<Stream, Clock, Policy>::wait_for_room(lock_type& lock, client_id c, const submit_options& o,
+                                                           const std::stop_token& stop) {
+    auto why = errc::queue_full;
+    const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
+    auto& waiting = engine_.clients().queue(c).waits_for_room;
+    ++waiting;
+    const auto waited = engine_.wait(lock, room, nullptr, o.room_by, stop);
+    --waiting;
+    return waited == errc::stopped ? waited : why;
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

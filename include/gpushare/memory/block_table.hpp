@@ -33,54 +33,21 @@ public:
 
     /// Enters a block, whose pointer is neither null nor in the table. Throws std::bad_alloc if the host has no memory
     /// for the entry.
-    void insert(const block& b) {
-        const detail::captured_trace callers(capture_);
-        const std::lock_guard lock(mutex_);
-        const auto trace = traces_.keep(callers);
-        try {
-            blocks_.insert(b.pointer, {b, trace});
-        } catch (...) {
-            traces_.drop(trace);
-            throw;
-        }
-    }
+    void insert(const block& b);
 
     /// Forgets the block: errc::none, and the caller may free it. unknown_block (never inserted, or freed already) or
     /// wrong_size, and nothing changes.
-    [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept {
-        const std::lock_guard lock(mutex_);
-        const entry* const found = blocks_.find(pointer);
-        if (found == nullptr) return errc::unknown_block;
-        if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
-        traces_.drop(found->trace);
-        blocks_.erase(pointer);
-        return errc::none;
-    }
+    [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept;
 
     /// The block that begins at `pointer`, if one is in the table.
-    [[nodiscard]] std::optional<block> find(const void* pointer) const noexcept {
-        const std::lock_guard lock(mutex_);
-        const entry* const found = blocks_.find(pointer);
-        return found == nullptr ? std::nullopt : std::optional(found->what);
-    }
+    [[nodiscard]] std::optional<block> find(const void* pointer) const noexcept;
 
     /// Removes all entries and returns them: the leaks, when every block should have been freed. Throws std::bad_alloc,
     /// and then nothing has changed.
-    [[nodiscard]] std::vector<leak> take_all() {
-        const std::lock_guard lock(mutex_);
-        std::vector<leak> all;
-        all.reserve(blocks_.size());
-        blocks_.for_each([&](const entry& e) { all.push_back({e.what, {}, traces_.of(e.trace)}); });
-        blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
-        blocks_.clear();
-        return all;
-    }
+    [[nodiscard]] std::vector<leak> take_all();
 
     /// How many blocks are out.
-    [[nodiscard]] std::size_t size() const noexcept {
-        const std::lock_guard lock(mutex_);
-        return blocks_.size();
-    }
+    [[nodiscard]] std::size_t size() const noexcept;
 
 private:
     struct entry {
@@ -93,6 +60,53 @@ private:
     detail::pointer_table<entry> blocks_;
     detail::trace_store traces_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void block_table::insert(const block& b) {
+    const detail::captured_trace callers(capture_);
+    const std::lock_guard lock(mutex_);
+    const auto trace = traces_.keep(callers);
+    try {
+        blocks_.insert(b.pointer, {b, trace});
+    } catch (...) {
+        traces_.drop(trace);
+        throw;
+    }
+}
+
+GPUSHARE_INLINE errc block_table::remove(void* pointer, bytes size, std::size_t alignment) noexcept {
+    const std::lock_guard lock(mutex_);
+    const entry* const found = blocks_.find(pointer);
+    if (found == nullptr) return errc::unknown_block;
+    if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
+    traces_.drop(found->trace);
+    blocks_.erase(pointer);
+    return errc::none;
+}
+
+GPUSHARE_INLINE std::optional<block> block_table::find(const void* pointer) const noexcept {
+    const std::lock_guard lock(mutex_);
+    const entry* const found = blocks_.find(pointer);
+    return found == nullptr ? std::nullopt : std::optional(found->what);
+}
+
+GPUSHARE_INLINE auto block_table::take_all() -> std::vector<leak> {
+    const std::lock_guard lock(mutex_);
+    std::vector<leak> all;
+    all.reserve(blocks_.size());
+    blocks_.for_each([&](const entry& e) { all.push_back({e.what, {}, traces_.of(e.trace)}); });
+    blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
+    blocks_.clear();
+    return all;
+}
+
+GPUSHARE_INLINE std::size_t block_table::size() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return blocks_.size();
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -70,88 +70,26 @@ public:
     quota& operator=(const quota&) = delete;
 
     /// Gives what isn't charged back to the parent. Bytes that are still charged here stay charged to the parent.
-    ~quota() {
-        if (parent_ != nullptr)
-            parent_->detach(*this);
-        else if (orphan_hooks_ != nullptr)
-            orphan_hooks_(*this);
-    }
+    ~quota();
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
     /// burst now; size_overflow: more than any quota can hold; closed. Takes no lock unless it must
     /// borrow, or refuses while something is lent.
-    [[nodiscard]] errc try_charge(bytes n) noexcept {
-        for (;;) {
-            auto [word, total] = cell_.read();
-            if (word.frozen()) break;
-            if (word.available() < n.count()) {
-                if (!total.closed()) break;
-                return refuse(n > max_limit() ? errc::size_overflow : errc::over_quota);
-            }
-            const auto charged = word.charged(n.count());
-            // Acquire: the bytes charged here may be those that another thread released, and all
-            // its uses of them happened before. No release order: the swap continues the release
-            // sequences of the releases before it.
-            if (cell_.word.compare_exchange_weak(word.bits, charged.bits, std::memory_order_acquire,
-                                                 std::memory_order_relaxed)) {
-                cell_.count_charge(charged);
-                if (const auto current = total.held() - charged.available();
-                    current > cell_.peak.load(std::memory_order_relaxed)) [[unlikely]]
-                    raise_peak(current);
-                return errc::none;
-            }
-        }
-        return charge_slowly(n.count());
-    }
+    [[nodiscard]] errc try_charge(bytes n) noexcept;
 
     /// Returns `n` bytes. False, and nothing changes, if fewer are charged: a size that was never charged here.
-    bool release(bytes n) noexcept {
-        for (;;) {
-            auto [word, total] = cell_.read();
-            if (word.frozen()) [[unlikely]]
-                return release_slowly(n.count());
-            if (n.count() > total.held() - word.available()) return false;
-            const auto released = word.released(n.count());
-            // Release: what the caller did with the bytes happens before whoever charges them next. Acquire: for
-            // tell_parents(), see there.
-            if (cell_.word.compare_exchange_weak(word.bits, released.bits, std::memory_order_acq_rel,
-                                                 std::memory_order_relaxed)) {
-                cell_.count_release(released);
-                break;
-            }
-        }
-        // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one taken after it
-        // has used up the released bytes, and none of it is idle.
-        if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
-        return true;
-    }
+    bool release(bytes n) noexcept;
 
     /// Changes guarantee and burst, all or nothing. Going below what is charged takes nothing away: requests are
     /// refused until it fits, and what is released meanwhile goes to the parent. Growing fails with no_room if
     /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's
     /// burst, with closed once this quota or one that it would come from is.
-    [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
-        if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
-            return errc::invalid_specification;
-        const std::lock_guard lock(root_->mutex_);
-        if (stopped()) return errc::closed;
-        const errc why = change(guaranteed, burst);
-        serve_waiters();
-        return why;
-    }
+    [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept;
 
     /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a reservation: they
     /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a
     /// root, with closed once it is.
-    [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept {
-        if (parent_ == nullptr) return errc::invalid_specification;
-        const std::lock_guard lock(root_->mutex_);
-        if (stopped()) return errc::closed;
-        if (guaranteed_ + charged + burst > max_limit()) return errc::invalid_specification;
-        set_limits(guaranteed_ + charged, burst, borrowed_.load(std::memory_order_relaxed), charged.count());
-        serve_waiters();
-        return errc::none;
-    }
+    [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept;
 
     /// Whether the quick way is barred: wanted_back(), or a change is under way. One load, for what
     /// keeps charged memory to look at when it hands out or takes back a part of it.
@@ -159,139 +97,64 @@ public:
     /// Whether what is charged and nobody uses should be released now: somebody waits for bytes
     /// that may come from here, or this quota, or one that it borrows from, is over its limit.
     /// Takes the mutex of the tree.
-    [[nodiscard]] bool wanted_back() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        settle();
-        return over_limit() || watched();
-    }
+    [[nodiscard]] bool wanted_back() const noexcept;
     /// Whether more is charged than it may have, after a resize: nothing is granted until that fits.
-    [[nodiscard]] bool over() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        settle();
-        return over_limit();
-    }
+    [[nodiscard]] bool over() const noexcept;
 
     /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a hot path.
-    [[nodiscard]] quota_usage usage() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        settle();
-        const auto word = cell_.now();
-        const auto current = cell_.held() - word.available();
-        return {.guaranteed = guaranteed_,
-                .burst = burst_,
-                .current = bytes{current},
-                // The thread that charged the current bytes may not have raised the peak yet.
-                .peak = bytes{std::max(current, cell_.peak.load(std::memory_order_relaxed))},
-                .borrowed = bytes{borrowed_.load(std::memory_order_relaxed)},
-                .charges = cell_.charges.load(std::memory_order_relaxed) + word.charges(),
-                .releases = cell_.releases.load(std::memory_order_relaxed) + word.releases(),
-                .refusals = refusals_.load(std::memory_order_relaxed),
-                .waiting = static_cast<std::uint32_t>(root_->waiting_)};
-    }
+    [[nodiscard]] quota_usage usage() const noexcept;
 
     /// The largest charge that would succeed now: what the owner sees as free memory. Bytes that somebody waits for
     /// don't count.
-    [[nodiscard]] bytes free() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        return free_now();
-    }
+    [[nodiscard]] bytes free() const noexcept;
 
     /// How much could be guaranteed to quotas below if all that is lent to them came back: of this
     /// quota's guarantee, what neither is guaranteed below nor charged here.
-    [[nodiscard]] bytes promisable() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        settle();
-        bytes lent{};
-        for (const quota_node* c = children_; c != nullptr; c = c->next_)
-            lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
-        return guaranteed_ - (bytes{cell_.held() - cell_.now().available()} - lent);
-    }
+    [[nodiscard]] bytes promisable() const noexcept;
     /// The largest guarantee that resize() would grant now.
-    [[nodiscard]] bytes guarantee_room() const noexcept {
-        if (parent_ == nullptr) return max_limit();
-        const std::lock_guard lock(root_->mutex_);
-        return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} +
-               parent_->free_now(this, detail::precedence::before_waiters);
-    }
+    [[nodiscard]] bytes guarantee_room() const noexcept;
 
     /// The most that could be charged here if all that is charged anywhere in the tree were released: others' guarantees stay. Who
     /// waits for more is refused at once. Takes the mutex of the tree.
-    [[nodiscard]] bytes attainable() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        return stopped() ? bytes{} : quota_node::attainable();
-    }
+    [[nodiscard]] bytes attainable() const noexcept;
     /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory (a quota above is too
     /// small), size_overflow, closed, with the figures. errc::none if they could. By the limits alone: others' guarantees
     /// may be changed, by a hook too (see attainable()).
-    [[nodiscard]] failure refuses(bytes n) const noexcept {
-        const errc why = [&] {
-            const std::lock_guard lock(root_->mutex_);
-            return unfit(n.count());
-        }();
-        return why == errc::none ? failure{} : explain(why, n);
-    }
+    [[nodiscard]] failure refuses(bytes n) const noexcept;
 
     /// From now on every charge, resize and waiter is refused with errc::closed, and what is
     /// released goes to the parent. Tells nobody: the first half of close().
-    void stop() noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        detail::quota_node::stop();
-        serve_waiters();
-    }
+    void stop() noexcept;
     /// Ends the quota: stop(), and then resources that registered with closing() give back the
     /// memory they keep. True once they have. False if some of it is in use at the deadline: call
     /// again. Bytes that stay charged after that belong to blocks that are out, and to granted
     /// claims (quota_wait.hpp) that still exist.
-    bool close(instant deadline) noexcept {
-        stop();
-        return closing_.close(deadline);
-    }
+    bool close(instant deadline) noexcept;
     /// Whether stop() or close() has been called.
     [[nodiscard]] bool closed() const noexcept { return stopped(); }
     /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
     /// Whether charges here also count in `other`: it is that quota, or below it.
-    [[nodiscard]] bool counts_in(const quota& other) const noexcept {
-        const detail::quota_node* at = this;
-        while (at != nullptr && at != &other) at = at->parent_;
-        return at != nullptr;
-    }
+    [[nodiscard]] bool counts_in(const quota& other) const noexcept;
 
     /// Whose it is, for messages. The text must outlive the quota.
-    void name(std::string_view owner) noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        name_ = owner;
-    }
+    void name(std::string_view owner) noexcept;
     /// As it was named.
-    [[nodiscard]] std::string_view name() const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        return name_;
-    }
+    [[nodiscard]] std::string_view name() const noexcept;
 
     /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has freed some. True: try
     /// the charge again. False: all have been asked. `below`: the quota had the bytes, but the memory below it hadn't.
     /// Runs user code, under no lock. Each request begins with a new cursor.
-    [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept {
-        const auto ask = root_->ask_next_.load(std::memory_order_acquire);  // with what the hook's maker has written
-        return ask != nullptr && ask(*this, asked, n.count(), below);
-    }
+    [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
     /// Whether that thread is in a call of a hook of the tree. Then it has nothing in hand that it
     /// asked for, and may wait for anybody: a lock, another thread. So who waits for a call that
     /// asks hooks mustn't wait for that thread.
-    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
-        const std::lock_guard lock(root_->mutex_);
-        return root_->in_hook_ != nullptr && root_->in_hook_(*root_, thread);
-    }
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept;
 
     /// The figures of a refusal of `n` bytes, for error messages.
-    [[nodiscard]] failure explain(errc code, bytes n) const noexcept {
-        if (is_memory_refusal(code))
-            if (const bytes most = attainable(), limit = usage().limit(); n > most && n <= limit && !closed())
-                return {code, n.count(), most.count(), limit.count(), reason::guaranteed_to_others};
-        return detail::quota_refusal(code, n.count(), free().count(), usage().limit().count());
-    }
+    [[nodiscard]] failure explain(errc code, bytes n) const noexcept;
 
 private:
     friend class detail::quota_change;
@@ -301,17 +164,7 @@ private:
     friend struct detail::quota_waiter;
     friend burst_holder holder_of_burst(const quota&, bytes) noexcept;
 
-    quota(quota* parent, bytes guaranteed, bytes burst) : quota_node(parent, guaranteed, burst) {
-        if (guaranteed + burst > max_limit())
-            raise(
-                {errc::invalid_specification, (guaranteed + burst).count(), 0, max_limit().count(), reason::size_limit},
-                {}, "quota");
-        hold(guaranteed.count());
-        cell_.publish({guaranteed.count()});
-        if (parent != nullptr && !parent->attach(*this))
-            raise(parent->explain(parent->closed() ? errc::closed : errc::no_room, guaranteed), {},
-                  "guarantee of a quota");
-    }
+    quota(quota* parent, bytes guaranteed, bytes burst);
 
     [[gnu::noinline]] void raise_peak(std::uint64_t current) noexcept {
         if (idle_below_.load(std::memory_order_relaxed)) {  // loans that nobody uses are no peak
@@ -323,11 +176,7 @@ private:
         }
         cell_.raise_peak(current);
     }
-    errc charge_slowly(std::uint64_t n) noexcept {
-        if (bytes{n} > max_limit()) return refuse(errc::size_overflow);
-        const std::lock_guard lock(root_->mutex_);
-        return take(n, nullptr);
-    }
+    errc charge_slowly(std::uint64_t n) noexcept;
 
     // Kept out of line: inlined, it makes every release a fifth slower.
     [[gnu::noinline]] bool release_slowly(std::uint64_t n) noexcept {
@@ -342,6 +191,205 @@ private:
 
     close_source closing_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE quota::~quota() {
+    if (parent_ != nullptr)
+        parent_->detach(*this);
+    else if (orphan_hooks_ != nullptr)
+        orphan_hooks_(*this);
+}
+
+GPUSHARE_INLINE errc quota::try_charge(bytes n) noexcept {
+    for (;;) {
+        auto [word, total] = cell_.read();
+        if (word.frozen()) break;
+        if (word.available() < n.count()) {
+            if (!total.closed()) break;
+            return refuse(n > max_limit() ? errc::size_overflow : errc::over_quota);
+        }
+        const auto charged = word.charged(n.count());
+        // Acquire: the bytes charged here may be those that another thread released, and all
+        // its uses of them happened before. No release order: the swap continues the release
+        // sequences of the releases before it.
+        if (cell_.word.compare_exchange_weak(word.bits, charged.bits, std::memory_order_acquire,
+                                             std::memory_order_relaxed)) {
+            cell_.count_charge(charged);
+            if (const auto current = total.held() - charged.available();
+                current > cell_.peak.load(std::memory_order_relaxed)) [[unlikely]]
+                raise_peak(current);
+            return errc::none;
+        }
+    }
+    return charge_slowly(n.count());
+}
+
+GPUSHARE_INLINE bool quota::release(bytes n) noexcept {
+    for (;;) {
+        auto [word, total] = cell_.read();
+        if (word.frozen()) [[unlikely]]
+            return release_slowly(n.count());
+        if (n.count() > total.held() - word.available()) return false;
+        const auto released = word.released(n.count());
+        // Release: what the caller did with the bytes happens before whoever charges them next. Acquire: for
+        // tell_parents(), see there.
+        if (cell_.word.compare_exchange_weak(word.bits, released.bits, std::memory_order_acq_rel,
+                                             std::memory_order_relaxed)) {
+            cell_.count_release(released);
+            break;
+        }
+    }
+    // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one taken after it
+    // has used up the released bytes, and none of it is idle.
+    if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
+    return true;
+}
+
+GPUSHARE_INLINE errc quota::resize(bytes guaranteed, bytes burst) noexcept {
+    if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
+        return errc::invalid_specification;
+    const std::lock_guard lock(root_->mutex_);
+    if (stopped()) return errc::closed;
+    const errc why = change(guaranteed, burst);
+    serve_waiters();
+    return why;
+}
+
+GPUSHARE_INLINE errc quota::adopt(bytes charged, bytes burst) noexcept {
+    if (parent_ == nullptr) return errc::invalid_specification;
+    const std::lock_guard lock(root_->mutex_);
+    if (stopped()) return errc::closed;
+    if (guaranteed_ + charged + burst > max_limit()) return errc::invalid_specification;
+    set_limits(guaranteed_ + charged, burst, borrowed_.load(std::memory_order_relaxed), charged.count());
+    serve_waiters();
+    return errc::none;
+}
+
+GPUSHARE_INLINE bool quota::wanted_back() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    settle();
+    return over_limit() || watched();
+}
+
+GPUSHARE_INLINE bool quota::over() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    settle();
+    return over_limit();
+}
+
+GPUSHARE_INLINE auto quota::usage() const noexcept -> quota_usage {
+    const std::lock_guard lock(root_->mutex_);
+    settle();
+    const auto word = cell_.now();
+    const auto current = cell_.held() - word.available();
+    return {.guaranteed = guaranteed_,
+            .burst = burst_,
+            .current = bytes{current},
+            // The thread that charged the current bytes may not have raised the peak yet.
+            .peak = bytes{std::max(current, cell_.peak.load(std::memory_order_relaxed))},
+            .borrowed = bytes{borrowed_.load(std::memory_order_relaxed)},
+            .charges = cell_.charges.load(std::memory_order_relaxed) + word.charges(),
+            .releases = cell_.releases.load(std::memory_order_relaxed) + word.releases(),
+            .refusals = refusals_.load(std::memory_order_relaxed),
+            .waiting = static_cast<std::uint32_t>(root_->waiting_)};
+}
+
+GPUSHARE_INLINE bytes quota::free() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    return free_now();
+}
+
+GPUSHARE_INLINE bytes quota::promisable() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    settle();
+    bytes lent{};
+    for (const quota_node* c = children_; c != nullptr; c = c->next_)
+        lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
+    return guaranteed_ - (bytes{cell_.held() - cell_.now().available()} - lent);
+}
+
+GPUSHARE_INLINE bytes quota::guarantee_room() const noexcept {
+    if (parent_ == nullptr) return max_limit();
+    const std::lock_guard lock(root_->mutex_);
+    return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} +
+           parent_->free_now(this, detail::precedence::before_waiters);
+}
+
+GPUSHARE_INLINE bytes quota::attainable() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    return stopped() ? bytes{} : quota_node::attainable();
+}
+
+GPUSHARE_INLINE failure quota::refuses(bytes n) const noexcept {
+    const errc why = [&] {
+        const std::lock_guard lock(root_->mutex_);
+        return unfit(n.count());
+    }();
+    return why == errc::none ? failure{} : explain(why, n);
+}
+
+GPUSHARE_INLINE void quota::stop() noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    detail::quota_node::stop();
+    serve_waiters();
+}
+
+GPUSHARE_INLINE bool quota::close(instant deadline) noexcept {
+    stop();
+    return closing_.close(deadline);
+}
+
+GPUSHARE_INLINE bool quota::counts_in(const quota& other) const noexcept {
+    const detail::quota_node* at = this;
+    while (at != nullptr && at != &other) at = at->parent_;
+    return at != nullptr;
+}
+
+GPUSHARE_INLINE void quota::name(std::string_view owner) noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    name_ = owner;
+}
+
+GPUSHARE_INLINE std::string_view quota::name() const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    return name_;
+}
+
+GPUSHARE_INLINE bool quota::ask_next(detail::hook_cursor& asked, bytes n, bool below) noexcept {
+    const auto ask = root_->ask_next_.load(std::memory_order_acquire);  // with what the hook's maker has written
+    return ask != nullptr && ask(*this, asked, n.count(), below);
+}
+
+GPUSHARE_INLINE bool quota::in_hook(std::thread::id thread) const noexcept {
+    const std::lock_guard lock(root_->mutex_);
+    return root_->in_hook_ != nullptr && root_->in_hook_(*root_, thread);
+}
+
+GPUSHARE_INLINE failure quota::explain(errc code, bytes n) const noexcept {
+    if (is_memory_refusal(code))
+        if (const bytes most = attainable(), limit = usage().limit(); n > most && n <= limit && !closed())
+            return {code, n.count(), most.count(), limit.count(), reason::guaranteed_to_others};
+    return detail::quota_refusal(code, n.count(), free().count(), usage().limit().count());
+}
+
+GPUSHARE_INLINE quota::quota(quota* parent, bytes guaranteed, bytes burst) : quota_node(parent, guaranteed, burst) {
+    if (guaranteed + burst > max_limit())
+        raise({errc::invalid_specification, (guaranteed + burst).count(), 0, max_limit().count(), reason::size_limit},
+              {}, "quota");
+    hold(guaranteed.count());
+    cell_.publish({guaranteed.count()});
+    if (parent != nullptr && !parent->attach(*this))
+        raise(parent->explain(parent->closed() ? errc::closed : errc::no_room, guaranteed), {}, "guarantee of a quota");
+}
+
+GPUSHARE_INLINE errc quota::charge_slowly(std::uint64_t n) noexcept {
+    if (bytes{n} > max_limit()) return refuse(errc::size_overflow);
+    const std::lock_guard lock(root_->mutex_);
+    return take(n, nullptr);
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

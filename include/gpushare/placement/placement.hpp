@@ -404,15 +404,21 @@ public:
     /// In ascending order of the requests; the weights are frequencies and sum to 1.
     [[nodiscard]] std::span<const request_kind> kinds() const noexcept { return kinds_; }
     /// Device time of an average request, in thousandths of a device.
-    [[nodiscard]] double mean_permille() const noexcept {
-        double sum = 0;
-        for (const auto& k : kinds_) sum += k.weight * static_cast<double>(device_permille(k.request));
-        return sum;
-    }
+    [[nodiscard]] double mean_permille() const noexcept;
 
 private:
     std::vector<request_kind> kinds_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto workload::mean_permille() const noexcept -> double {
+    double sum = 0;
+    for (const auto& k : kinds_) sum += k.weight * static_cast<double>(device_permille(k.request));
+    return sum;
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -71,8 +71,7 @@ public:
 
     /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what the node's memory(d)
     /// throws.
-    explicit tenancy(Node& shared, tenancy_options options = {})
-        : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
+    explicit tenancy(Node& shared, tenancy_options options = {});
     /// `make_policy(d)` gives the policy of each device, and of each slice of it: it stays as long as the tenancy.
     /// limiter_of(d).set_policy replaces a policy while tenants are there.
     template <class F>
@@ -114,14 +113,7 @@ public:
 
     /// Aborts, and names it on stderr, where the handle of a tenant is still there: it would use the tenancy when it is
     /// used, or destroyed. Declare the tenancy before its tenants.
-    ~tenancy() {
-        reap();
-        for (auto& s : shared_.stuck) std::erase(shared_.handles, s.release());  // work may still use the memory
-        if (shared_.handles.empty()) return;
-        std::fprintf(stderr, "gpushare: tenant '%s' outlives its tenancy: destroy the handles of tenants first\n",
-                     tenant_name{shared_.handles.front()->name()}.view().data());
-        std::abort();
-    }
+    ~tenancy();
 
     /// Admits a tenant or throws operation_error, which names it, and then nothing is taken:
     /// invalid_specification (no name, neither memory nor burst, a slice that isn't there),
@@ -180,30 +172,11 @@ public:
             raise(refused.why, all[refused.which].who->name(), "resize together");
     }
     /// The same, with the reason instead of an exception.
-    [[nodiscard]] refused_update try_resize_together(std::span<const update> all) {
-        detail::joint_change<Node, Policy> joint(shared_);
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            for (std::size_t j = 0; j < i; ++j)
-                if (all[j].who == all[i].who) return {{errc::duplicate_name}, i};
-            try {
-                detail::check_change(all[i].who->spec(), all[i].change);
-            } catch (const operation_error& e) {
-                return {e.figures(), i};
-            }
-            joint.add(*all[i].who->state_, all[i].change);
-        }
-        detail::idle_room idle{roots_for({})};
-        auto why = joint.apply();
-        while (why.code == errc::no_room && idle.gather(bytes{why.asked} - bytes{why.left})) why = joint.apply();
-        return {why, why.code == errc::none ? 0 : joint.refused()};
-    }
+    [[nodiscard]] refused_update try_resize_together(std::span<const update> all);
 
     /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one, they get those with
     /// the most memory left. admit() passes on what it throws, and refuses an invalid choice.
-    void choose_devices(device_choice choice) {
-        const std::lock_guard lock(shared_.mutex);
-        choice_ = std::move(choice);
-    }
+    void choose_devices(device_choice choice);
 
     /// From now on, admits tenants of memory_stack::arena on that device, with chunks of `memory`,
     /// which must outlive the tenancy. Without it, admit() refuses them (not_supported). Unused
@@ -225,10 +198,7 @@ public:
         });
     }
     /// Gives back what is kept of a device for arenas and in stream order. Throws operation_error (no_device).
-    void trim(device_id d) {
-        check(d);
-        (void)shared_.devices[d.index].trim();
-    }
+    void trim(device_id d);
 
     /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices don't run on each
     /// other's SMs and never wait for each other; those of one slice share its time by a limiter of its own. A tenant's
@@ -274,19 +244,10 @@ public:
     }
     /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws operation_error
     /// (no_device).
-    [[nodiscard]] std::vector<share> slices(device_id d) const {
-        check(d);
-        std::vector<share> sizes;
-        for (const auto& s : shared_.devices[d.index].slices) sizes.push_back(share::of_permille(s.size));
-        return sizes;
-    }
+    [[nodiscard]] std::vector<share> slices(device_id d) const;
     /// Throws operation_error (invalid_specification, with the tags of the streams in its text) if streams of the
     /// device are in no slice, since their kernels run on everybody's SMs. Does nothing for a whole device.
-    void verify(device_id d) const {
-        check(d);
-        const auto& strays = shared_.devices[d.index].strays;
-        if (strays) refuse_strays(strays());
-    }
+    void verify(device_id d) const;
 
     /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the embedder's. Not
     /// needed if tenants' threads wait for their work. Each slice has a limiter of its own. Throws as limiter_of.
@@ -303,27 +264,10 @@ public:
 
     /// The memory that could be promised on each device now, out of what the last measurement
     /// leaves to tenants there. A lost device has none.
-    [[nodiscard]] std::vector<device_room> rooms() const {
-        std::vector<device_room> all;
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back(
-                lost({i})
-                    ? device_room{{i}}
-                    : device_room{{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
-        return all;
-    }
+    [[nodiscard]] std::vector<device_room> rooms() const;
     /// The same if all burst that is lent came back; `whole` is what the device has, with all that
     /// others than tenants take.
-    [[nodiscard]] std::vector<device_room> promisable() const {
-        std::vector<device_room> all;
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back(lost({i}) ? device_room{{i}}
-                                    : device_room{{i},
-                                                  0,
-                                                  shared_.devices[i].memory.promisable() - shared_.devices[i].asleep(),
-                                                  shared_.devices[i].overhead.capacity()});
-        return all;
-    }
+    [[nodiscard]] std::vector<device_room> promisable() const;
     /// Whether the device is lost, where the node can tell. Throws operation_error (no_device).
     [[nodiscard]] bool lost(device_id d) const {
         check(d);
@@ -334,57 +278,18 @@ public:
     /// less is left than is promised and in use, nothing is taken from tenants: nothing new is granted until it fits,
     /// an event for each device says by how many bytes it is over, and their sum is returned. Every admission measures
     /// first.
-    bytes remeasure() noexcept {
-        bytes over{};
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
-            if (detail::is_lost(*node_, {i}))
-                continue;  // all of it is taken, and none of that comes back by refusing somebody
-            auto& d = shared_.devices[i];
-            if (d.stream_ordered) (void)d.stream_ordered->trim();  // what a pool keeps looks like others'
-            {
-                const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
-                (void)d.memory.resize(d.overhead.measure(node_->memory(device_id{i})), {});
-            }
-            const auto now = d.memory.usage();
-            if (now.current <= now.limit()) continue;
-            over += now.current - now.limit();
-            detail::tell(
-                shared_.options.events,
-                {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}, {}});
-        }
-        return over;
-    }
+    bytes remeasure() noexcept;
 
     /// The share of device time that isn't promised yet, in all slices: of the level that was
     /// promised most. Throws operation_error (no_device).
-    [[nodiscard]] share unpromised(device_id d) const {
-        check(d);
-        const std::lock_guard lock(shared_.mutex);
-        std::uint32_t left = 0;
-        for (const auto& s : shared_.devices[d.index].slices) left += s.left();
-        return share::of_permille(left);
-    }
+    [[nodiscard]] share unpromised(device_id d) const;
     /// The same of one level.
-    [[nodiscard]] share unpromised(device_id d, priority level) const {
-        check(d);
-        const std::lock_guard lock(shared_.mutex);
-        std::uint32_t left = 0;
-        for (const auto& s : shared_.devices[d.index].slices) left += s.left(level);
-        return share::of_permille(left);
-    }
+    [[nodiscard]] share unpromised(device_id d, priority level) const;
     /// The largest share that one more tenant of this level could be admitted with there, if its
     /// memory fits: of one slice. Throws as unpromised(d).
-    [[nodiscard]] share admissible(device_id d, priority level) const {
-        check(d);
-        const std::lock_guard lock(shared_.mutex);
-        return share::of_permille(shared_.devices[d.index].slice_for(any_slice, level)->left(level));
-    }
+    [[nodiscard]] share admissible(device_id d, priority level) const;
     /// The same for one slice, also as a share of the device. Throws as limiter_of.
-    [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const {
-        check(d, slice);
-        const std::lock_guard lock(shared_.mutex);
-        return share::of_permille(shared_.devices[d.index].slices[slice].left());
-    }
+    [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const;
 
 private:
     template <node, compute_policy>
@@ -402,94 +307,28 @@ private:
         shared_.devices[d.index].trim_for_all();
         source = make();
     }
-    void check(device_id d) const {
-        if (d.index >= shared_.devices.size())
-            raise({errc::no_device, d.index, 0, shared_.devices.size(), reason::no_such_device});
-    }
-    void check(device_id d, std::uint32_t slice) const {
-        check(d);
-        const auto there = shared_.devices[d.index].slices.size();
-        if (slice >= there) raise({errc::invalid_specification, slice, 0, there, reason::no_such_slice});
-    }
+    void check(device_id d) const;
+    void check(device_id d, std::uint32_t slice) const;
 
-    void add_slice(device_id d) {
-        auto& slices = shared_.devices[d.index].slices;
-        slices.emplace_back(static_cast<std::uint32_t>(slices.size()), shared_.options.limiter, node_->get_clock(),
-                            make_policy_(d));
-    }
+    void add_slice(device_id d);
 
     // The root quotas of the devices that it may go to.
-    [[nodiscard]] std::vector<quota*> roots_for(const tenant_spec& spec) {
-        std::vector<quota*> roots;
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
-                roots.push_back(&shared_.devices[i].memory);
-        return roots;
-    }
+    [[nodiscard]] std::vector<quota*> roots_for(const tenant_spec& spec);
     [[nodiscard]] static bytes per_device_of(const tenant_spec& spec) noexcept {
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
     }
 
     // Whether enough devices could have its memory, if all that is lent came back.
-    [[nodiscard]] bool could_promise(const tenant_spec& spec) const {
-        const bytes per_device = per_device_of(spec);
-        std::size_t enough = 0;
-        for (const auto& r : promisable())
-            if (r.free >= per_device && (spec.on.empty() || std::ranges::count(spec.on, r.device) != 0)) ++enough;
-        return enough >= std::max<std::size_t>(spec.on.size(), spec.devices);
-    }
+    [[nodiscard]] bool could_promise(const tenant_spec& spec) const;
 
     // Beside the predecessor, whose name it has, if there is one: both are there until one is closed.
-    tenant admit_beside(const tenant* predecessor, tenant_spec spec) {
-        detail::check_admission(spec);
-        const std::string name = spec.name;
-        for (detail::idle_room idle{roots_for(spec)};;) try {
-                return admit_named(predecessor, spec);
-            } catch (const operation_error& e) {
-                if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
-                if (!e.tenant().empty()) throw;
-                detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
-            }
-    }
-    tenant admit_named(const tenant* predecessor, tenant_spec spec) {
-        reap();
-        (void)remeasure();
-        auto state = std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);
-        auto claim = this->claim(predecessor, std::move(spec));
-        state->open(claim, predecessor != nullptr ? predecessor->state_.get() : nullptr);
-        return tenant(std::move(state));
-    }
-    detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec) {
-        const std::lock_guard lock(shared_.mutex);
-        const auto namesakes = std::count(shared_.names.begin(), shared_.names.end(), spec.name);
-        if (predecessor != nullptr && (predecessor->closed() || namesakes == 0))
-            detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
-        if (namesakes != (predecessor != nullptr ? 1 : 0))
-            detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
-        std::vector<typename shared_node::slice*> kept;
-        if (predecessor != nullptr) kept = predecessor->state_->stays_on(spec.on);
-        auto memory = detail::tenant_admission(*node_, shared_, choice_, kept).reserve(spec);
-        return {shared_, std::move(spec), std::move(memory), ++last_tag_, std::move(kept)};
-    }
+    tenant admit_beside(const tenant* predecessor, tenant_spec spec);
+    tenant admit_named(const tenant* predecessor, tenant_spec spec);
+    detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec);
 
     // Tenants whose destructor could not wait any longer are gone as soon as their work is. Not under the mutex: what
     // leaked is reported to the embedder.
-    void reap() noexcept {
-        decltype(shared_.stuck) stuck;
-        {
-            const std::lock_guard lock(shared_.mutex);
-            stuck.swap(shared_.stuck);
-        }
-        std::erase_if(stuck, [](const auto& s) {
-            try {
-                return s->finish(instant::min()).complete;
-            } catch (...) {  // the host is out of memory: next time
-                return false;
-            }
-        });
-        const std::lock_guard lock(shared_.mutex);
-        shared_.stuck.splice(shared_.stuck.end(), stuck);
-    }
+    void reap() noexcept;
 
     Node* node_;
     detail::shared_node<Node, Policy> shared_;
@@ -497,6 +336,236 @@ private:
     device_choice choice_;        // under the mutex; none: those with the most room
     std::uint32_t last_tag_ = 0;  // under the mutex
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <node Node, compute_policy Policy>
+tenancy<Node, Policy>::tenancy(Node& shared, tenancy_options options)
+    : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
+
+template <node Node, compute_policy Policy>
+tenancy<Node, Policy>::~tenancy() {
+    reap();
+    for (auto& s : shared_.stuck) std::erase(shared_.handles, s.release());  // work may still use the memory
+    if (shared_.handles.empty()) return;
+    std::fprintf(stderr, "gpushare: tenant '%s' outlives its tenancy: destroy the handles of tenants first\n",
+                 tenant_name{shared_.handles.front()->name()}.view().data());
+    std::abort();
+}
+
+template <node Node, compute_policy Policy>
+auto tenancy<Node, Policy>::try_resize_together(std::span<const update> all) -> refused_update {
+    detail::joint_change<Node, Policy> joint(shared_);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j)
+            if (all[j].who == all[i].who) return {{errc::duplicate_name}, i};
+        try {
+            detail::check_change(all[i].who->spec(), all[i].change);
+        } catch (const operation_error& e) {
+            return {e.figures(), i};
+        }
+        joint.add(*all[i].who->state_, all[i].change);
+    }
+    detail::idle_room idle{roots_for({})};
+    auto why = joint.apply();
+    while (why.code == errc::no_room && idle.gather(bytes{why.asked} - bytes{why.left})) why = joint.apply();
+    return {why, why.code == errc::none ? 0 : joint.refused()};
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::choose_devices(device_choice choice) {
+    const std::lock_guard lock(shared_.mutex);
+    choice_ = std::move(choice);
+}
+
+template <node Node, compute_policy Policy>
+std::vector<share> tenancy<Node, Policy>::slices(device_id d) const {
+    check(d);
+    std::vector<share> sizes;
+    for (const auto& s : shared_.devices[d.index].slices) sizes.push_back(share::of_permille(s.size));
+    return sizes;
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::verify(device_id d) const {
+    check(d);
+    const auto& strays = shared_.devices[d.index].strays;
+    if (strays) refuse_strays(strays());
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::trim(device_id d) {
+    check(d);
+    (void)shared_.devices[d.index].trim();
+}
+
+template <node Node, compute_policy Policy>
+std::vector<device_room> tenancy<Node, Policy>::rooms() const {
+    std::vector<device_room> all;
+    for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
+        all.push_back(
+            lost({i}) ? device_room{{i}}
+                      : device_room{{i}, 0, shared_.devices[i].unpromised(), shared_.devices[i].overhead.available()});
+    return all;
+}
+
+template <node Node, compute_policy Policy>
+std::vector<device_room> tenancy<Node, Policy>::promisable() const {
+    std::vector<device_room> all;
+    for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
+        all.push_back(lost({i}) ? device_room{{i}}
+                                : device_room{{i},
+                                              0,
+                                              shared_.devices[i].memory.promisable() - shared_.devices[i].asleep(),
+                                              shared_.devices[i].overhead.capacity()});
+    return all;
+}
+
+template <node Node, compute_policy Policy>
+bytes tenancy<Node, Policy>::remeasure() noexcept {
+    bytes over{};
+    for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
+        if (detail::is_lost(*node_, {i}))
+            continue;  // all of it is taken, and none of that comes back by refusing somebody
+        auto& d = shared_.devices[i];
+        if (d.stream_ordered) (void)d.stream_ordered->trim();  // what a pool keeps looks like others'
+        {
+            const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
+            (void)d.memory.resize(d.overhead.measure(node_->memory(device_id{i})), {});
+        }
+        const auto now = d.memory.usage();
+        if (now.current <= now.limit()) continue;
+        over += now.current - now.limit();
+        detail::tell(shared_.options.events,
+                     {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}, {}});
+    }
+    return over;
+}
+
+template <node Node, compute_policy Policy>
+share tenancy<Node, Policy>::unpromised(device_id d) const {
+    check(d);
+    const std::lock_guard lock(shared_.mutex);
+    std::uint32_t left = 0;
+    for (const auto& s : shared_.devices[d.index].slices) left += s.left();
+    return share::of_permille(left);
+}
+
+template <node Node, compute_policy Policy>
+share tenancy<Node, Policy>::unpromised(device_id d, priority level) const {
+    check(d);
+    const std::lock_guard lock(shared_.mutex);
+    std::uint32_t left = 0;
+    for (const auto& s : shared_.devices[d.index].slices) left += s.left(level);
+    return share::of_permille(left);
+}
+
+template <node Node, compute_policy Policy>
+share tenancy<Node, Policy>::admissible(device_id d, priority level) const {
+    check(d);
+    const std::lock_guard lock(shared_.mutex);
+    return share::of_permille(shared_.devices[d.index].slice_for(any_slice, level)->left(level));
+}
+
+template <node Node, compute_policy Policy>
+share tenancy<Node, Policy>::unpromised(device_id d, std::uint32_t slice) const {
+    check(d, slice);
+    const std::lock_guard lock(shared_.mutex);
+    return share::of_permille(shared_.devices[d.index].slices[slice].left());
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::check(device_id d) const {
+    if (d.index >= shared_.devices.size())
+        raise({errc::no_device, d.index, 0, shared_.devices.size(), reason::no_such_device});
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::check(device_id d, std::uint32_t slice) const {
+    check(d);
+    const auto there = shared_.devices[d.index].slices.size();
+    if (slice >= there) raise({errc::invalid_specification, slice, 0, there, reason::no_such_slice});
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::add_slice(device_id d) {
+    auto& slices = shared_.devices[d.index].slices;
+    slices.emplace_back(static_cast<std::uint32_t>(slices.size()), shared_.options.limiter, node_->get_clock(),
+                        make_policy_(d));
+}
+
+template <node Node, compute_policy Policy>
+std::vector<quota*> tenancy<Node, Policy>::roots_for(const tenant_spec& spec) {
+    std::vector<quota*> roots;
+    for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
+        if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
+            roots.push_back(&shared_.devices[i].memory);
+    return roots;
+}
+
+template <node Node, compute_policy Policy>
+bool tenancy<Node, Policy>::could_promise(const tenant_spec& spec) const {
+    const bytes per_device = per_device_of(spec);
+    std::size_t enough = 0;
+    for (const auto& r : promisable())
+        if (r.free >= per_device && (spec.on.empty() || std::ranges::count(spec.on, r.device) != 0)) ++enough;
+    return enough >= std::max<std::size_t>(spec.on.size(), spec.devices);
+}
+
+template <node Node, compute_policy Policy>
+auto tenancy<Node, Policy>::admit_beside(const tenant* predecessor, tenant_spec spec) -> tenant {
+    detail::check_admission(spec);
+    const std::string name = spec.name;
+    for (detail::idle_room idle{roots_for(spec)};;) try {
+            return admit_named(predecessor, spec);
+        } catch (const operation_error& e) {
+            if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
+            if (!e.tenant().empty()) throw;
+            detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
+        }
+}
+
+template <node Node, compute_policy Policy>
+auto tenancy<Node, Policy>::admit_named(const tenant* predecessor, tenant_spec spec) -> tenant {
+    reap();
+    (void)remeasure();
+    auto state = std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);
+    auto claim = this->claim(predecessor, std::move(spec));
+    state->open(claim, predecessor != nullptr ? predecessor->state_.get() : nullptr);
+    return tenant(std::move(state));
+}
+
+template <node Node, compute_policy Policy>
+auto tenancy<Node, Policy>::claim(const tenant* predecessor, tenant_spec spec) -> detail::tenant_claim<Node, Policy> {
+    const std::lock_guard lock(shared_.mutex);
+    const auto namesakes = std::count(shared_.names.begin(), shared_.names.end(), spec.name);
+    if (predecessor != nullptr && (predecessor->closed() || namesakes == 0))
+        detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
+    if (namesakes != (predecessor != nullptr ? 1 : 0))
+        detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
+    std::vector<typename shared_node::slice*> kept;
+    if (predecessor != nullptr) kept = predecessor->state_->stays_on(spec.on);
+    auto memory = detail::tenant_admission(*node_, shared_, choice_, kept).reserve(spec);
+    return {shared_, std::move(spec), std::move(memory), ++last_tag_, std::move(kept)};
+}
+
+template <node Node, compute_policy Policy>
+void tenancy<Node, Policy>::reap() noexcept {
+    decltype(shared_.stuck) stuck;
+    {
+        const std::lock_guard lock(shared_.mutex);
+        stuck.swap(shared_.stuck);
+    }
+    std::erase_if(stuck, [](const auto& s) {
+        try {
+            return s->finish(instant::min()).complete;
+        } catch (...) {  // the host is out of memory: next time
+            return false;
+        }
+    });
+    const std::lock_guard lock(shared_.mutex);
+    shared_.stuck.splice(shared_.stuck.end(), stuck);
+}
 
 /// The policy is what `make_policy` returns.
 template <node Node, class F>
@@ -507,3 +576,7 @@ tenancy(Node&, ...) -> tenancy<Node>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
+
+#if defined(GPUSHARE_COMPILED)
+#include <gpushare/compiled.hpp>  // at the end: it needs all of the above
+#endif

@@ -251,14 +251,12 @@ public:
         tenant(std::move(other)).state_.swap(state_);
         return *this;
     }
-    ~tenant() {
-        if (state_ != nullptr) abandon();
-    }
+    ~tenant();
 
     /// As it was admitted.
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
     /// The current grant, resizes included, with the devices that were chosen.
-    [[nodiscard]] tenant_spec spec() const { return state_->spec(); }
+    [[nodiscard]] tenant_spec spec() const;
 
     /// The number of the tenant's streams in the node's ledgers and traces. Never used twice.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }
@@ -271,11 +269,7 @@ public:
     /// The stream that the tenant's submissions go to, of tenant_spec::streams the one of this
     /// number. Work enqueued on it directly, past the limiter, is charged to nobody. Throws as
     /// memory(), and invalid_specification if there aren't so many.
-    [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0) {
-        auto& all = at(part).streams;
-        if (number >= all.size()) raise(no_stream(number, all.size()), name(), "choose a stream");
-        return all[number];
-    }
+    [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0);
 
     /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is
     /// tenancy::limiter_of(device, slice).
@@ -288,9 +282,7 @@ public:
         return try_declare_workspace(size, part).value(name(), "declare a workspace");
     }
     /// The same, with the reason instead of an exception.
-    [[nodiscard]] result<workspace> try_declare_workspace(bytes size, std::size_t part = 0) {
-        return declare<true>(size, part, [&](quota& from) { return charge(from, size); });
-    }
+    [[nodiscard]] result<workspace> try_declare_workspace(bytes size, std::size_t part = 0);
     /// As declare_workspace, but waits for bytes as tenant_memory::allocate_until.
     template <class Patience>
     [[nodiscard]] workspace declare_workspace_until(bytes size, const Patience& until, std::size_t part = 0) {
@@ -308,9 +300,7 @@ public:
         return try_declare_foreign(size, part).value(name(), "declare a workspace");
     }
     /// The same, with the reason instead of an exception.
-    [[nodiscard]] result<workspace> try_declare_foreign(bytes size, std::size_t part = 0) {
-        return declare<false>(size, part, [&](quota& from) { return charge(from, size); });
-    }
+    [[nodiscard]] result<workspace> try_declare_foreign(bytes size, std::size_t part = 0);
 
     /// A block that is on the device while it is used, and may be on the host else; see
     /// spillable. Throws as memory(), what an allocation throws, and not_supported where the
@@ -341,9 +331,7 @@ public:
     /// operation_error: closed, queue_full, quarantined, device_lost, no_device,
     /// invalid_specification (no such stream, no callable).
     ticket submit(submission_work<stream> work, const submit_options& o = no_options, submission_callback on_done = {},
-                  std::size_t part = 0, const std::stop_token& stop = {}) {
-        return try_submit(std::move(work), o, std::move(on_done), part, stop).value(name(), "submit");
-    }
+                  std::size_t part = 0, const std::stop_token& stop = {});
     /// The same on another of its devices.
     ticket submit(submission_work<stream> work, std::size_t part) {
         return submit(std::move(work), no_options, {}, part);
@@ -351,12 +339,7 @@ public:
     /// As submit; the reason instead of an exception.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o = no_options,
                                             submission_callback on_done = {}, std::size_t part = 0,
-                                            const std::stop_token& stop = {}) {
-        if (part >= state_->parts().size()) return missing(part);
-        auto& p = state_->parts()[part];
-        if (o.stream >= p.streams.size()) return no_stream(o.stream, p.streams.size());
-        return p.slice.compute.submit(p.client, p.streams[o.stream], std::move(work), o, std::move(on_done), stop);
-    }
+                                            const std::stop_token& stop = {});
     /// The same on another of its devices.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part) {
         return try_submit(std::move(work), no_options, {}, part);
@@ -369,17 +352,10 @@ public:
     }
     /// Begins a request on one of the tenant's devices; see tenant_request. Throws as memory(), and
     /// share_exceeded where the policy refuses the level.
-    [[nodiscard]] tenant_request<limiter> request(const request_options& o = {}, std::size_t part = 0) {
-        auto& p = at(part);
-        return {p.slice.compute, p.client, p.streams, name(), o};
-    }
+    [[nodiscard]] tenant_request<limiter> request(const request_options& o = {}, std::size_t part = 0);
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
-                                         const std::stop_token& stop = {}, const submit_options& o = no_options) {
-        if (part >= state_->parts().size()) return missing(part);
-        auto& p = state_->parts()[part];
-        return p.slice.compute.acquire(p.client, deadline, stop, o);
-    }
+                                         const std::stop_token& stop = {}, const submit_options& o = no_options);
     /// The same, with the options first, as submit has them.
     [[nodiscard]] result<permit> acquire(const submit_options& o, instant deadline = never,
                                          const std::stop_token& stop = {}, std::size_t part = 0) {
@@ -389,24 +365,12 @@ public:
     /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each
     /// other, as collectives; see handles.hpp. Valid until it is closed. Throws operation_error
     /// (closed).
-    [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang() {
-        std::vector<typename gang_permit<limiter>::member> all;
-        for (std::size_t part = 0; part < state_->parts().size(); ++part) {
-            auto& p = at(part);
-            all.push_back({&p.slice.compute, p.client, p.device});
-        }
-        return all;
-    }
+    [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang();
 
     /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
-    [[nodiscard]] submission_estimate estimate(std::uint64_t key = 0, std::size_t part = 0) {
-        auto& p = at(part);
-        return p.slice.compute.estimate(p.client, key);
-    }
+    [[nodiscard]] submission_estimate estimate(std::uint64_t key = 0, std::size_t part = 0);
     /// Ends a quarantine, on all of its devices; see limiter_options::quarantine_after.
-    void pardon() {
-        for (auto& p : state_->parts()) (void)p.slice.compute.pardon(p.client);
-    }
+    void pardon();
 
     /// Admits nothing new, waits until work in flight has ended, and gives back the memory that its
     /// pools, caches and spillable blocks keep (all hooks of its quota are asked). Waiting
@@ -417,29 +381,13 @@ public:
     /// it isn't asleep on any device, and refused submissions stay refused. Not from a callback of
     /// its own.
     bool sleep(instant deadline = never, const std::stop_token& stop = {},
-               while_asleep what_waits = while_asleep::keep) {
-        return state_->sleep(deadline, stop, what_waits);
-    }
+               while_asleep what_waits = while_asleep::keep);
     /// Ends sleep(). Does nothing if it isn't asleep. If the tenant lends its guarantee in its
     /// sleep (tenant_spec::lends_asleep), asks the borrowers for it by the hooks of their quotas,
     /// and waits until `deadline`; by default it doesn't wait. Then throws operation_error
     /// (deadline_exceeded, stopped), which names the largest borrower: the tenant sleeps on, and
     /// can be woken again. Other tenants' wake() doesn't throw.
-    void wake(instant deadline = instant::min(), const std::stop_token& stop = {}) {
-        const patience until{time{state_.get()}, deadline, stop};
-        const auto why = state_->wake([&](failure last, auto again) {
-            detail::idle_room idle{roots()};
-            while (last.code == errc::no_room && idle.gather(lack(last))) last = again();
-            detail::room_wait wait{roots(), until};
-            while (last.code == errc::no_room) {
-                const bytes more = lack(last);
-                if (const errc over = wait.again(more); over != errc::none) wait.refuse(over, last, name(), more);
-                last = again();
-            }
-            return last;
-        });
-        if (why.code != errc::none) raise(why, name(), "wake");
-    }
+    void wake(instant deadline = instant::min(), const std::stop_token& stop = {});
     /// The same, with the reason instead of an exception.
     failure try_wake(instant deadline = instant::min(), const std::stop_token& stop = {}) try {
         wake(deadline, stop);
@@ -448,25 +396,18 @@ public:
         return e.figures();
     }
     /// While it sleeps and lends its guarantee: lends what was freed since as well. Else nothing.
-    void lend_more() { state_->lend_more(); }
+    void lend_more();
     /// The wait that waking takes, as of now: how much of its guarantee others use, and how long
     /// having it back takes.
-    [[nodiscard]] recall_forecast recall() const { return state_->recall(); }
+    [[nodiscard]] recall_forecast recall() const;
 
     /// The tenant's usage, now and so far; final after close().
-    [[nodiscard]] tenant_usage usage() { return state_->usage(); }
+    [[nodiscard]] tenant_usage usage();
 
     /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
     /// are bytes on one device), share_exceeded (permille), slo_unreachable (ns), not_whole and invalid_specification
     /// (with the field and its value), closed; and std::bad_alloc.
-    void resize(const tenant_change& change) {
-        detail::check_change(spec(), change);
-        detail::idle_room idle{roots()};
-        auto why = state_->change(change);
-        while (why.code == errc::no_room && idle.gather(growth(why))) why = state_->change(change);
-        if (why.code == errc::none) return;
-        raise(why, name(), why.code == errc::no_room ? "resize, on one device" : "resize");
-    }
+    void resize(const tenant_change& change);
 
     /// The same, with the reason instead of an exception.
     [[nodiscard]] failure try_resize(const tenant_change& change) try {
@@ -505,9 +446,7 @@ public:
     /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
     /// quota, share and name. If the report is incomplete at the deadline, nothing was taken from running work; call
     /// again.
-    close_report close(instant deadline = never, const std::stop_token& stop = {}) {
-        return state_->finish(deadline, stop);
-    }
+    close_report close(instant deadline = never, const std::stop_token& stop = {});
 
 private:
     template <node, compute_policy>
@@ -516,20 +455,13 @@ private:
     friend class detail::succession;
 
     // The root quotas of its devices.
-    [[nodiscard]] std::vector<quota*> roots() {
-        std::vector<quota*> all;
-        for (auto& p : state_->parts()) all.push_back(&p.on.memory);
-        return all;
-    }
+    [[nodiscard]] std::vector<quota*> roots();
     // The bytes that a refused resize lacks on one device.
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
     }
     // Whether its devices could promise it so much more, if all that is lent came back.
-    [[nodiscard]] bool could_grow(bytes more) const {
-        return std::ranges::all_of(state_->parts(),
-                                   [&](auto& p) { return p.on.memory.promisable() - p.on.asleep() >= more; });
-    }
+    [[nodiscard]] bool could_grow(bytes more) const;
     // The same of a recall.
     [[nodiscard]] static bytes lack(const failure& refused) noexcept {
         return bytes{refused.asked} - bytes{refused.left};
@@ -564,49 +496,203 @@ private:
         return *found;
     }
 
-    static failure charge(quota& from, bytes size) noexcept {
-        errc why = from.try_charge(size);
-        for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
-        return why == errc::none ? failure{} : from.explain(why, size);
-    }
+    static failure charge(quota& from, bytes size) noexcept;
 
     [[nodiscard]] static failure no_stream(std::size_t number, std::size_t there) noexcept {
         return {errc::invalid_specification, number, 0, there, reason::no_such_stream};
     }
-    [[nodiscard]] failure missing(std::size_t part) const noexcept {
-        if (state_->closed()) return {.code = errc::closed};
-        return {errc::no_device, part, 0, spec().devices, reason::no_such_part};
-    }
+    [[nodiscard]] failure missing(std::size_t part) const noexcept;
 
-    void abandon() noexcept {
-        auto& all = state_->all();
-        const tenant_name whose{name()};
-        tenant_event left{tenant_event::kind::stuck, whose.view(), {}, errc::deadline_exceeded};
-        try {
-            const auto report = state_->finish(saturating_add(state_->now(), all.options.close_timeout));
-            if (report.complete) return;
-            if (report.waits_for == close_wait::memory && report.still_charged != bytes{})
-                left.what = tenant_event::kind::charged;
-        } catch (...) {
-            left.code = errc::out_of_memory;  // of the host's
-        }
-        for (auto& p : state_->parts()) {
-            left.device = p.device;
-            if (left.what == tenant_event::kind::charged)
-                left.size = p.has_memory ? p.memory.limit().usage().current : bytes{};
-            detail::tell(all.options.events, left);
-        }
-        try {
-            const std::lock_guard lock(all.mutex);
-            all.stuck.push_back(std::move(state_));
-        } catch (...) {
-            const std::lock_guard lock(all.mutex);
-            std::erase(all.handles, state_.release());  // work may still use the memory: losing it is the lesser evil
-        }
-    }
+    void abandon() noexcept;
 
     std::unique_ptr<state> state_;
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <node Node, compute_policy Policy>
+tenant<Node, Policy>::~tenant() {
+    if (state_ != nullptr) abandon();
+}
+
+template <node Node, compute_policy Policy>
+tenant_spec tenant<Node, Policy>::spec() const {
+    return state_->spec();
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::work_stream(std::size_t part, std::size_t number) -> stream& {
+    auto& all = at(part).streams;
+    if (number >= all.size()) raise(no_stream(number, all.size()), name(), "choose a stream");
+    return all[number];
+}
+
+template <node Node, compute_policy Policy>
+result<workspace> tenant<Node, Policy>::try_declare_workspace(bytes size, std::size_t part) {
+    return declare<true>(size, part, [&](quota& from) { return charge(from, size); });
+}
+
+template <node Node, compute_policy Policy>
+result<workspace> tenant<Node, Policy>::try_declare_foreign(bytes size, std::size_t part) {
+    return declare<false>(size, part, [&](quota& from) { return charge(from, size); });
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::submit(submission_work<stream> work, const submit_options& o, submission_callback on_done,
+                                  std::size_t part, const std::stop_token& stop) -> ticket {
+    return try_submit(std::move(work), o, std::move(on_done), part, stop).value(name(), "submit");
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::try_submit(submission_work<stream> work, const submit_options& o,
+                                      submission_callback on_done, std::size_t part, const std::stop_token& stop)
+    -> result<ticket> {
+    if (part >= state_->parts().size()) return missing(part);
+    auto& p = state_->parts()[part];
+    if (o.stream >= p.streams.size()) return no_stream(o.stream, p.streams.size());
+    return p.slice.compute.submit(p.client, p.streams[o.stream], std::move(work), o, std::move(on_done), stop);
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::request(const request_options& o, std::size_t part) -> tenant_request<limiter> {
+    auto& p = at(part);
+    return {p.slice.compute, p.client, p.streams, name(), o};
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::acquire(std::size_t part, instant deadline, const std::stop_token& stop,
+                                   const submit_options& o) -> result<permit> {
+    if (part >= state_->parts().size()) return missing(part);
+    auto& p = state_->parts()[part];
+    return p.slice.compute.acquire(p.client, deadline, stop, o);
+}
+
+template <node Node, compute_policy Policy>
+auto tenant<Node, Policy>::gang() -> std::vector<typename gang_permit<limiter>::member> {
+    std::vector<typename gang_permit<limiter>::member> all;
+    for (std::size_t part = 0; part < state_->parts().size(); ++part) {
+        auto& p = at(part);
+        all.push_back({&p.slice.compute, p.client, p.device});
+    }
+    return all;
+}
+
+template <node Node, compute_policy Policy>
+submission_estimate tenant<Node, Policy>::estimate(std::uint64_t key, std::size_t part) {
+    auto& p = at(part);
+    return p.slice.compute.estimate(p.client, key);
+}
+
+template <node Node, compute_policy Policy>
+void tenant<Node, Policy>::pardon() {
+    for (auto& p : state_->parts()) (void)p.slice.compute.pardon(p.client);
+}
+
+template <node Node, compute_policy Policy>
+bool tenant<Node, Policy>::sleep(instant deadline, const std::stop_token& stop, while_asleep what_waits) {
+    return state_->sleep(deadline, stop, what_waits);
+}
+
+template <node Node, compute_policy Policy>
+void tenant<Node, Policy>::wake(instant deadline, const std::stop_token& stop) {
+    const patience until{time{state_.get()}, deadline, stop};
+    const auto why = state_->wake([&](failure last, auto again) {
+        detail::idle_room idle{roots()};
+        while (last.code == errc::no_room && idle.gather(lack(last))) last = again();
+        detail::room_wait wait{roots(), until};
+        while (last.code == errc::no_room) {
+            const bytes more = lack(last);
+            if (const errc over = wait.again(more); over != errc::none) wait.refuse(over, last, name(), more);
+            last = again();
+        }
+        return last;
+    });
+    if (why.code != errc::none) raise(why, name(), "wake");
+}
+
+template <node Node, compute_policy Policy>
+void tenant<Node, Policy>::lend_more() {
+    state_->lend_more();
+}
+
+template <node Node, compute_policy Policy>
+recall_forecast tenant<Node, Policy>::recall() const {
+    return state_->recall();
+}
+
+template <node Node, compute_policy Policy>
+tenant_usage tenant<Node, Policy>::usage() {
+    return state_->usage();
+}
+
+template <node Node, compute_policy Policy>
+void tenant<Node, Policy>::resize(const tenant_change& change) {
+    detail::check_change(spec(), change);
+    detail::idle_room idle{roots()};
+    auto why = state_->change(change);
+    while (why.code == errc::no_room && idle.gather(growth(why))) why = state_->change(change);
+    if (why.code == errc::none) return;
+    raise(why, name(), why.code == errc::no_room ? "resize, on one device" : "resize");
+}
+
+template <node Node, compute_policy Policy>
+close_report tenant<Node, Policy>::close(instant deadline, const std::stop_token& stop) {
+    return state_->finish(deadline, stop);
+}
+
+template <node Node, compute_policy Policy>
+std::vector<quota*> tenant<Node, Policy>::roots() {
+    std::vector<quota*> all;
+    for (auto& p : state_->parts()) all.push_back(&p.on.memory);
+    return all;
+}
+
+template <node Node, compute_policy Policy>
+bool tenant<Node, Policy>::could_grow(bytes more) const {
+    return std::ranges::all_of(state_->parts(),
+                               [&](auto& p) { return p.on.memory.promisable() - p.on.asleep() >= more; });
+}
+
+template <node Node, compute_policy Policy>
+failure tenant<Node, Policy>::charge(quota& from, bytes size) noexcept {
+    errc why = from.try_charge(size);
+    for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
+    return why == errc::none ? failure{} : from.explain(why, size);
+}
+
+template <node Node, compute_policy Policy>
+failure tenant<Node, Policy>::missing(std::size_t part) const noexcept {
+    if (state_->closed()) return {.code = errc::closed};
+    return {errc::no_device, part, 0, spec().devices, reason::no_such_part};
+}
+
+template <node Node, compute_policy Policy>
+void tenant<Node, Policy>::abandon() noexcept {
+    auto& all = state_->all();
+    const tenant_name whose{name()};
+    tenant_event left{tenant_event::kind::stuck, whose.view(), {}, errc::deadline_exceeded};
+    try {
+        const auto report = state_->finish(saturating_add(state_->now(), all.options.close_timeout));
+        if (report.complete) return;
+        if (report.waits_for == close_wait::memory && report.still_charged != bytes{})
+            left.what = tenant_event::kind::charged;
+    } catch (...) {
+        left.code = errc::out_of_memory;  // of the host's
+    }
+    for (auto& p : state_->parts()) {
+        left.device = p.device;
+        if (left.what == tenant_event::kind::charged)
+            left.size = p.has_memory ? p.memory.limit().usage().current : bytes{};
+        detail::tell(all.options.events, left);
+    }
+    try {
+        const std::lock_guard lock(all.mutex);
+        all.stuck.push_back(std::move(state_));
+    } catch (...) {
+        const std::lock_guard lock(all.mutex);
+        std::erase(all.handles, state_.release());  // work may still use the memory: losing it is the lesser evil
+    }
+}
 
 /// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
 /// outlive it, and what is made on it must be gone before the tenant closes: a close takes its

@@ -67,22 +67,7 @@ public:
     /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All
     /// arguments by reference, the sink too, must outlive it. Throws std::bad_alloc.
     tenant_memory(quota& device, Upstream& upstream, std::string_view tenant, device_id id, bytes guaranteed,
-                  bytes burst, const event_sink& sink, tenant_memory_options<Point> o = {})
-        : tenant_(detail::printable(tenant)),
-          id_(id),
-          sink_(&sink),
-          quota_(device, guaranteed, burst),
-          wait_(o.wait.count()),
-          now_(std::move(o.now)),
-          stack_(o.stack),
-          clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room), o.minded),
-          resource_(quota_, clean_, tenant_) {
-        if (o.stack == memory_stack::pool || o.stack == memory_stack::arena)
-            pool_.emplace(resource_, o.trace);
-        else
-            direct_.emplace(resource_, o.trace);
-        quota_.name(tenant_);
-    }
+                  bytes burst, const event_sink& sink, tenant_memory_options<Point> o = {});
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
@@ -90,26 +75,14 @@ public:
     /// too, and waits where the tenant's memory waits (tenant_spec::wait). Throws memory_error,
     /// with errc::closed once the tenant is closed. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
-                                 std::string_view label = {}) {
-        if (pool_) [[likely]]
-            if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
-        if (const ns wait = waits(); wait != ns{})
-            return allocate_until(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
-        failure why;
-        if (void* const p = obtain(size, alignment, &why, label)) return p;
-        throw memory_error(why, tenant_, "allocate");
-    }
+                                 std::string_view label = {});
     /// The same, of a size with its unit: allocate(40_MiB).
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment, std::string_view label = {}) {
         return allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
     /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        if (pool_) [[likely]]
-            if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
-        return obtain(size, alignment, why, label);
-    }
+                                     failure* why = nullptr, std::string_view label = {}) noexcept;
 
     /// The same, of a size with its unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment, failure* why = nullptr,
@@ -167,11 +140,7 @@ public:
     /// event, and nothing is freed; closed, and no event, once the tenant is; submission_failed,
     /// and it is out as before, where it is to be overwritten and the device doesn't say when that
     /// is done. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        if (p == nullptr) return errc::none;
-        const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
-        return wrong == errc::none ? wrong : wrong_free(wrong, size);
-    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
 
     /// The same, of a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
@@ -179,11 +148,7 @@ public:
     }
     /// As deallocate, but work before `point` may still use the block: it is credited once the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
-                          std::size_t alignment = default_alignment) noexcept {
-        if (p == nullptr) return errc::none;
-        const errc wrong = stack([&](auto& s) { return s.deallocate_after(point, p, size, alignment); });
-        return wrong == errc::none ? wrong : wrong_free(wrong, size);
-    }
+                          std::size_t alignment = default_alignment) noexcept;
     /// The same, of a size with its unit.
     errc deallocate_after(const Point& point, void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
         return deallocate_after(point, p, static_cast<std::size_t>(size.count()), alignment);
@@ -191,33 +156,21 @@ public:
 
     /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by
     /// address: not for a hot path.
-    [[nodiscard]] std::optional<block> find(const void* p) const noexcept {
-        return stack([&](const auto& s) { return s.find(p); });
-    }
+    [[nodiscard]] std::optional<block> find(const void* p) const noexcept;
 
     /// Gives back what its pool keeps for the next allocation, as far as nothing is in it.
-    void trim() noexcept {
-        if (pool_) pool_->trim();
-    }
+    void trim() noexcept;
     /// Collects the frees that streams have reached by now.
-    void collect() noexcept {
-        stack([](auto& s) { s.collect(); });
-    }
+    void collect() noexcept;
     /// Waits until streams have reached all frees. False at the deadline.
-    bool drain(instant deadline) {
-        return stack([&](auto& s) { return s.drain(deadline); });
-    }
+    bool drain(instant deadline);
 
     /// From now on every allocation is refused with errc::closed, and freed bytes go to the device's other tenants.
     /// Blocks that are out stay valid until take_back(). To tell resources built on it, call limit().close(deadline),
     /// under no lock.
-    void close() noexcept {
-        stack([](auto& s) { s.close(); });
-    }
+    void close() noexcept;
     /// Whether close() was called. Acquire: a thread that sees it closed sees what was done before.
-    [[nodiscard]] bool closed() const noexcept {
-        return stack([](const auto& s) { return s.closed(); });
-    }
+    [[nodiscard]] bool closed() const noexcept;
 
     /// After close(): frees every block that is out, with an event each. Nothing may use the blocks any more. True if
     /// no overlapping call is still on its way to the device, so that only frees in stream order are left to drain.
@@ -239,17 +192,13 @@ public:
     }
 
     /// The bytes that an allocation takes of the quota; bytes::max() if it can't be granted.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        return stack([&](const auto& s) { return s.charged(size, alignment); });
-    }
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
     /// The same, of a size with its unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        return stack([&](const auto& s) { return s.refuses(size, alignment); });
-    }
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept;
     /// The same, of a size with its unit.
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
@@ -267,35 +216,23 @@ public:
     /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     /// The bytes that it may still allocate.
-    [[nodiscard]] bytes free() const noexcept {
-        return stack([](const auto& s) { return s.free(); });
-    }
+    [[nodiscard]] bytes free() const noexcept;
     /// The part of the limit that is burst others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
     /// The largest block that it could have now; see quota_resource::largest_free. Empties the
     /// caches of a pool: not for a hot path.
-    [[nodiscard]] bytes largest_free() const noexcept {
-        return stack([](const auto& s) { return s.largest_free(); });
-    }
+    [[nodiscard]] bytes largest_free() const noexcept;
     /// Charged, and in no block: kept by the pool for the next allocation, and given back as soon as somebody lacks it.
-    [[nodiscard]] bytes idle() const noexcept {
-        return stack([](const auto& s) { return s.idle(); });
-    }
+    [[nodiscard]] bytes idle() const noexcept;
     /// Bytes overwritten so far before or after this tenant had them. Memory that comes as zeros
     /// isn't counted.
     [[nodiscard]] bytes scrubbed() const noexcept { return clean_.scrubbed(); }
     /// The tenant's name.
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
     /// Bytes that were freed in stream order and are still charged.
-    [[nodiscard]] bytes pending() const noexcept {
-        return stack([](const auto& s) { return s.pending(); });
-    }
+    [[nodiscard]] bytes pending() const noexcept;
     /// Totals and counts. The quota counts more refusals: it is asked again after frees were collected.
-    [[nodiscard]] allocation_counts counts() const noexcept {
-        auto all = stack([](const auto& s) { return s.counts(); });
-        all.refused = refused_.load(std::memory_order_relaxed);
-        return all;
-    }
+    [[nodiscard]] allocation_counts counts() const noexcept;
     /// A limit for a part of this memory: for a quota_resource over it, which charges the tenant
     /// for what it allocates anyway.
     ///   quota most = tenant.memory().child_quota(1_GiB);    quota_resource part{most, tenant.memory(), "cache"};
@@ -307,15 +244,7 @@ public:
 
 private:
     // Behind a look at what the pool keeps.
-    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure* why, std::string_view label) noexcept {
-        failure refusal;
-        void* const p = pool_ ? pool_->try_allocate(size, alignment, label, refusal)
-                              : direct_->try_allocate(size, alignment, label, refusal);
-        if (p != nullptr) [[likely]]
-            return p;
-        if (why != nullptr) *why = closed() ? failure{.code = errc::closed} : refusal;
-        return refused();
-    }
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure* why, std::string_view label) noexcept;
 
     using resource = quota_resource<detail::clean_memory<Upstream, Point>>;
 
@@ -335,17 +264,9 @@ private:
         [[nodiscard]] instant now() const noexcept { return of->now_(); }
     };
 
-    void* refused() noexcept {
-        refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
-        return nullptr;
-    }
+    void* refused() noexcept;
     // An event, under no lock. Once it is closed, blocks are taken back, and who frees one then hasn't done wrong.
-    [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept {
-        if (wrong == errc::submission_failed) return wrong;
-        if (closed()) return errc::closed;
-        detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
-        return wrong;
-    }
+    [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept;
 
     std::string tenant_;
     device_id id_;
@@ -360,6 +281,155 @@ private:
     std::optional<detail::direct_memory<resource, Point>> direct_;  // if there is no pool
     std::atomic<std::uint64_t> refused_{0};
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <memory Upstream, timeline_point Point>
+tenant_memory<Upstream, Point>::tenant_memory(quota& device, Upstream& upstream, std::string_view tenant, device_id id,
+                                              bytes guaranteed, bytes burst, const event_sink& sink,
+                                              tenant_memory_options<Point> o)
+    : tenant_(detail::printable(tenant)),
+      id_(id),
+      sink_(&sink),
+      quota_(device, guaranteed, burst),
+      wait_(o.wait.count()),
+      now_(std::move(o.now)),
+      stack_(o.stack),
+      clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room), o.minded),
+      resource_(quota_, clean_, tenant_) {
+    if (o.stack == memory_stack::pool || o.stack == memory_stack::arena)
+        pool_.emplace(resource_, o.trace);
+    else
+        direct_.emplace(resource_, o.trace);
+    quota_.name(tenant_);
+}
+
+template <memory Upstream, timeline_point Point>
+void* tenant_memory<Upstream, Point>::allocate(std::size_t size, std::size_t alignment, std::string_view label) {
+    if (pool_) [[likely]]
+        if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
+    if (const ns wait = waits(); wait != ns{})
+        return allocate_until(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
+    failure why;
+    if (void* const p = obtain(size, alignment, &why, label)) return p;
+    throw memory_error(why, tenant_, "allocate");
+}
+
+template <memory Upstream, timeline_point Point>
+void* tenant_memory<Upstream, Point>::try_allocate(std::size_t size, std::size_t alignment, failure* why,
+                                                   std::string_view label) noexcept {
+    if (pool_) [[likely]]
+        if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
+    return obtain(size, alignment, why, label);
+}
+
+template <memory Upstream, timeline_point Point>
+errc tenant_memory<Upstream, Point>::deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+    if (p == nullptr) return errc::none;
+    const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
+    return wrong == errc::none ? wrong : wrong_free(wrong, size);
+}
+
+template <memory Upstream, timeline_point Point>
+errc tenant_memory<Upstream, Point>::deallocate_after(const Point& point, void* p, std::size_t size,
+                                                      std::size_t alignment) noexcept {
+    if (p == nullptr) return errc::none;
+    const errc wrong = stack([&](auto& s) { return s.deallocate_after(point, p, size, alignment); });
+    return wrong == errc::none ? wrong : wrong_free(wrong, size);
+}
+
+template <memory Upstream, timeline_point Point>
+std::optional<block> tenant_memory<Upstream, Point>::find(const void* p) const noexcept {
+    return stack([&](const auto& s) { return s.find(p); });
+}
+
+template <memory Upstream, timeline_point Point>
+void tenant_memory<Upstream, Point>::trim() noexcept {
+    if (pool_) pool_->trim();
+}
+
+template <memory Upstream, timeline_point Point>
+void tenant_memory<Upstream, Point>::collect() noexcept {
+    stack([](auto& s) { s.collect(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bool tenant_memory<Upstream, Point>::drain(instant deadline) {
+    return stack([&](auto& s) { return s.drain(deadline); });
+}
+
+template <memory Upstream, timeline_point Point>
+void tenant_memory<Upstream, Point>::close() noexcept {
+    stack([](auto& s) { s.close(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bool tenant_memory<Upstream, Point>::closed() const noexcept {
+    return stack([](const auto& s) { return s.closed(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bytes tenant_memory<Upstream, Point>::charged(std::size_t size, std::size_t alignment) const noexcept {
+    return stack([&](const auto& s) { return s.charged(size, alignment); });
+}
+
+template <memory Upstream, timeline_point Point>
+failure tenant_memory<Upstream, Point>::refuses(std::size_t size, std::size_t alignment) const noexcept {
+    return stack([&](const auto& s) { return s.refuses(size, alignment); });
+}
+
+template <memory Upstream, timeline_point Point>
+bytes tenant_memory<Upstream, Point>::free() const noexcept {
+    return stack([](const auto& s) { return s.free(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bytes tenant_memory<Upstream, Point>::largest_free() const noexcept {
+    return stack([](const auto& s) { return s.largest_free(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bytes tenant_memory<Upstream, Point>::idle() const noexcept {
+    return stack([](const auto& s) { return s.idle(); });
+}
+
+template <memory Upstream, timeline_point Point>
+bytes tenant_memory<Upstream, Point>::pending() const noexcept {
+    return stack([](const auto& s) { return s.pending(); });
+}
+
+template <memory Upstream, timeline_point Point>
+allocation_counts tenant_memory<Upstream, Point>::counts() const noexcept {
+    auto all = stack([](const auto& s) { return s.counts(); });
+    all.refused = refused_.load(std::memory_order_relaxed);
+    return all;
+}
+
+template <memory Upstream, timeline_point Point>
+void* tenant_memory<Upstream, Point>::obtain(std::size_t size, std::size_t alignment, failure* why,
+                                             std::string_view label) noexcept {
+    failure refusal;
+    void* const p = pool_ ? pool_->try_allocate(size, alignment, label, refusal)
+                          : direct_->try_allocate(size, alignment, label, refusal);
+    if (p != nullptr) [[likely]]
+        return p;
+    if (why != nullptr) *why = closed() ? failure{.code = errc::closed} : refusal;
+    return refused();
+}
+
+template <memory Upstream, timeline_point Point>
+void* tenant_memory<Upstream, Point>::refused() noexcept {
+    refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
+    return nullptr;
+}
+
+template <memory Upstream, timeline_point Point>
+errc tenant_memory<Upstream, Point>::wrong_free(errc wrong, std::size_t size) noexcept {
+    if (wrong == errc::submission_failed) return wrong;
+    if (closed()) return errc::closed;
+    detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
+    return wrong;
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -46,21 +46,10 @@ public:
     explicit ledger(std::size_t capacity) : capacity_(capacity) { blocks_.reserve(capacity); }
 
     /// Records since the last call. Take a page now and then, or blocks are dropped.
-    [[nodiscard]] page take() {
-        const std::lock_guard lock{mutex_};
-        page taken{{blocks_.begin(), blocks_.end()}, std::exchange(dropped_, 0)};
-        blocks_.clear();  // keeps its capacity: recording never allocates
-        return taken;
-    }
+    [[nodiscard]] page take();
 
     /// For the engine: a block has ended.
-    void record(const block_record& block) noexcept {
-        const std::lock_guard lock{mutex_};
-        if (blocks_.size() < capacity_)
-            blocks_.push_back(block);
-        else
-            ++dropped_;
-    }
+    void record(const block_record& block) noexcept;
 
 private:
     std::mutex mutex_;
@@ -68,6 +57,25 @@ private:
     std::vector<block_record> blocks_;
     std::uint64_t dropped_ = 0;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto ledger::take() -> page {
+    const std::lock_guard lock{mutex_};
+    page taken{{blocks_.begin(), blocks_.end()}, std::exchange(dropped_, 0)};
+    blocks_.clear();  // keeps its capacity: recording never allocates
+    return taken;
+}
+
+GPUSHARE_INLINE void ledger::record(const block_record& block) noexcept {
+    const std::lock_guard lock{mutex_};
+    if (blocks_.size() < capacity_)
+        blocks_.push_back(block);
+    else
+        ++dropped_;
+}
+
+#endif  // GPUSHARE_BODIES
 
 /// Busy time of one tag.
 struct tag_time {

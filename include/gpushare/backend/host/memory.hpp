@@ -48,85 +48,38 @@ struct memory_options {
 class device_memory {
 public:
     /// Throws operation_error: errc::invalid_specification.
-    explicit device_memory(const memory_options& options) : options_(options), taken_(options.taken.count()) {
-        if (!std::has_single_bit(options.granularity.count()) || options.taken > options.capacity)
-            throw operation_error(errc::invalid_specification, {},
-                                  "host device memory: the granularity must be a power of two and no more may be "
-                                  "taken than there is");
-    }
+    explicit device_memory(const memory_options& options);
     device_memory(const device_memory&) = delete;
     device_memory& operator=(const device_memory&) = delete;
     /// Blocks that are still out go back to the system.
-    ~device_memory() {
-        for (const auto& [p, b] : blocks_) give_back(p, b);
-    }
+    ~device_memory();
 
     /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
     /// Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment or device_lost.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
-        failure why;
-        void* const p = acquire(size, alignment, why);
-        if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
-        return p;
-    }
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment);
     /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment);
 
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
-        failure unused;
-        return acquire(size, alignment, why != nullptr ? *why : unused);
-    }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept;
     /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
-    }
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept;
 
     /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its
     /// pages come from the system. False where that is left to a stream: guarded memory, and stale.
-    [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept {
-        if (options_.stale) return false;
-        if (options_.guarded || charged(size, 1).count() >= smallest_mapping) return true;
-        std::memset(p, 0, size);
-        return true;
-    }
+    [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept;
 
     /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
     /// alignment returned. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
-        if (p == nullptr) return errc::none;
-        std::unique_lock lock{mutex_};
-        const auto at = blocks_.find(p);
-        if (at == blocks_.end()) return errc::unknown_block;
-        const block b = at->second;
-        if (b.size != size || b.alignment != alignment) return errc::wrong_size;
-        blocks_.erase(at);
-        used_.fetch_sub(b.charge, std::memory_order_relaxed);
-        lock.unlock();
-        give_back(p, b);
-        return errc::none;
-    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept;
     /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
+    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept;
 
     /// The bytes of the capacity that such an allocation takes; bytes::max() if no device can have
     /// it.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        if (!std::has_single_bit(alignment)) return bytes::max();
-        const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
-        const std::uint64_t whole = std::max<std::uint64_t>(size, 1);
-        // Beyond half of the address space nothing can be mapped, and rounding up might wrap.
-        if (whole > largest || unit > largest) return bytes::max();
-        return bytes{(whole + unit - 1) & ~(unit - 1)};
-    }
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
     /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
 
     /// The device's capacity.
     [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
@@ -134,18 +87,9 @@ public:
     /// them about other memory.
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
     /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        if (charged(size, alignment) <= options_.capacity) return {};
-        if (const failure why = never(size, alignment); why.code != errc::none) return why;
-        return {.code = errc::out_of_memory,
-                .asked = size,
-                .limit = options_.capacity.count(),
-                .because = reason::beyond_device};
-    }
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept;
     /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept;
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
@@ -154,41 +98,20 @@ public:
 
     /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one). out_of_memory,
     /// size_overflow or device_lost where an allocation of as many would fail, and then nothing is charged.
-    [[nodiscard]] errc charge(bytes n) noexcept {
-        if (n.count() > largest) return errc::size_overflow;
-        const std::lock_guard lock{mutex_};
-        const failure why = refusal(n);
-        if (why.code == errc::none) used_.fetch_add(n.count(), std::memory_order_relaxed);
-        return why.code;
-    }
+    [[nodiscard]] errc charge(bytes n) noexcept;
     /// Gives back what was charged.
-    void release(bytes n) noexcept {
-        const std::lock_guard lock{mutex_};
-        used_.fetch_sub(n.count(), std::memory_order_relaxed);
-    }
+    void release(bytes n) noexcept;
 
     // --- faults, and what the engine tells
 
     /// After `after` more allocations, the next `count` fail as if the memory were full.
-    void fail_allocations(std::uint64_t after, std::uint64_t count) noexcept {
-        const std::lock_guard lock{mutex_};
-        succeed_first_ = after;
-        then_fail_ = count;
-    }
+    void fail_allocations(std::uint64_t after, std::uint64_t count) noexcept;
 
     /// Others now have `wanted` bytes, or as much as is not allocated here. Returns what they have.
-    bytes take_for_others(bytes wanted) noexcept {
-        const std::lock_guard lock{mutex_};
-        const bytes taken = std::min(wanted, options_.capacity - used());
-        taken_.store(taken.count(), std::memory_order_relaxed);
-        return taken;
-    }
+    bytes take_for_others(bytes wanted) noexcept;
 
     /// No allocation succeeds any more. Blocks stay valid until they are freed.
-    void lose() noexcept {
-        const std::lock_guard lock{mutex_};
-        lost_.store(true, std::memory_order_relaxed);
-    }
+    void lose() noexcept;
     /// Whether it is. Relaxed: what was had from it before is there still.
     [[nodiscard]] bool lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
 
@@ -218,106 +141,24 @@ private:
     static constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
     static constexpr std::uint64_t smallest_mapping = 64 << 10;
 
-    [[nodiscard]] failure never(std::size_t size, std::size_t alignment) const noexcept {
-        return gpushare::detail::never_had(size, alignment, options_.capacity,
-                                           [&](std::size_t a) { return charged(size, a); });
-    }
-    void* acquire(std::size_t size, std::size_t alignment, failure& why) noexcept {
-        const bytes charge = charged(size, alignment);
-        if (charge > options_.capacity) {
-            why = never(size, alignment);
-            if (why.code != errc::none) return nullptr;
-        }
-        // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
-        const std::lock_guard lock{mutex_};
-        why = refusal(charge);
-        if (why.code != errc::none) return nullptr;
+    [[nodiscard]] failure never(std::size_t size, std::size_t alignment) const noexcept;
+    void* acquire(std::size_t size, std::size_t alignment, failure& why) noexcept;
 
-        block b{.size = size, .alignment = alignment, .charge = charge.count()};
-        void* const p = back(b);
-        if (p == nullptr) {
-            why = exhausted(charge);
-            return nullptr;
-        }
-        try {
-            blocks_.emplace(p, b);
-        } catch (const std::bad_alloc&) {
-            give_back(p, b);
-            why = exhausted(charge);
-            return nullptr;
-        }
-        used_.fetch_add(b.charge, std::memory_order_relaxed);
-        if (options_.stale && !options_.guarded) std::memset(p, 0xA5, size);
-        return p;
-    }
-
-    failure exhausted(bytes charge) const noexcept {
-        const bytes left = options_.capacity - taken_by_others() - used();
-        return {.code = errc::out_of_memory,
-                .asked = charge.count(),
-                .left = left.count(),
-                .limit = options_.capacity.count()};
-    }
+    failure exhausted(bytes charge) const noexcept;
 
     // Under the mutex: why `charge` bytes can't be had now; errc::none if they can.
-    failure refusal(bytes charge) noexcept {
-        if (lost()) return {.code = errc::device_lost};
-        const failure full = exhausted(charge);
-        return charge.count() > full.left || fault_strikes() ? full : failure{};
-    }
+    failure refusal(bytes charge) noexcept;
 
-    bool fault_strikes() noexcept {
-        if (then_fail_ == 0) return false;
-        if (succeed_first_ > 0) {
-            --succeed_first_;
-            return false;
-        }
-        --then_fail_;
-        return true;
-    }
+    bool fault_strikes() noexcept;
 
     /// Memory of this process for `b`; null if it has none.
-    void* back(block& b) const noexcept {
-        if (!options_.guarded && b.charge < smallest_mapping)
-            // No more than was asked for, so that AddressSanitizer finds overruns.
-            return ::operator new (std::max<std::size_t>(b.size, 1), std::align_val_t{b.alignment}, std::nothrow);
+    void* back(block& b) const noexcept;
 
-        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const std::size_t whole = (b.charge + page - 1) & ~(page - 1);
-        const std::size_t slack = b.alignment > page ? b.alignment : 0;
-        const int access = options_.guarded && openings_ == 0 ? PROT_NONE : PROT_READ | PROT_WRITE;
-        void* const mapping =
-            ::mmap(nullptr, whole + slack, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (mapping == MAP_FAILED) return nullptr;
-        b.mapped = whole;
-        if (slack == 0) return mapping;
+    static void give_back(void* p, const block& b) noexcept;
 
-        // Cut off what lies before and behind the aligned part.
-        auto* const begin = static_cast<std::byte*>(mapping);
-        const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) & (b.alignment - 1);
-        if (before != 0) ::munmap(begin, before);
-        if (slack != before) ::munmap(begin + before + whole, slack - before);
-        return begin + before;
-    }
-
-    static void give_back(void* p, const block& b) noexcept {
-        if (b.mapped != 0)
-            ::munmap(p, b.mapped);
-        else
-            ::operator delete (p, std::align_val_t{b.alignment});
-    }
-
-    void open() noexcept {
-        const std::lock_guard lock{mutex_};
-        if (openings_++ == 0) protect(PROT_READ | PROT_WRITE);
-    }
-    void close() noexcept {
-        const std::lock_guard lock{mutex_};
-        if (--openings_ == 0) protect(PROT_NONE);
-    }
-    void protect(int access) noexcept {
-        for (const auto& [p, b] : blocks_) ::mprotect(p, b.mapped, access);
-    }
+    void open() noexcept;
+    void close() noexcept;
+    void protect(int access) noexcept;
 
     const memory_options options_;
     mutable std::mutex mutex_;
@@ -328,6 +169,223 @@ private:
     std::atomic<bool> lost_{false};  // written under the mutex
 };
 static_assert(memory<device_memory>);
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE device_memory::device_memory(const memory_options& options)
+    : options_(options), taken_(options.taken.count()) {
+    if (!std::has_single_bit(options.granularity.count()) || options.taken > options.capacity)
+        throw operation_error(errc::invalid_specification, {},
+                              "host device memory: the granularity must be a power of two and no more may be "
+                              "taken than there is");
+}
+
+GPUSHARE_INLINE device_memory::~device_memory() {
+    for (const auto& [p, b] : blocks_) give_back(p, b);
+}
+
+GPUSHARE_INLINE void* device_memory::allocate(std::size_t size, std::size_t alignment) {
+    failure why;
+    void* const p = acquire(size, alignment, why);
+    if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
+    return p;
+}
+
+GPUSHARE_INLINE void* device_memory::allocate(bytes size, std::size_t alignment) {
+    return allocate(static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE void* device_memory::try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept {
+    failure unused;
+    return acquire(size, alignment, why != nullptr ? *why : unused);
+}
+
+GPUSHARE_INLINE void* device_memory::try_allocate(bytes size, std::size_t alignment, failure* why) noexcept {
+    return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
+}
+
+GPUSHARE_INLINE bool device_memory::zero(void* p, std::size_t size) const noexcept {
+    if (options_.stale) return false;
+    if (options_.guarded || charged(size, 1).count() >= smallest_mapping) return true;
+    std::memset(p, 0, size);
+    return true;
+}
+
+GPUSHARE_INLINE errc device_memory::deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+    if (p == nullptr) return errc::none;
+    std::unique_lock lock{mutex_};
+    const auto at = blocks_.find(p);
+    if (at == blocks_.end()) return errc::unknown_block;
+    const block b = at->second;
+    if (b.size != size || b.alignment != alignment) return errc::wrong_size;
+    blocks_.erase(at);
+    used_.fetch_sub(b.charge, std::memory_order_relaxed);
+    lock.unlock();
+    give_back(p, b);
+    return errc::none;
+}
+
+GPUSHARE_INLINE errc device_memory::deallocate(void* p, bytes size, std::size_t alignment) noexcept {
+    return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE bytes device_memory::charged(std::size_t size, std::size_t alignment) const noexcept {
+    if (!std::has_single_bit(alignment)) return bytes::max();
+    const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
+    const std::uint64_t whole = std::max<std::uint64_t>(size, 1);
+    // Beyond half of the address space nothing can be mapped, and rounding up might wrap.
+    if (whole > largest || unit > largest) return bytes::max();
+    return bytes{(whole + unit - 1) & ~(unit - 1)};
+}
+
+GPUSHARE_INLINE bytes device_memory::charged(bytes size, std::size_t alignment) const noexcept {
+    return charged(static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE failure device_memory::refuses(std::size_t size, std::size_t alignment) const noexcept {
+    if (charged(size, alignment) <= options_.capacity) return {};
+    if (const failure why = never(size, alignment); why.code != errc::none) return why;
+    return {.code = errc::out_of_memory,
+            .asked = size,
+            .limit = options_.capacity.count(),
+            .because = reason::beyond_device};
+}
+
+GPUSHARE_INLINE failure device_memory::refuses(bytes size, std::size_t alignment) const noexcept {
+    return refuses(static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE errc device_memory::charge(bytes n) noexcept {
+    if (n.count() > largest) return errc::size_overflow;
+    const std::lock_guard lock{mutex_};
+    const failure why = refusal(n);
+    if (why.code == errc::none) used_.fetch_add(n.count(), std::memory_order_relaxed);
+    return why.code;
+}
+
+GPUSHARE_INLINE void device_memory::release(bytes n) noexcept {
+    const std::lock_guard lock{mutex_};
+    used_.fetch_sub(n.count(), std::memory_order_relaxed);
+}
+
+GPUSHARE_INLINE void device_memory::fail_allocations(std::uint64_t after, std::uint64_t count) noexcept {
+    const std::lock_guard lock{mutex_};
+    succeed_first_ = after;
+    then_fail_ = count;
+}
+
+GPUSHARE_INLINE bytes device_memory::take_for_others(bytes wanted) noexcept {
+    const std::lock_guard lock{mutex_};
+    const bytes taken = std::min(wanted, options_.capacity - used());
+    taken_.store(taken.count(), std::memory_order_relaxed);
+    return taken;
+}
+
+GPUSHARE_INLINE void device_memory::lose() noexcept {
+    const std::lock_guard lock{mutex_};
+    lost_.store(true, std::memory_order_relaxed);
+}
+
+GPUSHARE_INLINE failure device_memory::never(std::size_t size, std::size_t alignment) const noexcept {
+    return gpushare::detail::never_had(size, alignment, options_.capacity,
+                                       [&](std::size_t a) { return charged(size, a); });
+}
+
+GPUSHARE_INLINE void* device_memory::acquire(std::size_t size, std::size_t alignment, failure& why) noexcept {
+    const bytes charge = charged(size, alignment);
+    if (charge > options_.capacity) {
+        why = never(size, alignment);
+        if (why.code != errc::none) return nullptr;
+    }
+    // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
+    const std::lock_guard lock{mutex_};
+    why = refusal(charge);
+    if (why.code != errc::none) return nullptr;
+
+    block b{.size = size, .alignment = alignment, .charge = charge.count()};
+    void* const p = back(b);
+    if (p == nullptr) {
+        why = exhausted(charge);
+        return nullptr;
+    }
+    try {
+        blocks_.emplace(p, b);
+    } catch (const std::bad_alloc&) {
+        give_back(p, b);
+        why = exhausted(charge);
+        return nullptr;
+    }
+    used_.fetch_add(b.charge, std::memory_order_relaxed);
+    if (options_.stale && !options_.guarded) std::memset(p, 0xA5, size);
+    return p;
+}
+
+GPUSHARE_INLINE failure device_memory::exhausted(bytes charge) const noexcept {
+    const bytes left = options_.capacity - taken_by_others() - used();
+    return {
+        .code = errc::out_of_memory, .asked = charge.count(), .left = left.count(), .limit = options_.capacity.count()};
+}
+
+GPUSHARE_INLINE failure device_memory::refusal(bytes charge) noexcept {
+    if (lost()) return {.code = errc::device_lost};
+    const failure full = exhausted(charge);
+    return charge.count() > full.left || fault_strikes() ? full : failure{};
+}
+
+GPUSHARE_INLINE bool device_memory::fault_strikes() noexcept {
+    if (then_fail_ == 0) return false;
+    if (succeed_first_ > 0) {
+        --succeed_first_;
+        return false;
+    }
+    --then_fail_;
+    return true;
+}
+
+GPUSHARE_INLINE void* device_memory::back(block& b) const noexcept {
+    if (!options_.guarded && b.charge < smallest_mapping)
+        // No more than was asked for, so that AddressSanitizer finds overruns.
+        return ::operator new (std::max<std::size_t>(b.size, 1), std::align_val_t{b.alignment}, std::nothrow);
+
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::size_t whole = (b.charge + page - 1) & ~(page - 1);
+    const std::size_t slack = b.alignment > page ? b.alignment : 0;
+    const int access = options_.guarded && openings_ == 0 ? PROT_NONE : PROT_READ | PROT_WRITE;
+    void* const mapping = ::mmap(nullptr, whole + slack, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED) return nullptr;
+    b.mapped = whole;
+    if (slack == 0) return mapping;
+
+    // Cut off what lies before and behind the aligned part.
+    auto* const begin = static_cast<std::byte*>(mapping);
+    const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) & (b.alignment - 1);
+    if (before != 0) ::munmap(begin, before);
+    if (slack != before) ::munmap(begin + before + whole, slack - before);
+    return begin + before;
+}
+
+GPUSHARE_INLINE void device_memory::give_back(void* p, const block& b) noexcept {
+    if (b.mapped != 0)
+        ::munmap(p, b.mapped);
+    else
+        ::operator delete (p, std::align_val_t{b.alignment});
+}
+
+GPUSHARE_INLINE void device_memory::open() noexcept {
+    const std::lock_guard lock{mutex_};
+    if (openings_++ == 0) protect(PROT_READ | PROT_WRITE);
+}
+
+GPUSHARE_INLINE void device_memory::close() noexcept {
+    const std::lock_guard lock{mutex_};
+    if (--openings_ == 0) protect(PROT_NONE);
+}
+
+GPUSHARE_INLINE void device_memory::protect(int access) noexcept {
+    for (const auto& [p, b] : blocks_) ::mprotect(p, b.mapped, access);
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

@@ -90,12 +90,10 @@ public:
     using clock_type = steady_clock;
 
     /// Throws operation_error (errc::invalid_specification) or std::system_error (too many threads).
-    explicit node(const node_options& options)
-        : engine_(std::make_shared<detail::engine>(checked(options))), gangs_(options.devices), crew_(*engine_) {
-        crew_.hire(std::size_t{options.devices} * options.sms);
-    }
+    explicit node(const node_options& options);
     node(const node&) = delete;
     node& operator=(const node&) = delete;
+    ~node();
 
     /// As asked for.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
@@ -130,37 +128,16 @@ private:
         explicit crew(detail::engine& e) noexcept : engine_(e) {}
         crew(const crew&) = delete;
         crew& operator=(const crew&) = delete;
-        ~crew() {
-            engine_.shut_down();
-            for (std::thread& t : threads_) t.join();
-        }
-        void hire(std::size_t n) {
-            threads_.reserve(n);
-            while (threads_.size() < n) {
-                threads_.emplace_back([&e = engine_] {
-                    // Wake up when asked to, not up to 50 us later.
-                    ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-                    e.work();
-                });
-            }
-        }
+        ~crew();
+        void hire(std::size_t n);
 
     private:
         detail::engine& engine_;
         std::vector<std::thread> threads_;
     };
 
-    static const node_options& checked(const node_options& o) {
-        if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
-            throw operation_error(errc::invalid_specification, {},
-                                  "a host node needs 1 to 1024 devices of 1 or more SMs, in units of 1 or more");
-        return o;
-    }
-    [[nodiscard]] std::uint32_t checked(device_id d) const {
-        if (d.index >= num_devices())
-            raise({.code = errc::no_device, .asked = d.index, .limit = num_devices()}, {}, "host node");
-        return d.index;
-    }
+    static const node_options& checked(const node_options& o);
+    [[nodiscard]] std::uint32_t checked(device_id d) const;
     [[nodiscard]] detail::device_state& at(device_id d) const { return engine_->device(checked(d)); }
 
     const std::shared_ptr<detail::engine> engine_;
@@ -168,6 +145,46 @@ private:
     crew crew_;
 };
 static_assert(gpushare::node<node>);
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE node::~node() = default;
+
+GPUSHARE_INLINE node::crew::~crew() {
+    engine_.shut_down();
+    for (std::thread& t : threads_) t.join();
+}
+
+GPUSHARE_INLINE void node::crew::hire(std::size_t n) {
+    threads_.reserve(n);
+    while (threads_.size() < n) {
+        threads_.emplace_back([&e = engine_] {
+            // Wake up when asked to, not up to 50 us later.
+            ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+            e.work();
+        });
+    }
+}
+
+GPUSHARE_INLINE node::node(const node_options& options)
+    : engine_(std::make_shared<detail::engine>(checked(options))), gangs_(options.devices), crew_(*engine_) {
+    crew_.hire(std::size_t{options.devices} * options.sms);
+}
+
+GPUSHARE_INLINE auto node::checked(const node_options& o) -> const node_options& {
+    if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
+        throw operation_error(errc::invalid_specification, {},
+                              "a host node needs 1 to 1024 devices of 1 or more SMs, in units of 1 or more");
+    return o;
+}
+
+GPUSHARE_INLINE std::uint32_t node::checked(device_id d) const {
+    if (d.index >= num_devices())
+        raise({.code = errc::no_device, .asked = d.index, .limit = num_devices()}, {}, "host node");
+    return d.index;
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace host
 namespace host {

@@ -144,19 +144,13 @@ public:
     point() noexcept = default;
 
     /// Never blocks.
-    [[nodiscard]] bool reached() const noexcept {
-        // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
-        return !state_ || state_->reached.load(std::memory_order_acquire);
-    }
+    [[nodiscard]] bool reached() const noexcept;
     /// False at the deadline, by steady_clock.
     bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
 
     /// False at once if `points` is empty. The points may belong to several devices of one node.
     /// Throws operation_error: errc::different_nodes.
-    static bool wait_any(std::span<const point> points, instant deadline) {
-        detail::wakeup woken;
-        return wait_any(points, deadline, woken);
-    }
+    static bool wait_any(std::span<const point> points, instant deadline);
 
     /// Ends another thread's wait for points.
     class interrupt {
@@ -169,9 +163,7 @@ public:
         detail::wakeup woken_;
     };
     /// The same; false, too, if `by` was raised before one of them was reached. For one wait.
-    static bool wait_any(std::span<const point> points, instant deadline, interrupt& by) {
-        return wait_any(points, deadline, by.woken_);
-    }
+    static bool wait_any(std::span<const point> points, instant deadline, interrupt& by);
 
     /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none
     /// before it is reached. A point recorded within a stream::own_work reports on all of that work
@@ -214,6 +206,24 @@ private:
 
     reference state_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE bool point::reached() const noexcept {
+    // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
+    return !state_ || state_->reached.load(std::memory_order_acquire);
+}
+
+GPUSHARE_INLINE bool point::wait_any(std::span<const point> points, instant deadline) {
+    detail::wakeup woken;
+    return wait_any(points, deadline, woken);
+}
+
+GPUSHARE_INLINE bool point::wait_any(std::span<const point> points, instant deadline, interrupt& by) {
+    return wait_any(points, deadline, by.woken_);
+}
+
+#endif  // GPUSHARE_BODIES
 
 inline bool point::wait_any(std::span<const point> points, instant deadline, detail::wakeup& woken) {
     if (std::ranges::any_of(points, &point::reached)) return true;

@@ -43,97 +43,31 @@ public:
     memory_pool(const memory_pool&) = delete;
     memory_pool& operator=(const memory_pool&) = delete;
     /// Waits for what streams haven't freed yet.
-    ~memory_pool() {
-        for (auto& [p, b] : out_) (void)memory_->deallocate(p, b.size, b.alignment);
-        for (auto& k : kept_) {
-            (void)k.freed.wait(never);
-            (void)memory_->deallocate(k.at, k.what.size, k.what.alignment);
-        }
-    }
+    ~memory_pool();
 
     /// `size` bytes for work enqueued from now on: of the device, or what its size was freed and
     /// has been reached. Throws memory_error as the device's memory does.
-    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
-        failure why;
-        void* const p = try_allocate(s, size, alignment, &why);
-        if (p == nullptr) raise(why, {}, "allocating from a memory pool");
-        return p;
-    }
+    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment);
     /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
-        return allocate(s, static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment);
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
-    }
+                                     failure* why = nullptr) noexcept;
     /// The same, of a size in bytes.
     [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
-                                     failure* why = nullptr) noexcept try {
-        const std::lock_guard lock(mutex_);
-        const block wanted{size, alignment};
-        const auto again =
-            std::ranges::find_if(kept_, [&](const kept& k) { return k.what == wanted && k.freed.reached(); });
-        if (again != kept_.end()) {
-            void* const p = again->at;
-            out_.emplace(p, wanted);
-            kept_.erase(again);
-            return p;
-        }
-        void* const p = memory_->try_allocate(size, alignment, why);
-        if (p == nullptr) return nullptr;
-        try {
-            out_.emplace(p, wanted);
-        } catch (...) {
-            (void)memory_->deallocate(p, size, alignment);
-            throw;
-        }
-        return p;
-    } catch (...) {
-        if (why != nullptr) *why = gpushare::detail::no_host_memory;
-        return nullptr;
-    }
+                                     failure* why = nullptr) noexcept;
 
     /// Frees once `s` has got there. unknown_block if it isn't out. Null is ignored.
-    errc deallocate(stream& s, void* p) noexcept {
-        if (p == nullptr) return errc::none;
-        const std::lock_guard lock(mutex_);
-        const auto at = out_.find(p);
-        if (at == out_.end()) return errc::unknown_block;
-        try {
-            kept_.push_back({p, at->second, s.record()});
-        } catch (...) {
-            return errc::out_of_memory;  // of the host's: it is still out
-        }
-        out_.erase(at);
-        return errc::none;
-    }
+    errc deallocate(stream& s, void* p) noexcept;
 
     /// The bytes that a block takes; bytes::max() if no device can have it.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        return memory_->charged(size, alignment);
-    }
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
     /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
     /// A reading.
-    [[nodiscard]] memory_pool_usage usage() const noexcept {
-        const std::lock_guard lock(mutex_);
-        memory_pool_usage u;
-        for (const auto& [p, b] : out_) u.used += charged(b.size, b.alignment);
-        u.reserved = u.used;
-        for (const auto& k : kept_) u.reserved += charged(k.what.size, k.what.alignment);
-        return u;
-    }
+    [[nodiscard]] memory_pool_usage usage() const noexcept;
     /// Returns to the device what is free and reached.
-    void trim() noexcept {
-        const std::lock_guard lock(mutex_);
-        std::erase_if(kept_, [&](const kept& k) {
-            return k.freed.reached() && memory_->deallocate(k.at, k.what.size, k.what.alignment) == errc::none;
-        });
-    }
+    void trim() noexcept;
 
 private:
     struct block {
@@ -151,6 +85,97 @@ private:
     std::unordered_map<void*, block> out_;
     std::vector<kept> kept_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE memory_pool::~memory_pool() {
+    for (auto& [p, b] : out_) (void)memory_->deallocate(p, b.size, b.alignment);
+    for (auto& k : kept_) {
+        (void)k.freed.wait(never);
+        (void)memory_->deallocate(k.at, k.what.size, k.what.alignment);
+    }
+}
+
+GPUSHARE_INLINE void* memory_pool::allocate(stream& s, std::size_t size, std::size_t alignment) {
+    failure why;
+    void* const p = try_allocate(s, size, alignment, &why);
+    if (p == nullptr) raise(why, {}, "allocating from a memory pool");
+    return p;
+}
+
+GPUSHARE_INLINE void* memory_pool::allocate(stream& s, bytes size, std::size_t alignment) {
+    return allocate(s, static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE void* memory_pool::try_allocate(stream& s, bytes size, std::size_t alignment, failure* why) noexcept {
+    return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
+}
+
+GPUSHARE_INLINE void* memory_pool::try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment,
+                                                failure* why) noexcept try {
+    const std::lock_guard lock(mutex_);
+    const block wanted{size, alignment};
+    const auto again =
+        std::ranges::find_if(kept_, [&](const kept& k) { return k.what == wanted && k.freed.reached(); });
+    if (again != kept_.end()) {
+        void* const p = again->at;
+        out_.emplace(p, wanted);
+        kept_.erase(again);
+        return p;
+    }
+    void* const p = memory_->try_allocate(size, alignment, why);
+    if (p == nullptr) return nullptr;
+    try {
+        out_.emplace(p, wanted);
+    } catch (...) {
+        (void)memory_->deallocate(p, size, alignment);
+        throw;
+    }
+    return p;
+} catch (...) {
+    if (why != nullptr) *why = gpushare::detail::no_host_memory;
+    return nullptr;
+}
+
+GPUSHARE_INLINE errc memory_pool::deallocate(stream& s, void* p) noexcept {
+    if (p == nullptr) return errc::none;
+    const std::lock_guard lock(mutex_);
+    const auto at = out_.find(p);
+    if (at == out_.end()) return errc::unknown_block;
+    try {
+        kept_.push_back({p, at->second, s.record()});
+    } catch (...) {
+        return errc::out_of_memory;  // of the host's: it is still out
+    }
+    out_.erase(at);
+    return errc::none;
+}
+
+GPUSHARE_INLINE bytes memory_pool::charged(std::size_t size, std::size_t alignment) const noexcept {
+    return memory_->charged(size, alignment);
+}
+
+GPUSHARE_INLINE bytes memory_pool::charged(bytes size, std::size_t alignment) const noexcept {
+    return charged(static_cast<std::size_t>(size.count()), alignment);
+}
+
+GPUSHARE_INLINE auto memory_pool::usage() const noexcept -> memory_pool_usage {
+    const std::lock_guard lock(mutex_);
+    memory_pool_usage u;
+    for (const auto& [p, b] : out_) u.used += charged(b.size, b.alignment);
+    u.reserved = u.used;
+    for (const auto& k : kept_) u.reserved += charged(k.what.size, k.what.alignment);
+    return u;
+}
+
+GPUSHARE_INLINE void memory_pool::trim() noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(kept_, [&](const kept& k) {
+        return k.freed.reached() && memory_->deallocate(k.at, k.what.size, k.what.alignment) == errc::none;
+    });
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

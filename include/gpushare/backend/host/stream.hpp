@@ -117,36 +117,17 @@ public:
 
     /// Enqueues opaque work that fills the device, or the stream's partition, for `length`: a block on every SM, under
     /// both timings.
-    void enqueue(ns length) {
-        prepared op{*this};
-        op->blocks = state_->sms;
-        op->hold = std::max(length, ns{0});
-        op.submit();
-    }
+    void enqueue(ns length);
 
     /// Enqueues a copy of `size` bytes that don't overlap, split over the SMs from 1 MiB on.
-    void copy(void* to, const void* from, std::size_t size) {
-        launch(spread(size),
-               detail::copy_kernel{static_cast<std::byte*>(to), static_cast<const std::byte*>(from), size});
-    }
+    void copy(void* to, const void* from, std::size_t size);
 
     /// Enqueues filling `size` bytes.
-    void fill(void* to, std::byte value, std::size_t size) {
-        launch(spread(size), detail::fill_kernel{static_cast<std::byte*>(to), value, size});
-    }
+    void fill(void* to, std::byte value, std::size_t size);
 
     /// Work enqueued from now on waits until `p`, a point of any stream of this node, is reached.
     /// Throws operation_error: errc::different_nodes.
-    void wait(const point& p) {
-        if (p.reached()) return;
-        if (p.state()->hub.get() != &engine_->hub())
-            throw operation_error(errc::different_nodes, {}, "a host stream can't wait for a point of another node");
-        prepared op{*this};
-        // relaxed: `p` keeps it alive meanwhile.
-        p.state()->references.fetch_add(1, std::memory_order_relaxed);
-        op->awaited = p.state();
-        op.submit();
-    }
+    void wait(const point& p);
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
@@ -249,6 +230,36 @@ static_assert(sm_timeline<stream>);
 static_assert(preparing_timeline<stream>);
 static_assert(yielding_timeline<stream>);
 static_assert(telling_timeline<stream>);
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void stream::enqueue(ns length) {
+    prepared op{*this};
+    op->blocks = state_->sms;
+    op->hold = std::max(length, ns{0});
+    op.submit();
+}
+
+GPUSHARE_INLINE void stream::copy(void* to, const void* from, std::size_t size) {
+    launch(spread(size), detail::copy_kernel{static_cast<std::byte*>(to), static_cast<const std::byte*>(from), size});
+}
+
+GPUSHARE_INLINE void stream::fill(void* to, std::byte value, std::size_t size) {
+    launch(spread(size), detail::fill_kernel{static_cast<std::byte*>(to), value, size});
+}
+
+GPUSHARE_INLINE void stream::wait(const point& p) {
+    if (p.reached()) return;
+    if (p.state()->hub.get() != &engine_->hub())
+        throw operation_error(errc::different_nodes, {}, "a host stream can't wait for a point of another node");
+    prepared op{*this};
+    // relaxed: `p` keeps it alive meanwhile.
+    p.state()->references.fetch_add(1, std::memory_order_relaxed);
+    op->awaited = p.state();
+    op.submit();
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

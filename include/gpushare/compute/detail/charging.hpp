@@ -112,23 +112,12 @@ private:
         }
     };
 
-    [[nodiscard]] static ns::rep part_of(ns::rep length, double part) noexcept {
-        return static_cast<ns::rep>(static_cast<double>(length) * part);
-    }
+    [[nodiscard]] static ns::rep part_of(ns::rep length, double part) noexcept;
 
-    [[nodiscard]] std::size_t first_after(ns::rep t) const noexcept {
-        auto i = num_;
-        while (i > 0 && stretches_[i - 1].when.end > t) --i;
-        return i;
-    }
+    [[nodiscard]] std::size_t first_after(ns::rep t) const noexcept;
 
     [[nodiscard]] bool changes_any(std::size_t tail, interval span, const owner& mine,
-                                   ns::rep proven_from) const noexcept {
-        for (auto i = tail; i < num_ && stretches_[i].when.begin < span.end; ++i)
-            if ((stretches_[i].when.end > proven_from || stretches_[i].fits(mine)) && stretches_[i].takes(mine))
-                return true;
-        return false;
-    }
+                                   ns::rep proven_from) const noexcept;
 
     // Gives `mine` its part of the stretches from `tail` on that lie in `span`.
     template <class F>
@@ -168,24 +157,48 @@ private:
         return cost;
     }
 
-    void remember(const stretch& s) noexcept {
-        if (s.when.begin >= s.when.end) return;
-        if (num_ > 0 && stretches_[num_ - 1].when.end == s.when.begin &&
-            stretches_[num_ - 1].num_owners == s.num_owners && stretches_[num_ - 1].owners == s.owners) {
-            stretches_[num_ - 1].when.end = s.when.end;
-            return;
-        }
-        if (num_ == most_stretches) {
-            std::copy(stretches_.end() - most_stretches / 2, stretches_.end(), stretches_.begin());
-            num_ = most_stretches / 2;
-        }
-        stretches_[num_++] = s;
-    }
+    void remember(const stretch& s) noexcept;
 
     ns::rep charged_to_ = long_ago;                    // the latest end so far
     std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
     std::size_t num_ = 0;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto span_meter::part_of(ns::rep length, double part) noexcept -> ns::rep {
+    return static_cast<ns::rep>(static_cast<double>(length) * part);
+}
+
+GPUSHARE_INLINE std::size_t span_meter::first_after(ns::rep t) const noexcept {
+    auto i = num_;
+    while (i > 0 && stretches_[i - 1].when.end > t) --i;
+    return i;
+}
+
+GPUSHARE_INLINE bool span_meter::changes_any(std::size_t tail, interval span, const owner& mine,
+                                             ns::rep proven_from) const noexcept {
+    for (auto i = tail; i < num_ && stretches_[i].when.begin < span.end; ++i)
+        if ((stretches_[i].when.end > proven_from || stretches_[i].fits(mine)) && stretches_[i].takes(mine))
+            return true;
+    return false;
+}
+
+GPUSHARE_INLINE void span_meter::remember(const stretch& s) noexcept {
+    if (s.when.begin >= s.when.end) return;
+    if (num_ > 0 && stretches_[num_ - 1].when.end == s.when.begin && stretches_[num_ - 1].num_owners == s.num_owners &&
+        stretches_[num_ - 1].owners == s.owners) {
+        stretches_[num_ - 1].when.end = s.when.end;
+        return;
+    }
+    if (num_ == most_stretches) {
+        std::copy(stretches_.end() - most_stretches / 2, stretches_.end(), stretches_.begin());
+        num_ = most_stretches / 2;
+    }
+    stretches_[num_++] = s;
+}
+
+#endif  // GPUSHARE_BODIES
 
 /// How long it took to enqueue a submission, and how much of that the device may have waited for it. 0: not known.
 struct enqueue_time {

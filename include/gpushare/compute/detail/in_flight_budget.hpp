@@ -130,38 +130,11 @@ public:
     in_flight_budget(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
     /// Opens this level and returns the index that the other functions take.
-    [[nodiscard]] std::uint32_t open(priority p) {
-        std::uint32_t i = 0;
-        while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
-        if (i == levels_.size()) {
-            streams_.reserve((levels_.size() + 1) * std::clamp(depth_, most_in_flight, 8 * most_in_flight));
-            levels_.push_back({.level = p});
-        }
-        update();
-        return i;
-    }
-    void add_client(std::uint32_t level, sm_width keeps = {}) noexcept {
-        ++of(level).clients;
-        if (keeps.known()) of(level).keeps += keeps.part();
-        update();
-    }
-    void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept {
-        auto& l = of(level);
-        if (--l.clients == 0)
-            l.keeps = 0;
-        else if (keeps.known())
-            l.keeps = l.keeps - keeps.part() > ratios::rounding_error ? l.keeps - keeps.part() : 0;
-        update();
-    }
+    [[nodiscard]] std::uint32_t open(priority p);
+    void add_client(std::uint32_t level, sm_width keeps = {}) noexcept;
+    void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept;
     /// A client of this level declared or showed these lengths.
-    void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept {
-        auto& l = of(level).lasts;
-        if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch &&
-            (l.unknown || !lasts.unknown))
-            return;
-        l.raise_to(lasts);
-        update();
-    }
+    void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept;
     /// Looks at all of its clients anew, since old maxima are forgotten. The shortest `back_within`
     /// of the clients that keep a part counts. Linear.
     template <class Clients>
@@ -186,207 +159,59 @@ public:
     enum class room : std::uint8_t { yes, no, not_on_stream, not_beside_kept };
     /// Whether there is room for `a`. `alone`: no other client has anything waiting or in flight.
     /// `others`: the room reserved for clients that are about to come back.
-    [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept {
-        if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a)))
-            return room::no;
-        const bool may_be_narrow = !a.width.known() && levels_[a.level_index].kept > 0;
-        if (num_narrow_ > 0 || a.width.part() < 1 || may_be_narrow) return room_beside(a, others.width);
-        if (others.any) return room::no;
-        return has_room(a.level_index, a.longest, a.predicted, alone) ? room::yes : room::no;
-    }
+    [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept;
 
     /// Whether something of this level is in flight on a stream.
-    [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-        return std::any_of(streams_.begin(), streams_.end(),
-                           [&](const stream_load& l) { return l.name == name && l.level == level; });
-    }
+    [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept;
 
     /// The same for work that fills the device. `longest`: its longest possible time; 0: unknown.
     /// `predicted`: its probable time. `alone`: no other client has anything waiting or in flight.
-    [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept {
-        const auto& own = levels_[level];
-        if (own.enqueuing) return false;
-        std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
-        ns counted = saturating_add(own.counted, own.overdue), probably = own.predicted;
-        if (only_ != level) {
-            for (const auto& l : levels_) {
-                if (l.level <= own.level) continue;
-                in_flight += l.in_flight;
-                unknown += l.unknown;
-                counted = saturating_add(counted, saturating_add(l.counted, l.overdue));
-                probably = saturating_add(probably, l.predicted);
-            }
-        }
-        if (in_flight > 0 && lead_ > ns{0} && (unknown != 0 || counted > lead_)) return false;
-        if (in_flight < own.depth) return true;
-        if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
-        if (saturating_add(counted, longest) > own.horizon) return false;
-        return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / ratios::several_part;
-    }
+    [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept;
 
     /// After something long it took so long to notice its end (0: not known), and to enqueue: for
     /// so long the device may wait for what is next.
-    void learn_hand_over(const charge& o, ns lasted) noexcept {
-        if (o.noticed <= ns{0}) return;
-        // More than it lasted changes nothing now, and would be remembered for longer: as of a
-        // first call, which loads and compiles.
-        const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
-        hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? ratios::smoothing : 1);
-        lead_ = std::max(hand_over_ * ratios::idle_part, horizon_);
-        update();
-    }
+    void learn_hand_over(const charge& o, ns lasted) noexcept;
 
     /// Whether nothing else is on its stream.
-    bool enter(const admission& a) noexcept {
-        enter(a.level_index, a.longest, a.predicted, a.of_request);
-        if (a.yields_within <= ns{0})
-            of(a.level_index).in_the_way = saturating_add(of(a.level_index).in_the_way, a.longest);
-        if (a.width.part() < 1) ++num_narrow_;
-        auto* l = find_stream(a);
-        const bool alone = l == nullptr;
-        if (alone)
-            l = &streams_.emplace_back(stream_load{
-                .name = a.timeline, .level = a.level_index, .first = a.client.index});  // within the reserve
-        ++l->in_flight;
-        if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
-        l->length = saturating_add(l->length, counted(a));
-        if (a.yields_within <= ns{0}) l->in_the_way = saturating_add(l->in_the_way, a.longest);
-        l->back_after = std::max(l->back_after, back_after(a));
-        note_if_on_kept(a);
-        return alone;
-    }
+    bool enter(const admission& a) noexcept;
     /// `times`: so many, all like this, with the sum of what was predicted. If nothing else is on
     /// its stream: the index of the client that was the first there; else no_client.
-    std::uint32_t leave(const admission& a, std::uint32_t times) noexcept {
-        leave(a.level_index, a.longest, a.predicted, a.of_request, times);
-        auto& level = of(a.level_index);
-        if (level.in_flight == 0)
-            level.in_the_way = level.overdue = ns{0};
-        else if (a.yields_within <= ns{0})
-            level.in_the_way = less(level.in_the_way, in_flight_budget::times(a.longest, times));
-        if (a.width.part() < 1) num_narrow_ -= times;
-        auto* const l = find_stream(a);
-        if ((l->in_flight -= times) == 0) {
-            const auto first = l->first;
-            if (l != &streams_.back())
-                *l = streams_.back();  // often the one that was just written: a copy would wait for it
-            streams_.pop_back();
-            return first;
-        }
-        l->length -= std::min(l->length, counted(a));
-        if (a.yields_within <= ns{0}) l->in_the_way = less(l->in_the_way, in_flight_budget::times(a.longest, times));
-        return no_client;
-    }
+    std::uint32_t leave(const admission& a, std::uint32_t times) noexcept;
 
     /// `n`: so many, all like this. `predicted`: of all of them.
-    void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
-        auto& l = of(level);
-        const bool first = l.in_flight == 0;
-        l.in_flight += n;
-        if (first && l.clients == 0) update();
-        if (of_request) l.of_requests += n;
-        l.counted = saturating_add(l.counted, times(longest, n));
-        l.predicted = saturating_add(l.predicted, predicted);
-        if (longest <= ns{0}) l.unknown += n;
-    }
-    void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
-        auto& l = of(level);
-        if (of_request) l.of_requests -= n;
-        l.in_flight -= n;
-        // At the end of time the sum has lost its parts: then only none is certain.
-        l.counted = l.in_flight == 0 ? ns{0} : less(l.counted, times(longest, n));
-        l.predicted = l.in_flight == 0 ? ns{0} : less(l.predicted, predicted);
-        if (longest <= ns{0}) l.unknown -= n;
-        if (l.in_flight == 0 && l.clients == 0) update();
-    }
+    void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
+    void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
 
     /// Whether work of this level is held back for a request above it, and if only a time ends that, until when.
     struct hold {
         bool held = false;
         instant until = never;
     };
-    [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept {
-        hold h;
-        if (only_ == level) return h;
-        for (const auto& l : levels_) {
-            if (l.level <= levels_[level].level) continue;
-            if (l.of_requests > 0) return {.held = true};
-            if (now < l.hold_until)
-                h = {.held = true, .until = h.held ? std::max(h.until, l.hold_until) : l.hold_until};
-        }
-        return h;
-    }
+    [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept;
     /// A request of this client, at this level, is expected to go on until then.
-    void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept {
-        of(level).hold_until = until;
-        of(level).hold_for = client;
-    }
+    void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept;
     /// It isn't any more; `at`: only at this level.
-    void end_holds(std::uint32_t client, priority at = no_priority) noexcept {
-        for (auto& l : levels_)
-            if (l.hold_for == client && (at == no_priority || l.level == at)) l.hold_until = {};
-    }
-    [[nodiscard]] bool is_held_until(instant t) const noexcept {
-        return std::any_of(levels_.begin(), levels_.end(), [=](const level_state& l) { return l.hold_until == t; });
-    }
-    [[nodiscard]] bool any_hold() const noexcept {
-        for (const auto& l : levels_)
-            if (l.hold_until > instant{}) return true;
-        return false;
-    }
+    void end_holds(std::uint32_t client, priority at = no_priority) noexcept;
+    [[nodiscard]] bool is_held_until(instant t) const noexcept;
+    [[nodiscard]] bool any_hold() const noexcept;
 
     /// The longest that what is admitted at this level waits for those below, if nothing takes
     /// longer than the longest of its level; with none below in use, that it waits for those of its
     /// own level that are in flight. 0: nothing is known. `width`: of what waits; if it fits on
     /// what its level keeps, it doesn't wait for long work below, but for what is lent that.
-    [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept {
-        const auto& l = levels_[level];
-        const bool fits = width.known() && width.part() <= l.keeps + uncertain;
-        return fits && is_free(l) ? l.bound_on_kept : l.bound;
-    }
+    [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept;
     /// The same of what is admitted now: at least what is in flight may take, as declared, seen, or
     /// as it has taken already.
-    [[nodiscard]] ns bound_now(std::uint32_t level, sm_width width = {}) const noexcept {
-        const auto& own = levels_[level];
-        const bool fits = width.known() && width.part() <= own.keeps + uncertain;
-        if (fits && is_free(own)) return own.bound_on_kept;
-        ns there{};
-        bool any_below = false;
-        for (const auto& l : levels_) {
-            if (l.level >= own.level || !in_use(l)) continue;
-            any_below = true;
-            there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
-        }
-        if (!any_below) there = saturating_add(own.in_the_way, own.overdue);
-        if (there > own.bound && num_narrow_ > 0) there = std::min(there, side_by_side(own, any_below));
-        return std::max(own.bound, there);
-    }
+    [[nodiscard]] ns bound_now(std::uint32_t level, sm_width width = {}) const noexcept;
     /// Work in flight of this level has exceeded its longest expected time by `by`.
-    void set_overdue(std::uint32_t level, ns by) noexcept {
-        if (of(level).in_flight != 0) of(level).overdue = by;
-    }
+    void set_overdue(std::uint32_t level, ns by) noexcept;
     /// Whether what is in flight ends by then, whatever it takes of what is declared or was seen;
     /// or `a` may run beside it.
-    [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept {
-        ns all{};
-        bool unknown = false;
-        double width = a.width.part();
-        for (const auto& l : levels_) {
-            all = saturating_add(all, saturating_add(l.counted, l.overdue));
-            unknown = unknown || l.unknown != 0;
-        }
-        for (const auto& l : streams_) width += l.width > 0 && l.name != a.timeline ? l.width : 1;
-        return streams_.empty() || width <= 1 + uncertain || (!unknown && all <= time);
-    }
+    [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept;
     /// Whether more than one level is in use.
     [[nodiscard]] bool several_levels() const noexcept { return only_ == none; }
     /// The same of the highest level in use.
-    [[nodiscard]] ns bound() const noexcept {
-        const level_state* top = nullptr;
-        for (const auto& l : levels_)
-            if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
-        return top != nullptr ? top->bound : ns{0};
-    }
+    [[nodiscard]] ns bound() const noexcept;
 
     /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as
     /// lengths_of(i) says. A level of which that isn't known counts with the longest of all. A
@@ -419,28 +244,11 @@ public:
     /// When what is in flight probably leaves room for one more, as if all of it had just begun: at
     /// once where some of the device is free; where all of it is running side by side, at the next
     /// end, as if these came evenly; else when all has ended.
-    [[nodiscard]] ns until_room() const noexcept {
-        double taken = 0, ends = 0;
-        for (const auto& l : streams_) {
-            taken += l.width > 0 ? l.width : 1;
-            ends += 1 / std::max(static_cast<double>(l.length.count()), 1.0);
-        }
-        if (taken < 1 - uncertain) return ns{0};
-        if (taken <= 1 + uncertain) return ns{static_cast<ns::rep>(1 / ends)};
-        ns sum{};
-        for (const auto& l : levels_) sum = saturating_add(sum, l.predicted);
-        return sum;
-    }
+    [[nodiscard]] ns until_room() const noexcept;
     /// Whether this level keeps a part of the SMs.
     [[nodiscard]] bool keeps(std::uint32_t level) const noexcept { return levels_[level].keeps > 0; }
     /// Total time of completed work of this level and above.
-    [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
-        ns sum = levels_[level].served;
-        if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
-        for (const auto& l : levels_)
-            if (l.level > levels_[level].level) sum = saturating_add(sum, l.served);
-        return sum;
-    }
+    [[nodiscard]] ns served_from(std::uint32_t level) const noexcept;
 
 private:
     // The work in flight on one stream, one after the other.
@@ -453,104 +261,40 @@ private:
         ns in_the_way{};          // the longest time of its work that doesn't yield
         ns back_after{};          // until its slowest work gives back the SMs
     };
-    [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
-        for (auto& l : streams_)
-            if (is_of(l, a)) return &l;
-        return nullptr;
-    }
-    [[nodiscard]] bool has_stream(const admission& a) const noexcept {
-        return std::any_of(streams_.begin(), streams_.end(), [&](const stream_load& l) { return is_of(l, a); });
-    }
+    [[nodiscard]] stream_load* find_stream(const admission& a) noexcept;
+    [[nodiscard]] bool has_stream(const admission& a) const noexcept;
     static constexpr double uncertain = ratios::width_error;
 
     // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go
     // by themselves beside it.
-    [[nodiscard]] double width_beside_kept(const admission& a) const noexcept {
-        const double kept = levels_[a.level_index].kept;
-        return a.width.known() || kept <= 0 ? a.width.part() : 1 - kept;
-    }
-    [[nodiscard]] bool is_kept_off(const admission& a) const noexcept {
-        const double rest =
-            1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
-        return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
-    }
+    [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
+    [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
     // So long whoever is above it waits for it, if it may take `longest`: it ends, or yields.
-    [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept {
-        if (a.yields_within <= ns{0}) return std::max(longest, a.length);
-        return longest > ns{0} ? std::min(longest, a.yields_within) : a.yields_within;
-    }
+    [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
     // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill
     // more of them. One call that was unusually long, as its thread had no core, is no reason to
     // lend nothing for the hundreds of calls for which it is remembered.
-    [[nodiscard]] static ns back_after(const admission& a) noexcept {
-        const bool may_take_any = (a.usual_longest <= ns{0} || a.unproven) && a.yields_within <= ns{0};
-        return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
-    }
+    [[nodiscard]] static ns back_after(const admission& a) noexcept;
     // In so much time what `above` keeps is given back by work of this level that is lent it.
-    [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept {
-        return std::max(above.back_within, soon(level));
-    }
-    [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept {
-        return l.back_after <= lent_for(above, l.level);
-    }
+    [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept;
+    [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept;
     // The part that higher levels keep, don't lend to this level, and haven't used up: by long work
     // of their own, or by work they lent it to, which makes room for them.
-    [[nodiscard]] double still_kept(const admission& a) const noexcept {
-        const auto& own = levels_[a.level_index];
-        const ns back = back_after(a);
-        double most = 0;
-        for (const auto& above : levels_) {
-            if (above.level <= own.level || above.keeps <= 0 || back <= lent_for(above, a.level_index)) continue;
-            double free = std::min(above.kept + above.keeps, 1.0);
-            for (const auto& l : streams_)
-                if (l.length > soon(a.level_index) && levels_[l.level].level >= own.level &&
-                    (levels_[l.level].level >= above.level || is_lent(l, above)))
-                    free -= l.width;
-            most = std::max(most, free);
-        }
-        return most;
-    }
+    [[nodiscard]] double still_kept(const admission& a) const noexcept;
     // Whether nothing long lies on what this level keeps that it doesn't lend, as it does while
     // what was there before hasn't ended.
-    [[nodiscard]] bool is_free(const level_state& level) const noexcept {
-        double below = 0;
-        for (const auto& l : streams_)
-            if (levels_[l.level].level < level.level && l.length > soon(l.level) && !is_lent(l, level))
-                below += l.width > 0 ? l.width : 1;
-        return below <= 1 - level.keeps + uncertain;
-    }
-    void note_if_on_kept(const admission& a) noexcept {
-        auto& l = of(a.level_index);
-        if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
-        if (const ns length = waited_for(a, a.longest); length > l.not_kept_off) {
-            l.not_kept_off = length;
-            update();
-        }
-    }
+    [[nodiscard]] bool is_free(const level_state& level) const noexcept;
+    void note_if_on_kept(const admission& a) noexcept;
     // How long what is in flight below this level, or of it, may take where all of that runs side
     // by side; else for ever.
-    [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept {
-        double width = 0;
-        ns most{};
-        for (const auto& l : streams_) {
-            const auto& level = levels_[l.level];
-            if (below ? level.level >= own.level : &level != &own) continue;
-            width += l.width > 0 ? l.width : 1;
-            most = std::max(most, saturating_add(l.in_the_way, level.overdue));
-        }
-        return width <= 1 + uncertain ? most : ns::max();
-    }
+    [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept;
     // Work that ends within this time isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
     // Work of unknown length counts as long.
-    [[nodiscard]] ns counted(const admission& a) const noexcept {
-        return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
-    }
+    [[nodiscard]] ns counted(const admission& a) const noexcept;
     // Nothing of it was seen nor promised: what its submitter says that it takes is no more than that.
     [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
-    [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept {
-        return l.name == a.timeline && l.level == a.level_index;
-    }
+    [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
     // Room among work that doesn't fill the device. Long work keeps its SMs. The rest is for work
     // that ends soon and for the next comer, which goes as long as some of it is free, though it
@@ -558,79 +302,19 @@ private:
     // stream, since an SM would otherwise idle until an end is noticed. The first submissions of a
     // kind may fill the device or part of it: no work waits for that part, and only `depth` are in
     // flight with such a one among them.
-    [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept {
-        const auto& own = levels_[a.level_index];
-        const bool is_long = counted(a) > soon(a.level_index);
-        const auto counts = [&](const stream_load& l) { return levels_[l.level].level >= own.level; };
-        std::uint32_t in_flight = 0;
-        double left = 1 - for_others;
-        for (const auto& l : streams_) {
-            if (!counts(l)) continue;
-            in_flight += l.in_flight;
-            if (l.length <= soon(a.level_index)) continue;
-            if (is_of(l, a)) return room::not_on_stream;
-            left -= l.width;
-        }
-        const double kept = is_long && is_kept_off(a) ? still_kept(a) : 0;
-        if (!a.width.known() && own.kept <= 0) return in_flight < own.depth ? room::yes : room::no;
-        if (in_flight >= most_in_flight || left <= uncertain) return room::no;
-        if (left - kept <= uncertain) return for_others > 0 ? room::no : room::not_beside_kept;
-        double ends_soon = 0, behind = 0;
-        for (const auto& l : streams_)
-            if (counts(l) && l.length <= soon(a.level_index))
-                (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
-        // Long work needn't be queued ahead: the policy decides who gets the SM when the SM is
-        // free.
-        const double most = (is_long ? left : ratios::queued_ahead * left) + (behind > 0 ? uncertain : -uncertain);
-        return ends_soon + behind < most ? room::yes : room::no;
-    }
+    [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept;
 
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns less(ns sum, ns part) noexcept { return sum == ns::max() ? sum : sum - part; }
-    [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
-        return n == 1 ? a : a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
-    }
+    [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept;
 
-    void update() noexcept {
-        const auto used = std::find_if(levels_.begin(), levels_.end(), in_use);
-        const bool several =
-            std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
-        only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
-        for (auto& l : levels_) {
-            bool top = true;
-            for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
-            l.horizon = top ? horizon_ : horizon_ / ratios::below_part;
-            l.depth = top ? depth_ : std::min(depth_, ratios::below_depth);
-            l.kept = 0;
-            for (const auto& other : levels_)
-                if (other.level > l.level) l.kept += other.keeps;
-            l.kept = std::min(l.kept, 1.0);
-        }
-        for (std::uint32_t i = 0; i < levels_.size(); ++i) {
-            auto& l = levels_[i];
-            l.bound = bound_if(i, [this](std::uint32_t of) { return levels_[of].lasts; });
-            l.bound_on_kept = l.keeps > 0 ? std::min(l.bound, on_kept(l)) : l.bound;
-        }
-    }
+    void update() noexcept;
     // The longest time of `depth` submissions in flight that last at most `each`. Work let in under
     // an older lead is still there: that lead was less than twice as long.
-    [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept {
-        const ns all = times(each, depth);
-        return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, ratios::older_lead * lead_)) : all;
-    }
+    [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept;
     // The longest work that may occupy the part that this level keeps: short work, longer work that
     // is lent the part, and work that couldn't be kept off.
-    [[nodiscard]] ns on_kept(const level_state& level) const noexcept {
-        ns sum{};
-        for (std::uint32_t i = 0; i < levels_.size(); ++i) {
-            const auto& l = levels_[i];
-            if (l.level >= level.level || !in_use(l)) continue;
-            const ns lent = std::min(level.back_within, std::max(l.lasts.opaque, l.lasts.stretch));
-            const ns at_most = saturating_add(l.horizon, lent > soon(i) ? lent : ns{0});
-            sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), at_most));
-        }
-        return sum;
-    }
+    [[nodiscard]] ns on_kept(const level_state& level) const noexcept;
 
     static constexpr std::uint32_t none = static_cast<std::uint32_t>(-1);
 
@@ -642,6 +326,412 @@ private:
     std::vector<stream_load> streams_;  // with something in flight
     std::uint32_t num_narrow_ = 0;      // in flight, of less than the whole width
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE std::uint32_t in_flight_budget::open(priority p) {
+    std::uint32_t i = 0;
+    while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
+    if (i == levels_.size()) {
+        streams_.reserve((levels_.size() + 1) * std::clamp(depth_, most_in_flight, 8 * most_in_flight));
+        levels_.push_back({.level = p});
+    }
+    update();
+    return i;
+}
+
+GPUSHARE_INLINE void in_flight_budget::add_client(std::uint32_t level, sm_width keeps) noexcept {
+    ++of(level).clients;
+    if (keeps.known()) of(level).keeps += keeps.part();
+    update();
+}
+
+GPUSHARE_INLINE void in_flight_budget::remove_client(std::uint32_t level, sm_width keeps) noexcept {
+    auto& l = of(level);
+    if (--l.clients == 0)
+        l.keeps = 0;
+    else if (keeps.known())
+        l.keeps = l.keeps - keeps.part() > ratios::rounding_error ? l.keeps - keeps.part() : 0;
+    update();
+}
+
+GPUSHARE_INLINE void in_flight_budget::raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept {
+    auto& l = of(level).lasts;
+    if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch &&
+        (l.unknown || !lasts.unknown))
+        return;
+    l.raise_to(lasts);
+    update();
+}
+
+GPUSHARE_INLINE auto in_flight_budget::room_for(const admission& a, bool alone,
+                                                const kept_for_return& others) const noexcept -> room {
+    if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a))) return room::no;
+    const bool may_be_narrow = !a.width.known() && levels_[a.level_index].kept > 0;
+    if (num_narrow_ > 0 || a.width.part() < 1 || may_be_narrow) return room_beside(a, others.width);
+    if (others.any) return room::no;
+    return has_room(a.level_index, a.longest, a.predicted, alone) ? room::yes : room::no;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
+    return std::any_of(streams_.begin(), streams_.end(),
+                       [&](const stream_load& l) { return l.name == name && l.level == level; });
+}
+
+GPUSHARE_INLINE bool in_flight_budget::has_room(std::uint32_t level, ns longest, ns predicted,
+                                                bool alone) const noexcept {
+    const auto& own = levels_[level];
+    if (own.enqueuing) return false;
+    std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
+    ns counted = saturating_add(own.counted, own.overdue), probably = own.predicted;
+    if (only_ != level) {
+        for (const auto& l : levels_) {
+            if (l.level <= own.level) continue;
+            in_flight += l.in_flight;
+            unknown += l.unknown;
+            counted = saturating_add(counted, saturating_add(l.counted, l.overdue));
+            probably = saturating_add(probably, l.predicted);
+        }
+    }
+    if (in_flight > 0 && lead_ > ns{0} && (unknown != 0 || counted > lead_)) return false;
+    if (in_flight < own.depth) return true;
+    if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
+    if (saturating_add(counted, longest) > own.horizon) return false;
+    return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / ratios::several_part;
+}
+
+GPUSHARE_INLINE void in_flight_budget::learn_hand_over(const charge& o, ns lasted) noexcept {
+    if (o.noticed <= ns{0}) return;
+    // More than it lasted changes nothing now, and would be remembered for longer: as of a
+    // first call, which loads and compiles.
+    const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
+    hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? ratios::smoothing : 1);
+    lead_ = std::max(hand_over_ * ratios::idle_part, horizon_);
+    update();
+}
+
+GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
+    enter(a.level_index, a.longest, a.predicted, a.of_request);
+    if (a.yields_within <= ns{0})
+        of(a.level_index).in_the_way = saturating_add(of(a.level_index).in_the_way, a.longest);
+    if (a.width.part() < 1) ++num_narrow_;
+    auto* l = find_stream(a);
+    const bool alone = l == nullptr;
+    if (alone)
+        l = &streams_.emplace_back(
+            stream_load{.name = a.timeline, .level = a.level_index, .first = a.client.index});  // within the reserve
+    ++l->in_flight;
+    if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
+    l->length = saturating_add(l->length, counted(a));
+    if (a.yields_within <= ns{0}) l->in_the_way = saturating_add(l->in_the_way, a.longest);
+    l->back_after = std::max(l->back_after, back_after(a));
+    note_if_on_kept(a);
+    return alone;
+}
+
+GPUSHARE_INLINE std::uint32_t in_flight_budget::leave(const admission& a, std::uint32_t times) noexcept {
+    leave(a.level_index, a.longest, a.predicted, a.of_request, times);
+    auto& level = of(a.level_index);
+    if (level.in_flight == 0)
+        level.in_the_way = level.overdue = ns{0};
+    else if (a.yields_within <= ns{0})
+        level.in_the_way = less(level.in_the_way, in_flight_budget::times(a.longest, times));
+    if (a.width.part() < 1) num_narrow_ -= times;
+    auto* const l = find_stream(a);
+    if ((l->in_flight -= times) == 0) {
+        const auto first = l->first;
+        if (l != &streams_.back())
+            *l = streams_.back();  // often the one that was just written: a copy would wait for it
+        streams_.pop_back();
+        return first;
+    }
+    l->length -= std::min(l->length, counted(a));
+    if (a.yields_within <= ns{0}) l->in_the_way = less(l->in_the_way, in_flight_budget::times(a.longest, times));
+    return no_client;
+}
+
+GPUSHARE_INLINE void in_flight_budget::enter(std::uint32_t level, ns longest, ns predicted, bool of_request,
+                                             std::uint32_t n) noexcept {
+    auto& l = of(level);
+    const bool first = l.in_flight == 0;
+    l.in_flight += n;
+    if (first && l.clients == 0) update();
+    if (of_request) l.of_requests += n;
+    l.counted = saturating_add(l.counted, times(longest, n));
+    l.predicted = saturating_add(l.predicted, predicted);
+    if (longest <= ns{0}) l.unknown += n;
+}
+
+GPUSHARE_INLINE void in_flight_budget::leave(std::uint32_t level, ns longest, ns predicted, bool of_request,
+                                             std::uint32_t n) noexcept {
+    auto& l = of(level);
+    if (of_request) l.of_requests -= n;
+    l.in_flight -= n;
+    // At the end of time the sum has lost its parts: then only none is certain.
+    l.counted = l.in_flight == 0 ? ns{0} : less(l.counted, times(longest, n));
+    l.predicted = l.in_flight == 0 ? ns{0} : less(l.predicted, predicted);
+    if (longest <= ns{0}) l.unknown -= n;
+    if (l.in_flight == 0 && l.clients == 0) update();
+}
+
+GPUSHARE_INLINE auto in_flight_budget::held(std::uint32_t level, instant now) const noexcept -> hold {
+    hold h;
+    if (only_ == level) return h;
+    for (const auto& l : levels_) {
+        if (l.level <= levels_[level].level) continue;
+        if (l.of_requests > 0) return {.held = true};
+        if (now < l.hold_until) h = {.held = true, .until = h.held ? std::max(h.until, l.hold_until) : l.hold_until};
+    }
+    return h;
+}
+
+GPUSHARE_INLINE void in_flight_budget::hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept {
+    of(level).hold_until = until;
+    of(level).hold_for = client;
+}
+
+GPUSHARE_INLINE void in_flight_budget::end_holds(std::uint32_t client, priority at) noexcept {
+    for (auto& l : levels_)
+        if (l.hold_for == client && (at == no_priority || l.level == at)) l.hold_until = {};
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_held_until(instant t) const noexcept {
+    return std::any_of(levels_.begin(), levels_.end(), [=](const level_state& l) { return l.hold_until == t; });
+}
+
+GPUSHARE_INLINE bool in_flight_budget::any_hold() const noexcept {
+    for (const auto& l : levels_)
+        if (l.hold_until > instant{}) return true;
+    return false;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::bound(std::uint32_t level, sm_width width) const noexcept {
+    const auto& l = levels_[level];
+    const bool fits = width.known() && width.part() <= l.keeps + uncertain;
+    return fits && is_free(l) ? l.bound_on_kept : l.bound;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::bound_now(std::uint32_t level, sm_width width) const noexcept {
+    const auto& own = levels_[level];
+    const bool fits = width.known() && width.part() <= own.keeps + uncertain;
+    if (fits && is_free(own)) return own.bound_on_kept;
+    ns there{};
+    bool any_below = false;
+    for (const auto& l : levels_) {
+        if (l.level >= own.level || !in_use(l)) continue;
+        any_below = true;
+        there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
+    }
+    if (!any_below) there = saturating_add(own.in_the_way, own.overdue);
+    if (there > own.bound && num_narrow_ > 0) there = std::min(there, side_by_side(own, any_below));
+    return std::max(own.bound, there);
+}
+
+GPUSHARE_INLINE void in_flight_budget::set_overdue(std::uint32_t level, ns by) noexcept {
+    if (of(level).in_flight != 0) of(level).overdue = by;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::ends_within(const admission& a, ns time) const noexcept {
+    ns all{};
+    bool unknown = false;
+    double width = a.width.part();
+    for (const auto& l : levels_) {
+        all = saturating_add(all, saturating_add(l.counted, l.overdue));
+        unknown = unknown || l.unknown != 0;
+    }
+    for (const auto& l : streams_) width += l.width > 0 && l.name != a.timeline ? l.width : 1;
+    return streams_.empty() || width <= 1 + uncertain || (!unknown && all <= time);
+}
+
+GPUSHARE_INLINE ns in_flight_budget::bound() const noexcept {
+    const level_state* top = nullptr;
+    for (const auto& l : levels_)
+        if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
+    return top != nullptr ? top->bound : ns{0};
+}
+
+GPUSHARE_INLINE ns in_flight_budget::until_room() const noexcept {
+    double taken = 0, ends = 0;
+    for (const auto& l : streams_) {
+        taken += l.width > 0 ? l.width : 1;
+        ends += 1 / std::max(static_cast<double>(l.length.count()), 1.0);
+    }
+    if (taken < 1 - uncertain) return ns{0};
+    if (taken <= 1 + uncertain) return ns{static_cast<ns::rep>(1 / ends)};
+    ns sum{};
+    for (const auto& l : levels_) sum = saturating_add(sum, l.predicted);
+    return sum;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::served_from(std::uint32_t level) const noexcept {
+    ns sum = levels_[level].served;
+    if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
+    for (const auto& l : levels_)
+        if (l.level > levels_[level].level) sum = saturating_add(sum, l.served);
+    return sum;
+}
+
+GPUSHARE_INLINE auto in_flight_budget::find_stream(const admission& a) noexcept -> stream_load* {
+    for (auto& l : streams_)
+        if (is_of(l, a)) return &l;
+    return nullptr;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::has_stream(const admission& a) const noexcept {
+    return std::any_of(streams_.begin(), streams_.end(), [&](const stream_load& l) { return is_of(l, a); });
+}
+
+GPUSHARE_INLINE auto in_flight_budget::width_beside_kept(const admission& a) const noexcept -> double {
+    const double kept = levels_[a.level_index].kept;
+    return a.width.known() || kept <= 0 ? a.width.part() : 1 - kept;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_kept_off(const admission& a) const noexcept {
+    const double rest =
+        1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
+    return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::waited_for(const admission& a, ns longest) noexcept {
+    if (a.yields_within <= ns{0}) return std::max(longest, a.length);
+    return longest > ns{0} ? std::min(longest, a.yields_within) : a.yields_within;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::back_after(const admission& a) noexcept {
+    const bool may_take_any = (a.usual_longest <= ns{0} || a.unproven) && a.yields_within <= ns{0};
+    return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
+}
+
+GPUSHARE_INLINE ns in_flight_budget::lent_for(const level_state& above, std::uint32_t level) const noexcept {
+    return std::max(above.back_within, soon(level));
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_lent(const stream_load& l, const level_state& above) const noexcept {
+    return l.back_after <= lent_for(above, l.level);
+}
+
+GPUSHARE_INLINE auto in_flight_budget::still_kept(const admission& a) const noexcept -> double {
+    const auto& own = levels_[a.level_index];
+    const ns back = back_after(a);
+    double most = 0;
+    for (const auto& above : levels_) {
+        if (above.level <= own.level || above.keeps <= 0 || back <= lent_for(above, a.level_index)) continue;
+        double free = std::min(above.kept + above.keeps, 1.0);
+        for (const auto& l : streams_)
+            if (l.length > soon(a.level_index) && levels_[l.level].level >= own.level &&
+                (levels_[l.level].level >= above.level || is_lent(l, above)))
+                free -= l.width;
+        most = std::max(most, free);
+    }
+    return most;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_free(const level_state& level) const noexcept {
+    double below = 0;
+    for (const auto& l : streams_)
+        if (levels_[l.level].level < level.level && l.length > soon(l.level) && !is_lent(l, level))
+            below += l.width > 0 ? l.width : 1;
+    return below <= 1 - level.keeps + uncertain;
+}
+
+GPUSHARE_INLINE void in_flight_budget::note_if_on_kept(const admission& a) noexcept {
+    auto& l = of(a.level_index);
+    if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
+    if (const ns length = waited_for(a, a.longest); length > l.not_kept_off) {
+        l.not_kept_off = length;
+        update();
+    }
+}
+
+GPUSHARE_INLINE ns in_flight_budget::side_by_side(const level_state& own, bool below) const noexcept {
+    double width = 0;
+    ns most{};
+    for (const auto& l : streams_) {
+        const auto& level = levels_[l.level];
+        if (below ? level.level >= own.level : &level != &own) continue;
+        width += l.width > 0 ? l.width : 1;
+        most = std::max(most, saturating_add(l.in_the_way, level.overdue));
+    }
+    return width <= 1 + uncertain ? most : ns::max();
+}
+
+GPUSHARE_INLINE ns in_flight_budget::counted(const admission& a) const noexcept {
+    return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
+}
+
+GPUSHARE_INLINE bool in_flight_budget::is_of(const stream_load& l, const admission& a) noexcept {
+    return l.name == a.timeline && l.level == a.level_index;
+}
+
+GPUSHARE_INLINE auto in_flight_budget::room_beside(const admission& a, double for_others) const noexcept -> room {
+    const auto& own = levels_[a.level_index];
+    const bool is_long = counted(a) > soon(a.level_index);
+    const auto counts = [&](const stream_load& l) { return levels_[l.level].level >= own.level; };
+    std::uint32_t in_flight = 0;
+    double left = 1 - for_others;
+    for (const auto& l : streams_) {
+        if (!counts(l)) continue;
+        in_flight += l.in_flight;
+        if (l.length <= soon(a.level_index)) continue;
+        if (is_of(l, a)) return room::not_on_stream;
+        left -= l.width;
+    }
+    const double kept = is_long && is_kept_off(a) ? still_kept(a) : 0;
+    if (!a.width.known() && own.kept <= 0) return in_flight < own.depth ? room::yes : room::no;
+    if (in_flight >= most_in_flight || left <= uncertain) return room::no;
+    if (left - kept <= uncertain) return for_others > 0 ? room::no : room::not_beside_kept;
+    double ends_soon = 0, behind = 0;
+    for (const auto& l : streams_)
+        if (counts(l) && l.length <= soon(a.level_index)) (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
+    // Long work needn't be queued ahead: the policy decides who gets the SM when the SM is
+    // free.
+    const double most = (is_long ? left : ratios::queued_ahead * left) + (behind > 0 ? uncertain : -uncertain);
+    return ends_soon + behind < most ? room::yes : room::no;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::times(ns a, std::uint32_t n) noexcept {
+    return n == 1 ? a : a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
+}
+
+GPUSHARE_INLINE void in_flight_budget::update() noexcept {
+    const auto used = std::find_if(levels_.begin(), levels_.end(), in_use);
+    const bool several = std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
+    only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
+    for (auto& l : levels_) {
+        bool top = true;
+        for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
+        l.horizon = top ? horizon_ : horizon_ / ratios::below_part;
+        l.depth = top ? depth_ : std::min(depth_, ratios::below_depth);
+        l.kept = 0;
+        for (const auto& other : levels_)
+            if (other.level > l.level) l.kept += other.keeps;
+        l.kept = std::min(l.kept, 1.0);
+    }
+    for (std::uint32_t i = 0; i < levels_.size(); ++i) {
+        auto& l = levels_[i];
+        l.bound = bound_if(i, [this](std::uint32_t of) { return levels_[of].lasts; });
+        l.bound_on_kept = l.keeps > 0 ? std::min(l.bound, on_kept(l)) : l.bound;
+    }
+}
+
+GPUSHARE_INLINE ns in_flight_budget::in_flight_at_most(ns each, std::uint32_t depth) const noexcept {
+    const ns all = times(each, depth);
+    return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, ratios::older_lead * lead_)) : all;
+}
+
+GPUSHARE_INLINE ns in_flight_budget::on_kept(const level_state& level) const noexcept {
+    ns sum{};
+    for (std::uint32_t i = 0; i < levels_.size(); ++i) {
+        const auto& l = levels_[i];
+        if (l.level >= level.level || !in_use(l)) continue;
+        const ns lent = std::min(level.back_within, std::max(l.lasts.opaque, l.lasts.stretch));
+        const ns at_most = saturating_add(l.horizon, lent > soon(i) ? lent : ns{0});
+        sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), at_most));
+    }
+    return sum;
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

@@ -42,15 +42,8 @@ struct strict_order {
 /// Clients, by index, that something is to be looked at of; each is there once.
 class client_list {
 public:
-    void reserve(std::size_t clients) {
-        indices_.reserve(clients);
-        is_there_.resize(clients, false);
-    }
-    void add(std::uint32_t index) noexcept {
-        if (is_there_[index]) return;
-        is_there_[index] = true;
-        indices_.push_back(index);  // within the reserve
-    }
+    void reserve(std::size_t clients);
+    void add(std::uint32_t index) noexcept;
     [[nodiscard]] bool empty() const noexcept { return indices_.empty(); }
     /// Without those of which `goes(index)` is true.
     template <std::predicate<std::uint32_t> F>
@@ -66,6 +59,21 @@ private:
     std::vector<std::uint32_t> indices_;
     std::vector<bool> is_there_;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void client_list::reserve(std::size_t clients) {
+    indices_.reserve(clients);
+    is_there_.resize(clients, false);
+}
+
+GPUSHARE_INLINE void client_list::add(std::uint32_t index) noexcept {
+    if (is_there_[index]) return;
+    is_there_[index] = true;
+    indices_.push_back(index);  // within the reserve
+}
+
+#endif  // GPUSHARE_BODIES
 
 /// How long work lasts that takes so much device time.
 [[nodiscard]] inline ns lasting(ns took, sm_width width) noexcept {

@@ -80,22 +80,10 @@ public:
     using lock_type = std::unique_lock<std::mutex>;
     static constexpr bool shares_points = batch<Stream>::shares;
 
-    limiter_engine(limiter_options options, Clock time, Policy policy)
-        : clock_(std::move(time)),
-          core_(options, std::move(policy), batches<Stream>::turns),
-          clients_(core_),
-          batches_(core_.quantum()) {}
+    limiter_engine(limiter_options options, Clock time, Policy policy);
     limiter_engine(const limiter_engine&) = delete;
     limiter_engine& operator=(const limiter_engine&) = delete;
-    ~limiter_engine() {
-        lock_type lock(mutex_);
-        for (const auto& q : clients_.queues()) cancel_waiting(lock, *q, errc::closed);
-        for (auto& b : batches_.all())
-            for (auto* s = b.first; s != nullptr; s = s->next_member)
-                if (s->queued && !s->told) finish(*s, errc::closed);
-        auto stay = came_for([] { return false; });
-        call_back(lock, stay);
-    }
+    ~limiter_engine();
 
     [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
     [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
@@ -127,60 +115,14 @@ public:
         bool admitted;
     };
     /// There is entry.
-    [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
-        auto& s = batches_.record_for_gate();
-        // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
-        if (faulty_ || !told_.empty() || told_.any_above(core_.settings(c).level) || !batches_.has_slot()) {
-            clients_.describe(s, c, o, now);
-            clients_.arrive(s, now);
-            return {s, false};
-        }
-        if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
-        core_.count_queued(c, ns{0});
-        take_slot(s);
-        return {s, true};
-    }
+    [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now);
     /// Waits at the gate until the submission is admitted. Otherwise it is gone.
-    errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
-        const presence here(*this);
-        const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
-        auto stay = waits_for(admitted, &s, deadline, stop);
-        s.waits_since = clock_.now();
-        drive(lock, now, look::if_due, stay);
-        auto why = wait(lock, admitted, &s, deadline, stop);
-        if (why != errc::none) {
-            if (deadline == instant::min())
-                core_.count_refused(s.client, unrun::no_room);
-            else
-                core_.count_cancelled(s.client, why);
-            leave_queue(s);
-        } else {
-            why = s.status;
-        }
-        if (why != errc::none) batches_.give_back(s);
-        return why;
-    }
+    errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop);
     /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
     [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
     /// Takes note of what has been on the device for longer than it was to be, for bounds and for
     /// what goes behind it. Reads the clock if anything is in flight.
-    void note_overdue() noexcept {
-        const auto in_flight = batches_.in_use();
-        if (in_flight.empty()) return;
-        const auto now = clock_.now();
-        for (const auto& b : in_flight)
-            if (b.num_members > 0) core_.set_overdue(b.first->admitted.level_index, ns{0});
-        for (const auto& b : in_flight) {
-            if (b.num_members == 0 || b.is_written_off() || !batches_.is_oldest(b)) continue;
-            const auto& a = b.first->admitted;
-            // Work that fills the device may have waited until the end before it.
-            const auto since =
-                a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
-            if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest)
-                continue;
-            core_.set_overdue(a.level_index, now - since - a.longest);
-        }
-    }
+    void note_overdue() noexcept;
     /// When to look up though nothing happens: for a policy, or for what is late then.
     [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.late().next()); }
     /// Whether something that was enqueued may be done by now.
@@ -189,55 +131,18 @@ public:
     [[nodiscard]] bool fits_beside(const submission& s, const Stream& stream) const noexcept {
         return !batches<Stream>::turns || batches_.fits_beside(s.admitted, stream);
     }
-    void place(submission& s, Stream& stream, instant now) noexcept {
-        s.enqueue_began = now;
-        batches_.collect();
-        batches_.place(s, stream, now);
-    }
+    void place(submission& s, Stream& stream, instant now) noexcept;
     /// The same after a while. Takes the mutex.
-    void place(submission& s, Stream& stream) noexcept {
-        auto now = batch_time();
-        lock_type lock(mutex_);
-        if (batches_.any_due(now)) {
-            auto stay = came_for([] { return true; });
-            stay.beyond = ns{0};  // its own work comes first
-            stay.called = true;
-            drive(lock, policy_time(), look::if_due, stay);
-            now = batch_time();
-        }
-        place(s, stream, now);
-    }
+    void place(submission& s, Stream& stream) noexcept;
     /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex.
     /// Exceptions are the stream's.
-    void await_turn(const submission& s, Stream& stream) {
-        if constexpr (batches<Stream>::turns) {
-            lock_type lock(mutex_);
-            await_turn(lock, s.admitted, stream);
-        }
-    }
+    void await_turn(const submission& s, Stream& stream);
     /// A permit's holder has enqueued it. Takes the mutex only if somebody waits for that.
-    void enqueued_by_holder(submission& s, errc status) noexcept {
-        s.status = status;
-        if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
-        if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
-        lock_type lock(mutex_);
-        end_batches(lock, nullptr, !sleepers().empty());  // who sleeps needs a point to watch
-        if (status == errc::device_lost) drive(lock, look::now);
-        keep_watch();
-        batches_.keep_awaiting(!sleepers().empty());
-    }
+    void enqueued_by_holder(submission& s, errc status) noexcept;
     /// It couldn't enqueue it, and may try again. Takes the mutex.
-    void take_back(submission& s) noexcept {
-        const std::lock_guard lock(mutex_);
-        s.set_enqueuer({});
-        batches_.take_back(s);
-    }
+    void take_back(submission& s) noexcept;
     /// It wasn't used. Takes the mutex.
-    void give_back(submission& s) noexcept {
-        lock_type lock(mutex_);
-        cancel(s);
-        drive(lock, look::now);
-    }
+    void give_back(submission& s) noexcept;
 
     // ---- who drives
 
@@ -253,10 +158,7 @@ public:
             [&] { return done() || stop.stop_requested() || (deadline != never && clock_.now() >= deadline); }, own);
     }
     /// Notes what is done and admits what can go, for who came for nothing else.
-    void drive(lock_type& lock, look how) noexcept {
-        auto stay = came_for([] { return true; });
-        drive(lock, policy_time(), how, stay);
-    }
+    void drive(lock_type& lock, look how) noexcept;
     /// The same, staying as `stay` says. One thread at a time enqueues work of a level: it also
     /// picks up submissions of other threads, which keeps them in order of admission.
     template <class Need>
@@ -271,34 +173,7 @@ public:
     /// driver's, the mutex is released meanwhile: the driver may be at somebody's slow free, for
     /// which nobody at a gate is to wait. One thread asks at a time, and finds what others would
     /// find; who has to know now waits for it.
-    void observe(lock_type& lock, look how) noexcept {
-        if (!batches_.any_ended()) return;
-        const bool anyway = how == look::now;
-        if constexpr (asks_unlocked<Stream>) {
-            if (asking_ && !anyway) return;
-            while (asking_) asked_.wait(lock);
-            asking_ = true;
-            // Work that others enqueue meanwhile is left to later callers, or this might never end.
-            const auto newest = batches_.latest_order();
-            for (batch<Stream>* done = nullptr;; settle(*done, observer_.seen())) {
-                const auto now = batch_time();
-                if (observer_.choose(batches_, now, anyway, newest)) {
-                    lock.unlock();
-                    observer_.ask();
-                    lock.lock();
-                    observer_.note(batches_, now);
-                }
-                done = observer_.next_done(batches_, now, anyway, nullptr);
-                if (done == nullptr) break;
-            }
-            asking_ = false;
-            asked_.notify_all();
-        } else {
-            typename observer<Stream>::questions ask;
-            const auto now = batch_time();
-            while (auto* const done = observer_.next_done(batches_, now, anyway, &ask)) settle(*done, observer_.seen());
-        }
-    }
+    void observe(lock_type& lock, look how) noexcept;
 
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up
     /// for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if
@@ -345,49 +220,18 @@ public:
         return why;
     }
     /// For who waits with a stop token. Takes the mutex.
-    void wake_all() noexcept {
-        const std::lock_guard lock(mutex_);
-        sleepers().wake_all();
-    }
+    void wake_all() noexcept;
     /// The same, with the mutex.
     void wake_all(const lock_type&) noexcept { sleepers().wake_all(); }
     /// For a ticket: until `s` is done. Takes the mutex.
-    bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
-        const std::stop_callback on_stop(stop, [this] { wake_all(); });
-        lock_type lock(mutex_);
-        const presence here(*this);
-        const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
-        auto stay = waits_for(done, &s, deadline, stop);
-        drive(lock, policy_time(), look::now, stay);
-        const auto why = wait(lock, done, &s, deadline, stop);
-        if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
-        return why == errc::none;
-    }
+    bool wait_for(submission& s, instant deadline, const std::stop_token& stop);
 
     /// For one who waits by a callback and goes: that isn't called from now on, unless it is just
     /// being called; the callable has run when this returns, or never runs, but for one from which
     /// this is called. Takes the mutex.
-    void abandon(submission& s) noexcept {
-        lock_type lock(mutex_);
-        s.deaf = true;
-        if (s.at.load(std::memory_order_relaxed) == submission_stage::waiting) {
-            dismiss(lock, s, errc::stopped);
-            drive(lock, look::now);
-            return;
-        }
-        ++num_abandoning_;
-        while (s.enqueuer.load(std::memory_order_relaxed) != std::thread::id{} && !s.is_enqueued_here())
-            enqueued_.wait(lock);
-        --num_abandoning_;
-    }
+    void abandon(submission& s) noexcept;
     /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
-    bool cancel_waiting(submission& s) {
-        lock_type lock(mutex_);
-        if (s.at.load(std::memory_order_relaxed) != submission_stage::waiting) return false;
-        dismiss(lock, s, errc::stopped);
-        drive(lock, look::now);
-        return true;
-    }
+    bool cancel_waiting(submission& s);
 
     // ---- faults and records
 
@@ -1008,6 +852,214 @@ private:
     bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+limiter_engine<Stream, Clock, Policy>::limiter_engine(limiter_options options, Clock time, Policy policy)
+    : clock_(std::move(time)),
+      core_(options, std::move(policy), batches<Stream>::turns),
+      clients_(core_),
+      batches_(core_.quantum()) {}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
+    lock_type lock(mutex_);
+    for (const auto& q : clients_.queues()) cancel_waiting(lock, *q, errc::closed);
+    for (auto& b : batches_.all())
+        for (auto* s = b.first; s != nullptr; s = s->next_member)
+            if (s->queued && !s->told) finish(*s, errc::closed);
+    auto stay = came_for([] { return false; });
+    call_back(lock, stay);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+auto limiter_engine<Stream, Clock, Policy>::arrive_at_gate(client_id c, const submit_options& o, instant now) -> entry {
+    auto& s = batches_.record_for_gate();
+    // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
+    if (faulty_ || !told_.empty() || told_.any_above(core_.settings(c).level) || !batches_.has_slot()) {
+        clients_.describe(s, c, o, now);
+        clients_.arrive(s, now);
+        return {s, false};
+    }
+    if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
+    core_.count_queued(c, ns{0});
+    take_slot(s);
+    return {s, true};
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc limiter_engine<Stream, Clock, Policy>::wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline,
+                                                         const std::stop_token& stop) {
+    const presence here(*this);
+    const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
+    auto stay = waits_for(admitted, &s, deadline, stop);
+    s.waits_since = clock_.now();
+    drive(lock, now, look::if_due, stay);
+    auto why = wait(lock, admitted, &s, deadline, stop);
+    if (why != errc::none) {
+        if (deadline == instant::min())
+            core_.count_refused(s.client, unrun::no_room);
+        else
+            core_.count_cancelled(s.client, why);
+        leave_queue(s);
+    } else {
+        why = s.status;
+    }
+    if (why != errc::none) batches_.give_back(s);
+    return why;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::note_overdue() noexcept {
+    const auto in_flight = batches_.in_use();
+    if (in_flight.empty()) return;
+    const auto now = clock_.now();
+    for (const auto& b : in_flight)
+        if (b.num_members > 0) core_.set_overdue(b.first->admitted.level_index, ns{0});
+    for (const auto& b : in_flight) {
+        if (b.num_members == 0 || b.is_written_off() || !batches_.is_oldest(b)) continue;
+        const auto& a = b.first->admitted;
+        // Work that fills the device may have waited until the end before it.
+        const auto since = a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
+        if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest) continue;
+        core_.set_overdue(a.level_index, now - since - a.longest);
+    }
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::place(submission& s, Stream& stream) noexcept {
+    auto now = batch_time();
+    lock_type lock(mutex_);
+    if (batches_.any_due(now)) {
+        auto stay = came_for([] { return true; });
+        stay.beyond = ns{0};  // its own work comes first
+        stay.called = true;
+        drive(lock, policy_time(), look::if_due, stay);
+        now = batch_time();
+    }
+    place(s, stream, now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::place(submission& s, Stream& stream, instant now) noexcept {
+    s.enqueue_began = now;
+    batches_.collect();
+    batches_.place(s, stream, now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::await_turn(const submission& s, Stream& stream) {
+    if constexpr (batches<Stream>::turns) {
+        lock_type lock(mutex_);
+        await_turn(lock, s.admitted, stream);
+    }
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::enqueued_by_holder(submission& s, errc status) noexcept {
+    s.status = status;
+    if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
+    if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
+    lock_type lock(mutex_);
+    end_batches(lock, nullptr, !sleepers().empty());  // who sleeps needs a point to watch
+    if (status == errc::device_lost) drive(lock, look::now);
+    keep_watch();
+    batches_.keep_awaiting(!sleepers().empty());
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::take_back(submission& s) noexcept {
+    const std::lock_guard lock(mutex_);
+    s.set_enqueuer({});
+    batches_.take_back(s);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::give_back(submission& s) noexcept {
+    lock_type lock(mutex_);
+    cancel(s);
+    drive(lock, look::now);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::drive(lock_type& lock, look how) noexcept {
+    auto stay = came_for([] { return true; });
+    drive(lock, policy_time(), how, stay);
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::observe(lock_type& lock, look how) noexcept {
+    if (!batches_.any_ended()) return;
+    const bool anyway = how == look::now;
+    if constexpr (asks_unlocked<Stream>) {
+        if (asking_ && !anyway) return;
+        while (asking_) asked_.wait(lock);
+        asking_ = true;
+        // Work that others enqueue meanwhile is left to later callers, or this might never end.
+        const auto newest = batches_.latest_order();
+        for (batch<Stream>* done = nullptr;; settle(*done, observer_.seen())) {
+            const auto now = batch_time();
+            if (observer_.choose(batches_, now, anyway, newest)) {
+                lock.unlock();
+                observer_.ask();
+                lock.lock();
+                observer_.note(batches_, now);
+            }
+            done = observer_.next_done(batches_, now, anyway, nullptr);
+            if (done == nullptr) break;
+        }
+        asking_ = false;
+        asked_.notify_all();
+    } else {
+        typename observer<Stream>::questions ask;
+        const auto now = batch_time();
+        while (auto* const done = observer_.next_done(batches_, now, anyway, &ask)) settle(*done, observer_.seen());
+    }
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::wake_all() noexcept {
+    const std::lock_guard lock(mutex_);
+    sleepers().wake_all();
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+bool limiter_engine<Stream, Clock, Policy>::wait_for(submission& s, instant deadline, const std::stop_token& stop) {
+    const std::stop_callback on_stop(stop, [this] { wake_all(); });
+    lock_type lock(mutex_);
+    const presence here(*this);
+    const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
+    auto stay = waits_for(done, &s, deadline, stop);
+    drive(lock, policy_time(), look::now, stay);
+    const auto why = wait(lock, done, &s, deadline, stop);
+    if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
+    return why == errc::none;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+void limiter_engine<Stream, Clock, Policy>::abandon(submission& s) noexcept {
+    lock_type lock(mutex_);
+    s.deaf = true;
+    if (s.at.load(std::memory_order_relaxed) == submission_stage::waiting) {
+        dismiss(lock, s, errc::stopped);
+        drive(lock, look::now);
+        return;
+    }
+    ++num_abandoning_;
+    while (s.enqueuer.load(std::memory_order_relaxed) != std::thread::id{} && !s.is_enqueued_here())
+        enqueued_.wait(lock);
+    --num_abandoning_;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+bool limiter_engine<Stream, Clock, Policy>::cancel_waiting(submission& s) {
+    lock_type lock(mutex_);
+    if (s.at.load(std::memory_order_relaxed) != submission_stage::waiting) return false;
+    dismiss(lock, s, errc::stopped);
+    drive(lock, look::now);
+    return true;
+}
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

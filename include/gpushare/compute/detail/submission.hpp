@@ -222,35 +222,46 @@ template <timeline Stream>
 class submission_pool {
 public:
     /// Throws std::bad_alloc.
-    [[nodiscard]] submission<Stream>& acquire() {
-        const std::lock_guard lock(mutex_);
-        auto& s = pool_.acquire();
-        s.reset(true);
-        s.owners.store(2, std::memory_order_relaxed);
-        return s;
-    }
+    [[nodiscard]] submission<Stream>& acquire();
 
     /// Whether the calling thread is in the callable of one of `c`.
-    [[nodiscard]] bool is_in_callable(client_id c) noexcept {
-        const std::lock_guard lock(mutex_);
-        return pool_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
-    }
+    [[nodiscard]] bool is_in_callable(client_id c) noexcept;
 
     /// One of its owners is done with it.
-    void drop(submission<Stream>& s) noexcept {
-        if (s.owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-        s.work.reset();
-        s.on_done.reset();
-        s.error = nullptr;
-        s.failed_of = {};
-        const std::lock_guard lock(mutex_);
-        pool_.release(s);
-    }
+    void drop(submission<Stream>& s) noexcept;
 
 private:
     std::mutex mutex_;
     pool<submission<Stream>> pool_;
 };
+
+// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+
+template <timeline Stream>
+auto submission_pool<Stream>::acquire() -> submission<Stream>& {
+    const std::lock_guard lock(mutex_);
+    auto& s = pool_.acquire();
+    s.reset(true);
+    s.owners.store(2, std::memory_order_relaxed);
+    return s;
+}
+
+template <timeline Stream>
+bool submission_pool<Stream>::is_in_callable(client_id c) noexcept {
+    const std::lock_guard lock(mutex_);
+    return pool_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
+}
+
+template <timeline Stream>
+void submission_pool<Stream>::drop(submission<Stream>& s) noexcept {
+    if (s.owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    s.work.reset();
+    s.on_done.reset();
+    s.error = nullptr;
+    s.failed_of = {};
+    const std::lock_guard lock(mutex_);
+    pool_.release(s);
+}
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

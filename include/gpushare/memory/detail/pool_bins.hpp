@@ -193,42 +193,11 @@ public:
     /// A block of `granules` <= largest, for a request of `size` bytes: the last one put into the
     /// first bin that has one. Null if no bin has, or if it doesn't begin at a multiple of
     /// `alignment`.
-    [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
-        const std::lock_guard lock(lock_);
-        // Many a program frees one block and asks for it again: for that one nothing is looked up.
-        if (latest_ != nullptr && latest_bin_ - classes::covering(granules) < window && alignment <= pool_granule) {
-            out_.add(size);
-            return std::exchange(latest_, nullptr);
-        }
-        const auto bin = first_with(granules);
-        if (bin == bins) return nullptr;
-        pool_block* const block = last_on(bin);
-        // Not looked at without need: the block may be far, and others may wait for the lock.
-        if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
-            return nullptr;
-        drop_last(bin);
-        out_.add(size);
-        return block;
-    }
+    [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
     /// The same, but of exactly `least` to `most` bytes: what was freed last of the classes that those lie in.
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
-                                         std::size_t size) noexcept {
-        const auto fits = [&](const pool_block& b) {
-            return b.size >= least && b.size <= most && b.is_aligned(alignment);
-        };
-        const std::lock_guard lock(lock_);
-        pool_block* found = nullptr;
-        if (latest_ != nullptr && fits(*latest_)) found = std::exchange(latest_, nullptr);
-        const auto last = std::min(layout::of(most / pool_granule), bins - 1);
-        for (auto bin = layout::of(least / pool_granule); found == nullptr && bin <= last; ++bin) {
-            if (counts_[bin] == 0 || !fits(*last_on(bin))) continue;
-            found = last_on(bin);
-            drop_last(bin);
-        }
-        if (found != nullptr) out_.add(size);
-        return found;
-    }
+                                         std::size_t size) noexcept;
 
     struct freed {
         errc why = errc::none;
@@ -237,91 +206,28 @@ public:
     };
 
     /// Claims a block and keeps it. Reads the index under the lock, and so not while pass() returns.
-    [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept {
-        const std::lock_guard lock(lock_);
-        const auto [why, block, bin] = index.claim(p, size, alignment);
-        if (why != errc::none) [[unlikely]]
-            return {.why = why};
-        if (latest_ == nullptr && bin < bins && open_) {
-            latest_ = block;
-            latest_bin_ = bin;
-        } else {
-            if (bin == bins || full(bin)) [[unlikely]]
-                return {.homeless = block, .bin = bin};
-            lay(*block, bin);
-        }
-        back_.add(size);
-        return {};
-    }
+    [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept;
 
     /// Keeps a block that was never out. False, and it is the caller's, if its bin is full or there is none.
-    [[nodiscard]] bool stock(pool_block& block) noexcept {
-        const auto bin = layout::of(block.size / pool_granule);
-        const std::lock_guard lock(lock_);
-        if (bin == bins || full(bin)) return false;
-        lay(block, bin);
-        return true;
-    }
+    [[nodiscard]] bool stock(pool_block& block) noexcept;
 
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
-    void share(std::uint64_t granules, pool_bins& other) noexcept {
-        const std::lock_guard lock(lock_);
-        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), bins - 1)) / 16); more > 0;
-             --more) {
-            const auto bin = first_with(granules);
-            if (bin == bins || !other.stock(*last_on(bin))) return;
-            drop_last(bin);
-        }
-    }
+    void share(std::uint64_t granules, pool_bins& other) noexcept;
 
     /// As many of `blocks` as there is room for. Returns the others.
-    [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept {
-        pool_chain homeless;
-        const std::lock_guard lock(lock_);
-        while (!blocks.empty()) {
-            pool_block& b = blocks.pop();
-            const auto bin = layout::of(b.size / pool_granule);
-            if (bin == bins || full(bin))
-                homeless.push(b);
-            else
-                lay(b, bin);
-        }
-        return homeless;
-    }
+    [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept;
 
     /// Whether what comes from now on is kept. If not, there is no room in any bin; what lies there stays.
-    void keep(bool more) noexcept {
-        const std::lock_guard lock(lock_);
-        open_ = more;
-    }
+    void keep(bool more) noexcept;
 
     /// Returns once nobody is in here who came before.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
     /// Takes out a block of at least that many granules, the smallest that is here and may be cut;
     /// null if there is none.
-    [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
-        if (granules > largest) return nullptr;
-        const std::lock_guard lock(lock_);
-        if (latest_ != nullptr && !latest_->own && latest_->size >= granules * pool_granule)
-            return std::exchange(latest_, nullptr);
-        for (auto s = classes::covering(granules); s < bins; ++s)
-            if (counts_[s] != 0 && !on(s)[0]->own) return take_at(s, 0);
-        return nullptr;
-    }
+    [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept;
     /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is none.
-    [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept {
-        const auto fits = [&](const pool_block& b) {
-            return b.size >= least && b.size <= most && b.is_aligned(alignment);
-        };
-        const std::lock_guard lock(lock_);
-        if (latest_ != nullptr && fits(*latest_)) return std::exchange(latest_, nullptr);
-        const auto last = std::min(layout::of(most / pool_granule), bins - 1);
-        for (auto s = layout::of(least / pool_granule); s <= last; ++s)
-            for (std::uint32_t i = 0; i < counts_[s]; ++i)
-                if (fits(*on(s)[i])) return take_at(s, i);
-        return nullptr;
-    }
+    [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept;
 
     /// Empties all bins, or one by half, the blocks that have lain longest: `receive` gets them, under the lock.
     template <std::invocable<pool_block&> F>
@@ -345,45 +251,24 @@ public:
     }
 
     /// Bytes kept, each block counted as the smallest of its bin.
-    [[nodiscard]] bytes kept() const noexcept {
-        const std::lock_guard lock(lock_);
-        std::uint64_t granules = latest_ == nullptr ? 0 : classes::smallest(latest_bin_);
-        for (std::uint32_t s = 0; s < bins; ++s) granules += counts_[s] * classes::smallest(s);
-        return bytes{granules * pool_granule};
-    }
+    [[nodiscard]] bytes kept() const noexcept;
     /// Through here. More may have come back than was handed out, where a worker frees what others allocate.
-    [[nodiscard]] pool_traffic traffic() const noexcept {
-        const std::lock_guard lock(lock_);
-        return {out_.calls(), out_.bytes(), back_.calls(), back_.bytes()};
-    }
+    [[nodiscard]] pool_traffic traffic() const noexcept;
 
 private:
     [[nodiscard]] pool_block** on(std::uint32_t bin) const noexcept { return kept_.get() + layout::places[bin]; }
-    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t bin) noexcept {
-        return layout::places[bin + 1] - layout::places[bin];
-    }
+    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t bin) noexcept;
     [[nodiscard]] bool full(std::uint32_t bin) const noexcept { return !open_ || counts_[bin] == depth_of(bin); }
 
-    void lay(pool_block& block, std::uint32_t bin) noexcept {
-        on(bin)[counts_[bin]++] = &block;
-        filled_.insert(bin);
-    }
+    void lay(pool_block& block, std::uint32_t bin) noexcept;
 
     // The first bin with a block of `granules` among the bins that such a request looks at; `bins`
     // if there is none.
-    [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept {
-        return filled_.first(classes::covering(granules), window);
-    }
+    [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept;
     [[nodiscard]] pool_block* last_on(std::uint32_t bin) const noexcept { return on(bin)[counts_[bin] - 1U]; }
     void drop_last(std::uint32_t bin) noexcept { filled_.erase_if(--counts_[bin] == 0, bin); }
 
-    pool_block* take_at(std::uint32_t s, std::uint32_t i) noexcept {
-        pool_block** const kept = on(s);
-        pool_block* const taken = kept[i];
-        std::copy(kept + i + 1, kept + counts_[s], kept + i);
-        drop_last(s);
-        return taken;
-    }
+    pool_block* take_at(std::uint32_t s, std::uint32_t i) noexcept;
     template <class F>
     void take_oldest(std::uint32_t s, std::uint32_t n, F&& receive) noexcept {
         if (n == 0) return;
@@ -404,6 +289,154 @@ private:
     filled_bins<bins> filled_;
     std::array<std::uint16_t, bins> counts_{};
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto pool_bins::take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept
+    -> pool_block* {
+    const std::lock_guard lock(lock_);
+    // Many a program frees one block and asks for it again: for that one nothing is looked up.
+    if (latest_ != nullptr && latest_bin_ - classes::covering(granules) < window && alignment <= pool_granule) {
+        out_.add(size);
+        return std::exchange(latest_, nullptr);
+    }
+    const auto bin = first_with(granules);
+    if (bin == bins) return nullptr;
+    pool_block* const block = last_on(bin);
+    // Not looked at without need: the block may be far, and others may wait for the lock.
+    if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
+        return nullptr;
+    drop_last(bin);
+    out_.add(size);
+    return block;
+}
+
+GPUSHARE_INLINE auto pool_bins::take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
+                                           std::size_t size) noexcept -> pool_block* {
+    const auto fits = [&](const pool_block& b) { return b.size >= least && b.size <= most && b.is_aligned(alignment); };
+    const std::lock_guard lock(lock_);
+    pool_block* found = nullptr;
+    if (latest_ != nullptr && fits(*latest_)) found = std::exchange(latest_, nullptr);
+    const auto last = std::min(layout::of(most / pool_granule), bins - 1);
+    for (auto bin = layout::of(least / pool_granule); found == nullptr && bin <= last; ++bin) {
+        if (counts_[bin] == 0 || !fits(*last_on(bin))) continue;
+        found = last_on(bin);
+        drop_last(bin);
+    }
+    if (found != nullptr) out_.add(size);
+    return found;
+}
+
+GPUSHARE_INLINE auto pool_bins::put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept
+    -> freed {
+    const std::lock_guard lock(lock_);
+    const auto [why, block, bin] = index.claim(p, size, alignment);
+    if (why != errc::none) [[unlikely]]
+        return {.why = why};
+    if (latest_ == nullptr && bin < bins && open_) {
+        latest_ = block;
+        latest_bin_ = bin;
+    } else {
+        if (bin == bins || full(bin)) [[unlikely]]
+            return {.homeless = block, .bin = bin};
+        lay(*block, bin);
+    }
+    back_.add(size);
+    return {};
+}
+
+GPUSHARE_INLINE bool pool_bins::stock(pool_block& block) noexcept {
+    const auto bin = layout::of(block.size / pool_granule);
+    const std::lock_guard lock(lock_);
+    if (bin == bins || full(bin)) return false;
+    lay(block, bin);
+    return true;
+}
+
+GPUSHARE_INLINE void pool_bins::share(std::uint64_t granules, pool_bins& other) noexcept {
+    const std::lock_guard lock(lock_);
+    for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), bins - 1)) / 16); more > 0; --more) {
+        const auto bin = first_with(granules);
+        if (bin == bins || !other.stock(*last_on(bin))) return;
+        drop_last(bin);
+    }
+}
+
+GPUSHARE_INLINE auto pool_bins::stock(pool_chain blocks) noexcept -> pool_chain {
+    pool_chain homeless;
+    const std::lock_guard lock(lock_);
+    while (!blocks.empty()) {
+        pool_block& b = blocks.pop();
+        const auto bin = layout::of(b.size / pool_granule);
+        if (bin == bins || full(bin))
+            homeless.push(b);
+        else
+            lay(b, bin);
+    }
+    return homeless;
+}
+
+GPUSHARE_INLINE void pool_bins::keep(bool more) noexcept {
+    const std::lock_guard lock(lock_);
+    open_ = more;
+}
+
+GPUSHARE_INLINE auto pool_bins::take_bigger(std::uint64_t granules) noexcept -> pool_block* {
+    if (granules > largest) return nullptr;
+    const std::lock_guard lock(lock_);
+    if (latest_ != nullptr && !latest_->own && latest_->size >= granules * pool_granule)
+        return std::exchange(latest_, nullptr);
+    for (auto s = classes::covering(granules); s < bins; ++s)
+        if (counts_[s] != 0 && !on(s)[0]->own) return take_at(s, 0);
+    return nullptr;
+}
+
+GPUSHARE_INLINE auto pool_bins::take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept
+    -> pool_block* {
+    const auto fits = [&](const pool_block& b) { return b.size >= least && b.size <= most && b.is_aligned(alignment); };
+    const std::lock_guard lock(lock_);
+    if (latest_ != nullptr && fits(*latest_)) return std::exchange(latest_, nullptr);
+    const auto last = std::min(layout::of(most / pool_granule), bins - 1);
+    for (auto s = layout::of(least / pool_granule); s <= last; ++s)
+        for (std::uint32_t i = 0; i < counts_[s]; ++i)
+            if (fits(*on(s)[i])) return take_at(s, i);
+    return nullptr;
+}
+
+GPUSHARE_INLINE bytes pool_bins::kept() const noexcept {
+    const std::lock_guard lock(lock_);
+    std::uint64_t granules = latest_ == nullptr ? 0 : classes::smallest(latest_bin_);
+    for (std::uint32_t s = 0; s < bins; ++s) granules += counts_[s] * classes::smallest(s);
+    return bytes{granules * pool_granule};
+}
+
+GPUSHARE_INLINE auto pool_bins::traffic() const noexcept -> pool_traffic {
+    const std::lock_guard lock(lock_);
+    return {out_.calls(), out_.bytes(), back_.calls(), back_.bytes()};
+}
+
+GPUSHARE_INLINE std::uint32_t pool_bins::depth_of(std::uint32_t bin) noexcept {
+    return layout::places[bin + 1] - layout::places[bin];
+}
+
+GPUSHARE_INLINE void pool_bins::lay(pool_block& block, std::uint32_t bin) noexcept {
+    on(bin)[counts_[bin]++] = &block;
+    filled_.insert(bin);
+}
+
+GPUSHARE_INLINE std::uint32_t pool_bins::first_with(std::uint64_t granules) const noexcept {
+    return filled_.first(classes::covering(granules), window);
+}
+
+GPUSHARE_INLINE auto pool_bins::take_at(std::uint32_t s, std::uint32_t i) noexcept -> pool_block* {
+    pool_block** const kept = on(s);
+    pool_block* const taken = kept[i];
+    std::copy(kept + i + 1, kept + counts_[s], kept + i);
+    drop_last(s);
+    return taken;
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

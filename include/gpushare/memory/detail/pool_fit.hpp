@@ -39,199 +39,69 @@ public:
 
     /// Takes in a range of whole granules, beginning at one: to be cut, or as one block's `own`.
     /// Throws std::bad_alloc, and then nothing has changed.
-    pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false) {
-        index_.reserve(1);
-        pool_block& b = fresh(begin, size);
-        b.own = own;
-        b.log_alignment = static_cast<std::uint8_t>(std::countr_zero(alignment));
-        insert(b);
-        return b;
-    }
+    pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false);
 
     /// Forgets a range that is free as a whole.
-    void remove(pool_block& whole) noexcept {
-        unlink(whole);
-        forget(whole);
-    }
+    void remove(pool_block& whole) noexcept;
 
     /// A block of `size` whole granules at a multiple of `alignment`, or null. Takes the first that surely fits, which
     /// wastes nothing but may overlook some that are not even one class (3%) bigger than needed.
     /// Throws std::bad_alloc if the host has no memory for the bookkeeping, and then nothing has changed.
-    [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment) {
-        return take_from(parts, wholes, size, alignment);
-    }
+    [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment);
 
     /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest,
     /// nearly. Or an empty range like that, which is its own from now on. Null if there is none.
-    [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept {
-        const auto last = classes::of(std::min(most, pool_tag::size_limit) / pool_granule);
-        for (const auto part : {owns, wholes})
-            for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) <= last; ++c)
-                for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
-                    if (b->size >= size && b->size <= most && b->is_aligned(alignment)) {
-                        unlink(*b);
-                        b->own = true;
-                        return b;
-                    }
-        return nullptr;
-    }
+    [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept;
 
     /// As take, out of a range of large blocks.
-    [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment) {
-        return take_from(own_parts, owns, size, alignment);
-    }
+    [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment);
 
     /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
     /// `everywhere`: in ranges of large blocks as well.
-    [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false) {
-        for (const auto part : {parts, wholes, own_parts}) {
-            if (part == own_parts && !everywhere) break;
-            for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) < lists; ++c)
-                for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
-                    if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
-        }
-        return nullptr;
-    }
+    [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false);
     /// A range that is free as a whole, as one block.
-    [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept {
-        unlink(whole);
-        return whole;
-    }
+    [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept;
     /// A range in which nothing is: one of the smallest that surely have `wanted` bytes, else one
     /// of the largest; null if there is none.
-    [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept {
-        const auto from = classes::covering(std::min(wanted, pool_tag::size_limit / 2) / pool_granule);
-        pool_block *whole = lists_[wholes].first_from(from), *own = lists_[owns].first_from(from);
-        if (whole != nullptr || own != nullptr)
-            return whole == nullptr || (own != nullptr && own->size <= whole->size) ? own : whole;
-        whole = lists_[wholes].last();
-        own = lists_[owns].last();
-        return whole == nullptr || (own != nullptr && own->size >= whole->size) ? own : whole;
-    }
+    [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept;
 
     /// Cuts `size` bytes out of a free block in which they fit.
-    [[nodiscard]] pool_block& carve(pool_block& b, std::uint64_t size, std::size_t alignment) {
-        const auto front = gap(b, alignment), rest = b.size - front - size;
-        // All that can fail comes first.
-        index_.reserve(2);
-        pool_block* const behind = rest == 0 ? nullptr : &fresh(b.begin + front + size, rest);
-        pool_block* taken = &b;
-        if (front != 0) {
-            try {
-                taken = &fresh(b.begin + front, size);
-            } catch (...) {
-                if (behind != nullptr) forget(*behind);
-                throw;
-            }
-        }
-        unlink(b);
-        taken->own = b.own;
-        if (behind != nullptr) behind->own = b.own;
-        if (front != 0) {
-            b.size = front;
-            link_behind(b, *taken);
-            insert(b);
-        }
-        taken->size = size;
-        if (behind != nullptr) {
-            link_behind(*taken, *behind);
-            insert(*behind);
-        }
-        return *taken;
-    }
+    [[nodiscard]] pool_block& carve(pool_block& b, std::uint64_t size, std::size_t alignment);
 
     /// Back, and joined with free neighbours. The first block of a range stays the same object for
     /// as long as the range.
-    void give(pool_block& b) noexcept {
-        pool_block* joined = &b;
-        if (b.before != nullptr && b.before->free) {
-            joined = b.before;
-            unlink(*joined);
-            absorb_next(*joined);
-        }
-        if (joined->after != nullptr && joined->after->free) {
-            unlink(*joined->after);
-            absorb_next(*joined);
-        }
-        insert(*joined);
-    }
+    void give(pool_block& b) noexcept;
 
     /// The index of all blocks, free or not.
     [[nodiscard]] pool_index& index() noexcept { return index_; }
     [[nodiscard]] const pool_index& index() const noexcept { return index_; }
-    [[nodiscard]] std::uint64_t free_bytes() const noexcept {
-        return lists_[parts].bytes + lists_[wholes].bytes + lists_[own_parts].bytes + lists_[owns].bytes;
-    }
+    [[nodiscard]] std::uint64_t free_bytes() const noexcept;
     /// In ranges in which nothing is.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept { return lists_[wholes].bytes + lists_[owns].bytes; }
     /// Steps in proportion to the number of blocks in the highest class.
-    [[nodiscard]] std::uint64_t largest_free() const noexcept {
-        std::uint64_t largest = 0;
-        for (const auto& all : lists_)
-            for (const auto* b = all.last(); b != nullptr; b = b->next) largest = std::max(largest, b->size);
-        return largest;
-    }
+    [[nodiscard]] std::uint64_t largest_free() const noexcept;
 
 private:
     using classes = size_classes<5>;
     static constexpr std::uint32_t lists = classes::of(pool_tag::size_limit / pool_granule) + 1;
 
-    [[nodiscard]] static std::uint64_t gap(const pool_block& b, std::size_t alignment) noexcept {
-        return -reinterpret_cast<std::uintptr_t>(b.begin) & (std::max(alignment, pool_granule) - 1);
-    }
+    [[nodiscard]] static std::uint64_t gap(const pool_block& b, std::size_t alignment) noexcept;
 
-    pool_block& fresh(std::byte* begin, std::uint64_t size) {
-        pool_block& b = blocks_.acquire();
-        b.begin = begin;
-        b.size = size;
-        b.before = b.after = nullptr;
-        b.own = false;
-        index_.insert(b);
-        return b;
-    }
-    void forget(pool_block& b) noexcept {
-        index_.erase(b);
-        blocks_.release(b);
-    }
+    pool_block& fresh(std::byte* begin, std::uint64_t size);
+    void forget(pool_block& b) noexcept;
 
-    static void link_behind(pool_block& b, pool_block& next) noexcept {
-        next.before = &b;
-        next.after = b.after;
-        if (b.after != nullptr) b.after->before = &next;
-        b.after = &next;
-    }
-    void absorb_next(pool_block& b) noexcept {
-        pool_block& gone = *b.after;
-        b.size += gone.size;
-        b.after = gone.after;
-        if (b.after != nullptr) b.after->before = &b;
-        forget(gone);
-    }
+    static void link_behind(pool_block& b, pool_block& next) noexcept;
+    void absorb_next(pool_block& b) noexcept;
 
-    void insert(pool_block& b) noexcept {
-        const auto c = classes::of(b.size / pool_granule);
-        b.free = true;
-        lists_[set_of(b)].push(b, c);
-    }
-    void unlink(pool_block& b) noexcept {
-        lists_[set_of(b)].remove(b, classes::of(b.size / pool_granule));
-        b.free = false;
-    }
+    void insert(pool_block& b) noexcept;
+    void unlink(pool_block& b) noexcept;
 
     enum set : std::uint8_t { parts, wholes, own_parts, owns, sets };
     // As long as a block is free, its neighbours stay what they are.
-    [[nodiscard]] static set set_of(const pool_block& b) noexcept {
-        return b.own ? (b.whole_range() ? owns : own_parts) : b.whole_range() ? wholes : parts;
-    }
+    [[nodiscard]] static set set_of(const pool_block& b) noexcept;
 
     // Ranges in use fill up before an empty one is cut.
-    [[nodiscard]] pool_block* take_from(set in_use, set empty, std::uint64_t size, std::size_t alignment) {
-        const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
-        const auto from = classes::covering((size + slack) / pool_granule);
-        pool_block* b = lists_[in_use].first_from(from);
-        if (b == nullptr) b = lists_[empty].first_from(from);
-        return b == nullptr ? nullptr : &carve(*b, size, alignment);
-    }
+    [[nodiscard]] pool_block* take_from(set in_use, set empty, std::uint64_t size, std::size_t alignment);
 
     // Free blocks by class.
     struct free_lists {
@@ -287,6 +157,185 @@ private:
     std::array<free_lists, sets> lists_{};
 };
 
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto pool_fit::add(std::byte* begin, std::uint64_t size, std::size_t alignment, bool own)
+    -> pool_block& {
+    index_.reserve(1);
+    pool_block& b = fresh(begin, size);
+    b.own = own;
+    b.log_alignment = static_cast<std::uint8_t>(std::countr_zero(alignment));
+    insert(b);
+    return b;
+}
+
+GPUSHARE_INLINE void pool_fit::remove(pool_block& whole) noexcept {
+    unlink(whole);
+    forget(whole);
+}
+
+GPUSHARE_INLINE auto pool_fit::take(std::uint64_t size, std::size_t alignment) -> pool_block* {
+    return take_from(parts, wholes, size, alignment);
+}
+
+GPUSHARE_INLINE auto pool_fit::take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept
+    -> pool_block* {
+    const auto last = classes::of(std::min(most, pool_tag::size_limit) / pool_granule);
+    for (const auto part : {owns, wholes})
+        for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) <= last; ++c)
+            for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
+                if (b->size >= size && b->size <= most && b->is_aligned(alignment)) {
+                    unlink(*b);
+                    b->own = true;
+                    return b;
+                }
+    return nullptr;
+}
+
+GPUSHARE_INLINE auto pool_fit::cut_own(std::uint64_t size, std::size_t alignment) -> pool_block* {
+    return take_from(own_parts, owns, size, alignment);
+}
+
+GPUSHARE_INLINE auto pool_fit::take_any(std::uint64_t size, std::size_t alignment, bool everywhere) -> pool_block* {
+    for (const auto part : {parts, wholes, own_parts}) {
+        if (part == own_parts && !everywhere) break;
+        for (auto c = classes::of(size / pool_granule); (c = lists_[part].occupied_from(c)) < lists; ++c)
+            for (auto* b = lists_[part].heads[c]; b != nullptr; b = b->next)
+                if (gap(*b, alignment) + size <= b->size) return &carve(*b, size, alignment);
+    }
+    return nullptr;
+}
+
+GPUSHARE_INLINE auto pool_fit::take_whole(pool_block& whole) noexcept -> pool_block& {
+    unlink(whole);
+    return whole;
+}
+
+GPUSHARE_INLINE auto pool_fit::empty_range(std::uint64_t wanted) const noexcept -> pool_block* {
+    const auto from = classes::covering(std::min(wanted, pool_tag::size_limit / 2) / pool_granule);
+    pool_block *whole = lists_[wholes].first_from(from), *own = lists_[owns].first_from(from);
+    if (whole != nullptr || own != nullptr)
+        return whole == nullptr || (own != nullptr && own->size <= whole->size) ? own : whole;
+    whole = lists_[wholes].last();
+    own = lists_[owns].last();
+    return whole == nullptr || (own != nullptr && own->size >= whole->size) ? own : whole;
+}
+
+GPUSHARE_INLINE auto pool_fit::carve(pool_block& b, std::uint64_t size, std::size_t alignment) -> pool_block& {
+    const auto front = gap(b, alignment), rest = b.size - front - size;
+    // All that can fail comes first.
+    index_.reserve(2);
+    pool_block* const behind = rest == 0 ? nullptr : &fresh(b.begin + front + size, rest);
+    pool_block* taken = &b;
+    if (front != 0) {
+        try {
+            taken = &fresh(b.begin + front, size);
+        } catch (...) {
+            if (behind != nullptr) forget(*behind);
+            throw;
+        }
+    }
+    unlink(b);
+    taken->own = b.own;
+    if (behind != nullptr) behind->own = b.own;
+    if (front != 0) {
+        b.size = front;
+        link_behind(b, *taken);
+        insert(b);
+    }
+    taken->size = size;
+    if (behind != nullptr) {
+        link_behind(*taken, *behind);
+        insert(*behind);
+    }
+    return *taken;
+}
+
+GPUSHARE_INLINE void pool_fit::give(pool_block& b) noexcept {
+    pool_block* joined = &b;
+    if (b.before != nullptr && b.before->free) {
+        joined = b.before;
+        unlink(*joined);
+        absorb_next(*joined);
+    }
+    if (joined->after != nullptr && joined->after->free) {
+        unlink(*joined->after);
+        absorb_next(*joined);
+    }
+    insert(*joined);
+}
+
+GPUSHARE_INLINE std::uint64_t pool_fit::free_bytes() const noexcept {
+    return lists_[parts].bytes + lists_[wholes].bytes + lists_[own_parts].bytes + lists_[owns].bytes;
+}
+
+GPUSHARE_INLINE std::uint64_t pool_fit::largest_free() const noexcept {
+    std::uint64_t largest = 0;
+    for (const auto& all : lists_)
+        for (const auto* b = all.last(); b != nullptr; b = b->next) largest = std::max(largest, b->size);
+    return largest;
+}
+
+GPUSHARE_INLINE std::uint64_t pool_fit::gap(const pool_block& b, std::size_t alignment) noexcept {
+    return -reinterpret_cast<std::uintptr_t>(b.begin) & (std::max(alignment, pool_granule) - 1);
+}
+
+GPUSHARE_INLINE auto pool_fit::fresh(std::byte* begin, std::uint64_t size) -> pool_block& {
+    pool_block& b = blocks_.acquire();
+    b.begin = begin;
+    b.size = size;
+    b.before = b.after = nullptr;
+    b.own = false;
+    index_.insert(b);
+    return b;
+}
+
+GPUSHARE_INLINE void pool_fit::forget(pool_block& b) noexcept {
+    index_.erase(b);
+    blocks_.release(b);
+}
+
+GPUSHARE_INLINE void pool_fit::link_behind(pool_block& b, pool_block& next) noexcept {
+    next.before = &b;
+    next.after = b.after;
+    if (b.after != nullptr) b.after->before = &next;
+    b.after = &next;
+}
+
+GPUSHARE_INLINE void pool_fit::absorb_next(pool_block& b) noexcept {
+    pool_block& gone = *b.after;
+    b.size += gone.size;
+    b.after = gone.after;
+    if (b.after != nullptr) b.after->before = &b;
+    forget(gone);
+}
+
+GPUSHARE_INLINE void pool_fit::insert(pool_block& b) noexcept {
+    const auto c = classes::of(b.size / pool_granule);
+    b.free = true;
+    lists_[set_of(b)].push(b, c);
+}
+
+GPUSHARE_INLINE void pool_fit::unlink(pool_block& b) noexcept {
+    lists_[set_of(b)].remove(b, classes::of(b.size / pool_granule));
+    b.free = false;
+}
+
+GPUSHARE_INLINE auto pool_fit::set_of(const pool_block& b) noexcept -> set {
+    return b.own ? (b.whole_range() ? owns : own_parts) : b.whole_range() ? wholes : parts;
+}
+
+GPUSHARE_INLINE auto pool_fit::take_from(set in_use, set empty, std::uint64_t size, std::size_t alignment)
+    -> pool_block* {
+    const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
+    const auto from = classes::covering((size + slack) / pool_granule);
+    pool_block* b = lists_[in_use].first_from(from);
+    if (b == nullptr) b = lists_[empty].first_from(from);
+    return b == nullptr ? nullptr : &carve(*b, size, alignment);
+}
+
+#endif  // GPUSHARE_BODIES
+
 /// The block that `take_one` gets. No memory for what is known of a block is no memory for the block: null then.
 template <std::invocable F>
 [[nodiscard]] pool_block* quietly(F take_one) noexcept {
@@ -309,48 +358,17 @@ struct pool_segment {
 class pool_segments {
 public:
     /// Throws std::bad_alloc, and then nothing has changed.
-    pool_block& add(pool_fit& fit, const pool_segment& s, bool own) {
-        pool_block& whole = fit.add(s.begin, s.size, s.alignment, own);
-        held_ += s.size;
-        peak_ = std::max(peak_, held_);
-        ++count_;
-        return whole;
-    }
+    pool_block& add(pool_fit& fit, const pool_segment& s, bool own);
 
     /// One in which nothing is, if more than `target` bytes are held: as few as will do.
-    [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept {
-        if (held_ <= target) return {};
-        pool_block* const empty = fit.empty_range(held_ - target);
-        return empty == nullptr ? pool_segment{} : remove(fit, *empty);
-    }
+    [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept;
     /// One that is free as a whole, by its block.
-    pool_segment remove(pool_fit& fit, pool_block& whole) noexcept {
-        const auto gone = drop(whole, whole.size);
-        fit.remove(whole);
-        return gone;
-    }
+    pool_segment remove(pool_fit& fit, pool_block& whole) noexcept;
     /// Any, whatever is in it, once the fit isn't used any more but for its index, which still knows the blocks.
-    [[nodiscard]] pool_segment remove_any(pool_fit& fit) noexcept {
-        for (pool_block* b = fit.index().next(cursor_); b != nullptr; b = fit.index().next(cursor_)) {
-            if (b->before != nullptr) continue;
-            std::uint64_t size = 0;
-            for (const pool_block* part = b; part != nullptr; part = part->after) size += part->size;
-            return drop(*b, size);
-        }
-        return {};
-    }
+    [[nodiscard]] pool_segment remove_any(pool_fit& fit) noexcept;
 
     /// The size of the largest range. Linear in the number of blocks.
-    [[nodiscard]] static std::uint64_t largest(const pool_fit& fit) noexcept {
-        std::uint64_t most = 0;
-        for_each_block(fit, [&](const pool_block& b) {
-            std::uint64_t size = 0;
-            for (const auto* part = b.before == nullptr ? &b : nullptr; part != nullptr; part = part->after)
-                size += part->size;
-            most = std::max(most, size);
-        });
-        return most;
-    }
+    [[nodiscard]] static std::uint64_t largest(const pool_fit& fit) noexcept;
     /// Calls `look` for every block of all ranges, free or not.
     template <std::invocable<pool_block&> F>
     static void for_each_block(const pool_fit& fit, F look) noexcept(noexcept(look(std::declval<pool_block&>()))) {
@@ -362,15 +380,62 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
 private:
-    pool_segment drop(const pool_block& first, std::uint64_t size) noexcept {
-        held_ -= size;
-        --count_;
-        return {first.begin, size, std::size_t{1} << first.log_alignment};
-    }
+    pool_segment drop(const pool_block& first, std::uint64_t size) noexcept;
 
     std::uint64_t held_ = 0, peak_ = 0;
     std::size_t count_ = 0, cursor_ = 0;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto pool_segments::add(pool_fit& fit, const pool_segment& s, bool own) -> pool_block& {
+    pool_block& whole = fit.add(s.begin, s.size, s.alignment, own);
+    held_ += s.size;
+    peak_ = std::max(peak_, held_);
+    ++count_;
+    return whole;
+}
+
+GPUSHARE_INLINE auto pool_segments::remove_empty(pool_fit& fit, std::uint64_t target) noexcept -> pool_segment {
+    if (held_ <= target) return {};
+    pool_block* const empty = fit.empty_range(held_ - target);
+    return empty == nullptr ? pool_segment{} : remove(fit, *empty);
+}
+
+GPUSHARE_INLINE auto pool_segments::remove(pool_fit& fit, pool_block& whole) noexcept -> pool_segment {
+    const auto gone = drop(whole, whole.size);
+    fit.remove(whole);
+    return gone;
+}
+
+GPUSHARE_INLINE auto pool_segments::remove_any(pool_fit& fit) noexcept -> pool_segment {
+    for (pool_block* b = fit.index().next(cursor_); b != nullptr; b = fit.index().next(cursor_)) {
+        if (b->before != nullptr) continue;
+        std::uint64_t size = 0;
+        for (const pool_block* part = b; part != nullptr; part = part->after) size += part->size;
+        return drop(*b, size);
+    }
+    return {};
+}
+
+GPUSHARE_INLINE std::uint64_t pool_segments::largest(const pool_fit& fit) noexcept {
+    std::uint64_t most = 0;
+    for_each_block(fit, [&](const pool_block& b) {
+        std::uint64_t size = 0;
+        for (const auto* part = b.before == nullptr ? &b : nullptr; part != nullptr; part = part->after)
+            size += part->size;
+        most = std::max(most, size);
+    });
+    return most;
+}
+
+GPUSHARE_INLINE auto pool_segments::drop(const pool_block& first, std::uint64_t size) noexcept -> pool_segment {
+    held_ -= size;
+    --count_;
+    return {first.begin, size, std::size_t{1} << first.log_alignment};
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

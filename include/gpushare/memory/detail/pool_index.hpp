@@ -31,19 +31,7 @@ public:
     pool_index() { renew(16); }
 
     /// Null if no block begins at `p`. Lock-free.
-    [[nodiscard]] pool_block* find(const void* p) const noexcept {
-        const auto key = reinterpret_cast<std::uintptr_t>(p);
-        if (key <= gap) return nullptr;
-        // Acquire, twice: who sees a table or a key sees what was stored before it was published.
-        const table& t = *table_.load(std::memory_order_acquire);
-        for (auto i = t.home(key);; i = (i + 1) & t.mask) {
-            const slot& s = t.slots[i];
-            const auto there = s.key.load(std::memory_order_acquire);
-            if (there == key) [[likely]]
-                return s.block.load(std::memory_order_relaxed);
-            if (there == empty) return nullptr;
-        }
-    }
+    [[nodiscard]] pool_block* find(const void* p) const noexcept;
 
     struct claimed {
         errc why = errc::none;
@@ -53,54 +41,15 @@ public:
 
     /// Ends the life of a block: of several frees of the same block, however they race, one is told `none`.
     /// unknown_block or wrong_size, and nothing changes. Lock-free.
-    [[nodiscard]] claimed claim(const void* p, std::size_t size, std::size_t alignment) const noexcept {
-        pool_block* const block = find(p);
-        if (block == nullptr) [[unlikely]]
-            return {.why = errc::unknown_block};
-        // Not read first: another core may have written it, and its line would come twice, to be
-        // read and to be written. Relaxed: the caller has the pointer from whoever allocated it,
-        // and with it the tag; what the free publishes, it publishes with the lock of the list that
-        // the block goes to.
-        const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
-        auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
-        if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
-            return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
-        return {.block = block, .bin = block->bin};
-    }
+    [[nodiscard]] claimed claim(const void* p, std::size_t size, std::size_t alignment) const noexcept;
 
     /// Makes room for `more` insertions. Throws std::bad_alloc, and then nothing has changed.
-    void reserve(std::size_t more) {
-        // Three quarters of the slots stay empty, so that nearly every search ends where it begins.
-        if (4 * (used_ + more) > current().mask) renew(8 * (live_ + more));
-    }
-    void insert(pool_block& b) noexcept {
-        const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
-        auto i = current().home(key);
-        while (at(i).key.load(std::memory_order_relaxed) > gap) ++i;
-        if (at(i).key.load(std::memory_order_relaxed) == empty) ++used_;
-        ++live_;
-        at(i).block.store(&b, std::memory_order_relaxed);
-        at(i).key.store(key, std::memory_order_release);
-    }
-    void erase(const pool_block& b) noexcept {
-        const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
-        auto i = current().home(key);
-        while (at(i).key.load(std::memory_order_relaxed) != key) ++i;
-        --live_;
-        at(i).key.store(gap, std::memory_order_relaxed);
-        // Gaps with nothing behind them needn't be passed by anybody.
-        if (at(i + 1).key.load(std::memory_order_relaxed) != empty) return;
-        for (; at(i).key.load(std::memory_order_relaxed) == gap; --i, --used_)
-            at(i).key.store(empty, std::memory_order_relaxed);
-    }
+    void reserve(std::size_t more);
+    void insert(pool_block& b) noexcept;
+    void erase(const pool_block& b) noexcept;
 
     /// The first block from place `at` on, which goes behind it; null at the end. For whoever alone inserts.
-    [[nodiscard]] pool_block* next(std::size_t& at) const noexcept {
-        for (; at <= current().mask; ++at)
-            if (current().slots[at].key.load(std::memory_order_relaxed) > gap)
-                return current().slots[at++].block.load(std::memory_order_relaxed);
-        return nullptr;
-    }
+    [[nodiscard]] pool_block* next(std::size_t& at) const noexcept;
 
     /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before
     /// this was true, drop_retired() frees them.
@@ -133,24 +82,94 @@ private:
     [[nodiscard]] slot& at(std::size_t i) noexcept { return owned_->slots[i & owned_->mask]; }
 
     // A table of at least `size` slots with all that is in.
-    void renew(std::size_t size) {
-        auto fresh = std::make_unique<table>(std::bit_ceil(size));
-        auto old = std::exchange(owned_, std::move(fresh));
-        live_ = used_ = 0;
-        for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i)
-            if (old->slots[i].key.load(std::memory_order_relaxed) > gap)
-                insert(*old->slots[i].block.load(std::memory_order_relaxed));
-        table_.store(owned_.get(), std::memory_order_release);
-        if (old == nullptr) return;
-        old->older = std::move(retired_);
-        retired_ = std::move(old);
-    }
+    void renew(std::size_t size);
 
     std::atomic<const table*> table_{nullptr};
     std::unique_ptr<table> owned_;
     std::unique_ptr<table> retired_;   // the latest
     std::size_t live_ = 0, used_ = 0;  // used: live, or a gap
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto pool_index::find(const void* p) const noexcept -> pool_block* {
+    const auto key = reinterpret_cast<std::uintptr_t>(p);
+    if (key <= gap) return nullptr;
+    // Acquire, twice: who sees a table or a key sees what was stored before it was published.
+    const table& t = *table_.load(std::memory_order_acquire);
+    for (auto i = t.home(key);; i = (i + 1) & t.mask) {
+        const slot& s = t.slots[i];
+        const auto there = s.key.load(std::memory_order_acquire);
+        if (there == key) [[likely]]
+            return s.block.load(std::memory_order_relaxed);
+        if (there == empty) return nullptr;
+    }
+}
+
+GPUSHARE_INLINE auto pool_index::claim(const void* p, std::size_t size, std::size_t alignment) const noexcept
+    -> claimed {
+    pool_block* const block = find(p);
+    if (block == nullptr) [[unlikely]]
+        return {.why = errc::unknown_block};
+    // Not read first: another core may have written it, and its line would come twice, to be
+    // read and to be written. Relaxed: the caller has the pointer from whoever allocated it,
+    // and with it the tag; what the free publishes, it publishes with the lock of the list that
+    // the block goes to.
+    const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
+    auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
+    if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
+        return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
+    return {.block = block, .bin = block->bin};
+}
+
+GPUSHARE_INLINE void pool_index::reserve(std::size_t more) {
+    // Three quarters of the slots stay empty, so that nearly every search ends where it begins.
+    if (4 * (used_ + more) > current().mask) renew(8 * (live_ + more));
+}
+
+GPUSHARE_INLINE void pool_index::insert(pool_block& b) noexcept {
+    const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
+    auto i = current().home(key);
+    while (at(i).key.load(std::memory_order_relaxed) > gap) ++i;
+    if (at(i).key.load(std::memory_order_relaxed) == empty) ++used_;
+    ++live_;
+    at(i).block.store(&b, std::memory_order_relaxed);
+    at(i).key.store(key, std::memory_order_release);
+}
+
+GPUSHARE_INLINE void pool_index::erase(const pool_block& b) noexcept {
+    const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
+    auto i = current().home(key);
+    while (at(i).key.load(std::memory_order_relaxed) != key) ++i;
+    --live_;
+    at(i).key.store(gap, std::memory_order_relaxed);
+    // Gaps with nothing behind them needn't be passed by anybody.
+    if (at(i + 1).key.load(std::memory_order_relaxed) != empty) return;
+    for (; at(i).key.load(std::memory_order_relaxed) == gap; --i, --used_)
+        at(i).key.store(empty, std::memory_order_relaxed);
+}
+
+GPUSHARE_INLINE auto pool_index::next(std::size_t& at) const noexcept -> pool_block* {
+    for (; at <= current().mask; ++at)
+        if (current().slots[at].key.load(std::memory_order_relaxed) > gap)
+            return current().slots[at++].block.load(std::memory_order_relaxed);
+    return nullptr;
+}
+
+GPUSHARE_INLINE void pool_index::renew(std::size_t size) {
+    auto fresh = std::make_unique<table>(std::bit_ceil(size));
+    auto old = std::exchange(owned_, std::move(fresh));
+    live_ = used_ = 0;
+    for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i)
+        if (old->slots[i].key.load(std::memory_order_relaxed) > gap)
+            insert(*old->slots[i].block.load(std::memory_order_relaxed));
+    table_.store(owned_.get(), std::memory_order_release);
+    if (old == nullptr) return;
+    old->older = std::move(retired_);
+    retired_ = std::move(old);
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

@@ -58,158 +58,190 @@ namespace detail {
 /// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of the tree.
 struct quota_wait_queue {
     /// Refused at once, and in no queue, if it could never be served.
-    static void join(quota_wait_entry& p) noexcept {
-        auto& q = *p.at;
-        auto& root = *q.root_;
-        p.why = q.hopeless(p.size);
-        if (p.why != errc::none) {
-            p.state = claim_state::refused;
-            return;
-        }
-        auto& top = q.top();
-        root.serve_ = &serve;
-        p.ticket = ++root.tickets_;
-        q.queue_.push(p);
-        if (p.wake != nullptr) root.threads_.push(p);
-        ++root.waiting_;
-        if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
-        if (q.queue_.front() == &p) {
-            root.waiting_quotas_.push(q);
-            line_up(q);
-            try_all(root);
-        }
-        if (p.state == claim_state::waiting && p.why == errc::none) p.why = q.behind_;
-    }
+    static void join(quota_wait_entry& p) noexcept;
 
     /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited;
     /// but nothing is held back from anybody. Each press ends with a release_pressure.
-    static void press(quota_node& root) noexcept {
-        root.serve_ = &serve;
-        ++root.waiting_;
-        if (++root.waiting_here_ == 1) root.watch();
-    }
-    static void release_pressure(quota_node& root) noexcept {
-        --root.waiting_;
-        if (--root.waiting_here_ == 0) root.unwatch();
-    }
+    static void press(quota_node& root) noexcept;
+    static void release_pressure(quota_node& root) noexcept;
 
-    static void leave(quota_wait_entry& p) noexcept {
-        auto& q = *p.at;
-        const bool first = q.queue_.front() == &p;  // the others hold nothing back that the first one doesn't
-        if (first) withdraw(q);
-        remove(p);
-        if (first) line_up(q);
-        try_all(*q.root_);
-    }
+    static void leave(quota_wait_entry& p) noexcept;
 
     /// Serves all waiters that it can, first come first, after `where` and the quotas it borrows
     /// from may have more.
-    static void serve(quota_node& where) noexcept {
-        auto& root = *where.root_;
-        if (std::exchange(root.limits_changed_, false)) start_over(root);
-        for (auto* q = &where; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr)
-            if (q->ahead_ != nullptr) lift(*q->ahead_);
-        try_all(root);
-    }
+    static void serve(quota_node& where) noexcept;
 
 private:
-    static void try_all(quota_node& root) noexcept {
-        while (auto* const turn = root.to_try_.first()) {
-            root.to_try_.remove(*turn);
-            auto& q = *turn->of;
-            auto* const before = std::exchange(q.stopped_by_, nullptr);
-            for (auto* on_way = &q; on_way != nullptr; on_way = on_way->may_borrow_ ? on_way->parent_ : nullptr)
-                if (on_way->ahead_ != nullptr && turn->ticket < on_way->ahead_->turn_.ticket) lift(*on_way->ahead_);
-            auto& p = *q.queue_.front();
-            p.why = q.take(p.size, nullptr);
-            if (p.why != errc::none) {
-                stop(q, p.size);
-            } else {
-                end(p, claim_state::granted);
-                line_up(q);
-            }
-            if (before != nullptr && before->ahead_ == nullptr) call_next(*before);
-        }
-    }
+    static void try_all(quota_node& root) noexcept;
 
     // After a refusal: who comes later doesn't get bytes from where these may come from.
-    static void stop(quota_node& q, std::uint64_t n) noexcept {
-        auto* at = &q;
-        for (; at->ahead_ == nullptr; at = at->parent_) {
-            n -= std::min(n, at->cell_.now().available());
-            const bool obstacle =
-                at->parent_ == nullptr || at->borrowed_.load(std::memory_order_relaxed) + n > at->burst_.count();
-            at->behind_ = obstacle ? errc::over_quota : errc::out_of_memory;
-            at->ahead_ = &q;
-            if (obstacle) break;
-        }
-        q.stopped_by_ = at;
-        at->stopped_here_.push(q.turn_);
-    }
+    static void stop(quota_node& q, std::uint64_t n) noexcept;
 
     // Takes a quota out of the line; the waiters behind it may be served.
-    static void withdraw(quota_node& q) noexcept {
-        q.stopped_by_->stopped_here_.remove(q.turn_);
-        for (auto* at = &q; at != nullptr && at->ahead_ == &q; at = at->parent_) {
-            at->ahead_ = nullptr;
-            at->behind_ = errc::none;
-            call_next(*at);
-        }
-    }
-    static void call_next(const quota_node& at) noexcept {
-        if (auto* const turn = at.stopped_here_.first()) lift(*turn->of);
-    }
-    static void lift(quota_node& q) noexcept {
-        withdraw(q);
-        line_up(q);
-    }
-    static void line_up(quota_node& q) noexcept {
-        const auto* const first = q.queue_.front();
-        if (first == nullptr) return;
-        q.turn_.ticket = first->ticket;
-        q.root_->to_try_.push(q.turn_);
-    }
+    static void withdraw(quota_node& q) noexcept;
+    static void call_next(const quota_node& at) noexcept;
+    static void lift(quota_node& q) noexcept;
+    static void line_up(quota_node& q) noexcept;
 
     // After a change of limits: waiters that can't be served any more leave, and all others are
     // tried.
-    static void start_over(quota_node& root) noexcept {
-        for (auto* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
-            std::exchange(q->stopped_by_, nullptr)->stopped_here_ = {};
-            for (auto* at = q; at != nullptr && at->ahead_ != nullptr; at = at->parent_) {
-                at->ahead_ = nullptr;
-                at->behind_ = errc::none;
-            }
-        }
-        for (quota_node *q = root.waiting_quotas_.front(), *after = nullptr; q != nullptr; q = after) {
-            after = q->in_line_.next;
-            q->turn_ = {.of = q};
-            for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
-                next = p->of_quota.next;
-                if (const errc why = q->hopeless(p->size); why != errc::none) {
-                    p->why = why;
-                    end(*p, claim_state::refused);
-                }
-            }
-            line_up(*q);
-        }
-    }
+    static void start_over(quota_node& root) noexcept;
 
-    static void end(quota_wait_entry& p, claim_state how) noexcept {
-        p.state = how;
-        remove(p);
-        if (p.wake != nullptr) p.wake(p);
-    }
-    static void remove(quota_wait_entry& p) noexcept {
-        auto& q = *p.at;
-        auto& root = *q.root_;
-        q.queue_.remove(p);
-        if (q.queue_.front() == nullptr) root.waiting_quotas_.remove(q);
-        if (p.wake != nullptr) root.threads_.remove(p);
-        --root.waiting_;
-        auto& top = q.top();
-        if (--top.waiting_here_ == 0) top.unwatch();
-    }
+    static void end(quota_wait_entry& p, claim_state how) noexcept;
+    static void remove(quota_wait_entry& p) noexcept;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void quota_wait_queue::join(quota_wait_entry& p) noexcept {
+    auto& q = *p.at;
+    auto& root = *q.root_;
+    p.why = q.hopeless(p.size);
+    if (p.why != errc::none) {
+        p.state = claim_state::refused;
+        return;
+    }
+    auto& top = q.top();
+    root.serve_ = &serve;
+    p.ticket = ++root.tickets_;
+    q.queue_.push(p);
+    if (p.wake != nullptr) root.threads_.push(p);
+    ++root.waiting_;
+    if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
+    if (q.queue_.front() == &p) {
+        root.waiting_quotas_.push(q);
+        line_up(q);
+        try_all(root);
+    }
+    if (p.state == claim_state::waiting && p.why == errc::none) p.why = q.behind_;
+}
+
+GPUSHARE_INLINE void quota_wait_queue::press(quota_node& root) noexcept {
+    root.serve_ = &serve;
+    ++root.waiting_;
+    if (++root.waiting_here_ == 1) root.watch();
+}
+
+GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& root) noexcept {
+    --root.waiting_;
+    if (--root.waiting_here_ == 0) root.unwatch();
+}
+
+GPUSHARE_INLINE void quota_wait_queue::leave(quota_wait_entry& p) noexcept {
+    auto& q = *p.at;
+    const bool first = q.queue_.front() == &p;  // the others hold nothing back that the first one doesn't
+    if (first) withdraw(q);
+    remove(p);
+    if (first) line_up(q);
+    try_all(*q.root_);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::serve(quota_node& where) noexcept {
+    auto& root = *where.root_;
+    if (std::exchange(root.limits_changed_, false)) start_over(root);
+    for (auto* q = &where; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr)
+        if (q->ahead_ != nullptr) lift(*q->ahead_);
+    try_all(root);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::try_all(quota_node& root) noexcept {
+    while (auto* const turn = root.to_try_.first()) {
+        root.to_try_.remove(*turn);
+        auto& q = *turn->of;
+        auto* const before = std::exchange(q.stopped_by_, nullptr);
+        for (auto* on_way = &q; on_way != nullptr; on_way = on_way->may_borrow_ ? on_way->parent_ : nullptr)
+            if (on_way->ahead_ != nullptr && turn->ticket < on_way->ahead_->turn_.ticket) lift(*on_way->ahead_);
+        auto& p = *q.queue_.front();
+        p.why = q.take(p.size, nullptr);
+        if (p.why != errc::none) {
+            stop(q, p.size);
+        } else {
+            end(p, claim_state::granted);
+            line_up(q);
+        }
+        if (before != nullptr && before->ahead_ == nullptr) call_next(*before);
+    }
+}
+
+GPUSHARE_INLINE void quota_wait_queue::stop(quota_node& q, std::uint64_t n) noexcept {
+    auto* at = &q;
+    for (; at->ahead_ == nullptr; at = at->parent_) {
+        n -= std::min(n, at->cell_.now().available());
+        const bool obstacle =
+            at->parent_ == nullptr || at->borrowed_.load(std::memory_order_relaxed) + n > at->burst_.count();
+        at->behind_ = obstacle ? errc::over_quota : errc::out_of_memory;
+        at->ahead_ = &q;
+        if (obstacle) break;
+    }
+    q.stopped_by_ = at;
+    at->stopped_here_.push(q.turn_);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::withdraw(quota_node& q) noexcept {
+    q.stopped_by_->stopped_here_.remove(q.turn_);
+    for (auto* at = &q; at != nullptr && at->ahead_ == &q; at = at->parent_) {
+        at->ahead_ = nullptr;
+        at->behind_ = errc::none;
+        call_next(*at);
+    }
+}
+
+GPUSHARE_INLINE void quota_wait_queue::call_next(const quota_node& at) noexcept {
+    if (auto* const turn = at.stopped_here_.first()) lift(*turn->of);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::lift(quota_node& q) noexcept {
+    withdraw(q);
+    line_up(q);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::line_up(quota_node& q) noexcept {
+    const auto* const first = q.queue_.front();
+    if (first == nullptr) return;
+    q.turn_.ticket = first->ticket;
+    q.root_->to_try_.push(q.turn_);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::start_over(quota_node& root) noexcept {
+    for (auto* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
+        std::exchange(q->stopped_by_, nullptr)->stopped_here_ = {};
+        for (auto* at = q; at != nullptr && at->ahead_ != nullptr; at = at->parent_) {
+            at->ahead_ = nullptr;
+            at->behind_ = errc::none;
+        }
+    }
+    for (quota_node *q = root.waiting_quotas_.front(), *after = nullptr; q != nullptr; q = after) {
+        after = q->in_line_.next;
+        q->turn_ = {.of = q};
+        for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
+            next = p->of_quota.next;
+            if (const errc why = q->hopeless(p->size); why != errc::none) {
+                p->why = why;
+                end(*p, claim_state::refused);
+            }
+        }
+        line_up(*q);
+    }
+}
+
+GPUSHARE_INLINE void quota_wait_queue::end(quota_wait_entry& p, claim_state how) noexcept {
+    p.state = how;
+    remove(p);
+    if (p.wake != nullptr) p.wake(p);
+}
+
+GPUSHARE_INLINE void quota_wait_queue::remove(quota_wait_entry& p) noexcept {
+    auto& q = *p.at;
+    auto& root = *q.root_;
+    q.queue_.remove(p);
+    if (q.queue_.front() == nullptr) root.waiting_quotas_.remove(q);
+    if (p.wake != nullptr) root.threads_.remove(p);
+    --root.waiting_;
+    auto& top = q.top();
+    if (--top.waiting_here_ == 0) top.unwatch();
+}
+
+#endif  // GPUSHARE_BODIES
 
 /// A thread that waits.
 struct quota_waiter : quota_wait_entry {

@@ -42,10 +42,7 @@ struct leavings {
 /// Times passed in never go back. After a change comes `settle`, which starts and ends what that lets start and end.
 class model {
 public:
-    model(const node_options& options, point_hub& hub)
-        : points_(hub.points), outcomes_(hub.outcomes), events_(std::size_t{options.devices} * options.sms) {
-        for (std::uint32_t i = 0; i < options.devices; ++i) devices_.emplace_back(options);
-    }
+    model(const node_options& options, point_hub& hub);
     model(const model&) = delete;
     model& operator=(const model&) = delete;
 
@@ -54,27 +51,15 @@ public:
     // --- time
 
     /// Processes all ends up to `now`. At one instant, ends come before starts.
-    void advance(instant now) noexcept {
-        while (events_.next() <= now) {
-            const instant at = events_.next();
-            do retire(events_.pop());
-            while (events_.next() == at);
-            assign(at);
-        }
-    }
+    void advance(instant now) noexcept;
 
-    void settle(instant now) noexcept {
-        assign(now);
-        advance(now);
-    }
+    void settle(instant now) noexcept;
     /// When the next block ends whose end is known; `never` if there is none.
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
     /// Collects the waiters to wake for reached points. Call before the lock is released:
     /// afterwards they may be gone.
-    void wake_waiters(wake_list& woken) noexcept {
-        while (waiter* const w = woken_.pop()) woken.add(w->woken);
-    }
+    void wake_waiters(wake_list& woken) noexcept;
 
     // --- blocks to run
 
@@ -83,155 +68,50 @@ public:
     [[nodiscard]] sm_state* take_claimed() noexcept { return claimed_.pop(); }
 
     /// The blocks of `sm` have been computed, and its edges say from when to when they occupy it.
-    void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept {
-        keep(*sm.work, thrown);
-        events_.push(sm);
-        if (sm.device->lost.load(std::memory_order_relaxed)) events_.cut(*sm.device, now);
-    }
+    void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept;
 
     /// Pauses an SM whose one block is running, to run a block of a higher level there instead, if
     /// one waits. Then come finish_nested() and, once none is left, `sm` is as before but for the
     /// time.
-    [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept {
-        const auto claim = sm.device->order.next_above(paused.stream->level, sm.index);
-        if (!claim) return false;
-        if (sm.work == &paused) account(sm, now);
-        sm.work = claim->work;
-        sm.first = claim->first;
-        sm.count = claim->count;
-        sm.edges[0] = now;
-        claim->work->claimed += claim->count;
-        tell_who_waits(*sm.device);
-        return true;
-    }
-    void finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept {
-        operation& op = *sm.work;
-        keep(op, thrown);
-        account(sm, sm.end());
-        ended(op, sm.count, sm.end());
-    }
+    [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept;
+    void finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept;
 
     // --- streams
 
     [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
-                                            std::uint32_t part = 0) {
-        device_state& d = devices_[device];
-        d.order.reserve(streams_.size() + 1);
-        streams_.push_back(std::make_unique<stream_state>());
-        stream_state& s = *streams_.back();
-        s.device = &d;
-        s.level = level;
-        s.tag = tag;
-        s.part = part;
-        s.sms = part == 0 ? d.order.sms() : d.order.size_of(part);
-        if (part != 0) ++d.users[part];
-        s.index = streams_.size() - 1;
-        return s;
-    }
+                                            std::uint32_t part = 0);
 
     /// The stream goes away once its queue is empty. Returns the failure that nobody will read.
-    std::exception_ptr close_stream(stream_state& s) noexcept {
-        std::exception_ptr unread = std::exchange(s.exception, nullptr);
-        s.closed = true;
-        start(s);
-        return unread;
-    }
+    std::exception_ptr close_stream(stream_state& s) noexcept;
 
     /// `op` goes behind everything that the stream has. `by`: the thread whose it is.
-    void submit(stream_state& s, operation& op, instant now, std::thread::id by = {}) noexcept {
-        op.stream = &s;
-        op.owner = owner_on(s, by);
-        op.for_another = op.owner != nullptr && op.owner->by != by;
-        op.not_before = now;
-        op.wanted = op.blocks;
-        op.claimed = op.ended = 0;
-        op.ready = op.start = op.end = instant{};
-        op.status = errc::none;
-        op.unexecuted.store(op.blocks, std::memory_order_relaxed);  // relaxed: published by the lock
-        if (op.cooperative) op.barrier.reset(op.blocks);
-        s.queue.push(op);
-        start(s);
-    }
+    void submit(stream_state& s, operation& op, instant now, std::thread::id by = {}) noexcept;
 
     /// `p` is reached when everything that the stream has is done. Takes over one reference.
-    void record(stream_state& s, point_state& p, instant now, std::thread::id by = {}) noexcept {
-        p.recorded = now;
-        p.within = owner_on(s, by);
-        if (operation* const last = s.queue.back())
-            last->points.push(p);
-        else
-            reach(s, p, now);
-    }
+    void record(stream_state& s, point_state& p, instant now, std::thread::id by = {}) noexcept;
 
     // --- whose work it is
 
     /// Work that thread `by` enqueues from now on reports its failures to `o`.
-    static void begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept {
-        o.by = by;
-        o.status = errc::none;
-        o.beside = s.latest;
-        if (o.beside != nullptr) share(*o.beside);
-        s.latest = &o;
-    }
+    static void begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept;
     /// No longer.
-    void end_work(stream_state& s, outcome_state& o) noexcept {
-        if (s.latest == &o) {
-            s.latest = o.beside;
-            return;
-        }
-        outcome_state* later = s.latest;  // another thread's
-        while (later->beside != &o) later = later->beside;
-        later->beside = o.beside;
-        if (o.beside != nullptr) share(*o.beside);
-        drop_locked(o);  // not the last: whoever ends it has one
-    }
+    void end_work(stream_state& s, outcome_state& o) noexcept;
 
     // --- partitions
 
     /// Sets SMs apart, of which there are as many in no partition, for who calls leave_partition in the end.
-    [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms) {
-        device_state& d = devices_[device];
-        d.users.reserve(d.users.size() + 2);
-        const std::uint32_t part = d.order.set_apart(sms);
-        if (d.users.size() <= part) d.users.resize(part + std::size_t{1});
-        d.users[part] = 1;
-        return part;
-    }
+    [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms);
     /// One user less; the SMs are everybody's again when the last one goes.
-    void leave_partition(device_state& d, std::uint32_t part) noexcept {
-        if (part != 0 && --d.users[part] == 0) d.order.put_back(part);
-    }
+    void leave_partition(device_state& d, std::uint32_t part) noexcept;
     [[nodiscard]] const std::vector<std::unique_ptr<stream_state>>& streams() const noexcept { return streams_; }
 
     // --- faults
 
     /// The head of `s` doesn't start, unless it has.
-    void stall(stream_state& s) noexcept {
-        s.stalled = true;
-        operation* const head = s.queue.front();
-        if (s.busy && head->awaited == nullptr && head->claimed == 0) {
-            s.device->order.withdraw(head);
-            s.busy = false;
-        }
-    }
-    void resume(stream_state& s, instant now) noexcept {
-        s.stalled = false;
-        if (operation* const head = s.queue.front(); head != nullptr && !s.busy) head->not_before = now;
-        start(s);
-    }
+    void stall(stream_state& s) noexcept;
+    void resume(stream_state& s, instant now) noexcept;
     /// Everything on `d` that hasn't started fails, and so does what has; SMs are held no longer.
-    void lose(device_state& d, instant now) noexcept {
-        if (d.lost.exchange(true, std::memory_order_release)) return;  // release: pairs with the kernels' acquire
-        d.lost_since = now;
-        d.memory.lose();
-        events_.cut(d, now);
-        for (const auto& s : streams_)
-            if (s->device == &d && s->busy) give_up_head(*s);
-        // Only now, as this completes work, and streams of this device may wait for each other.
-        for (const auto& s : streams_)
-            if (s->device == &d && !s->busy) startable_.push(*s);
-        start_all();
-    }
+    void lose(device_state& d, instant now) noexcept;
 
     // --- pools
 
@@ -241,223 +121,43 @@ public:
 
 private:
     /// Gives free SMs what their devices are to run next.
-    void assign(instant at) noexcept {
-        for (device_state& d : devices_) {
-            while (const auto claim = d.order.next()) {
-                operation& op = *claim->work;
-                sm_state& sm = d.sms[claim->sm];
-                if (op.cooperative && claim->first == 0) op.start = d.all_free_since(op.stream->part);
-                sm.work = &op;
-                sm.first = claim->first;
-                sm.count = claim->count;
-                sm.order = ++claims_;
-                op.claimed += claim->count;
-                sm.edges[0] = std::max({at, op.ready, op.start, sm.free_since});
-                for (std::uint32_t i = 0; i < sm.count; ++i) sm.edges[i + 1] = sm.edges[i] + op.hold;
-                if (op.body)
-                    claimed_.push(sm);
-                else
-                    events_.push(sm);
-            }
-            tell_who_waits(d);
-        }
-    }
+    void assign(instant at) noexcept;
 
     /// The blocks of an SM have ended.
-    void retire(sm_state& sm) noexcept {
-        account(sm, sm.end());
-        operation& op = *std::exchange(sm.work, nullptr);
-        sm.free_since = sm.end();
-        sm.device->order.release(sm.index);
-        ended(op, sm.count, sm.end());
-    }
+    void retire(sm_state& sm) noexcept;
     /// Its blocks have had the SM, the last one until `end`.
-    static void account(sm_state& sm, instant end) noexcept {
-        sm.edges[sm.count] = end;
-        stream_state& s = *sm.work->stream;
-        for (std::uint32_t i = 0; i < sm.count; ++i)
-            sm.device->ledger.record({s.tag, sm.index, sm.edges[i], sm.edges[i + 1]});
-        const ns used = end - sm.edges[0];
-        s.used += used;
-        s.wide += static_cast<double>(used.count()) * std::min(sm.work->blocks, s.sms) / s.sms;
-    }
-    void ended(operation& op, std::uint32_t blocks, instant at) noexcept {
-        op.ended += blocks;
-        op.end = std::max(op.end, at);
-        if (op.ended != op.wanted) return;
-        stream_state& s = *op.stream;
-        complete(op, op.end);
-        start(s);
-    }
-    static void share(outcome_state& o) noexcept {
-        o.references.fetch_add(1, std::memory_order_relaxed);  // relaxed: somebody has one, or it is under the lock
-    }
+    static void account(sm_state& sm, instant end) noexcept;
+    void ended(operation& op, std::uint32_t blocks, instant at) noexcept;
+    static void share(outcome_state& o) noexcept;
     /// The owner of the thread's work, with a reference. For a thread that has begun nothing there,
     /// for example a helper of another thread, it is the owner that began last.
-    [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept {
-        outcome_state* owner = s.latest;
-        while (owner != nullptr && owner->by != by) owner = owner->beside;
-        if (owner == nullptr) owner = s.latest;
-        if (owner != nullptr) share(*owner);
-        return owner;
-    }
+    [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept;
     /// Notes the failure of `op` at its owner, and at the pieces of work that contain it. If the
     /// owner isn't certain, all candidates note it; so does the stream, for threads that own
     /// nothing here. Afterwards `op` holds the objects to destroy without the lock.
-    static void note_end(operation& op) noexcept {
-        stream_state& s = *op.stream;
-        const bool failed = op.status != errc::none;
-        std::exception_ptr stale;
-        if ((failed || op.blocks != 0) && std::exchange(s.told, false)) {
-            s.status = errc::none;
-            stale = std::exchange(s.exception, nullptr);
-        }
-        if (failed) {
-            for (outcome_state* o = op.owner; o != nullptr; o = o->beside) {
-                if (o->status != errc::none || (o->by != op.owner->by && !op.for_another)) continue;
-                o->status = op.status;
-                o->exception = op.exception;
-            }
-            if (s.status == errc::none) {
-                s.status = op.status;
-                if (!s.closed) s.exception = op.exception;
-            }
-        }
-        if (stale != nullptr) op.exception = std::move(stale);  // what was there is in `s` too
-    }
+    static void note_end(operation& op) noexcept;
 
-    static void keep(operation& op, std::exception_ptr& thrown) noexcept {
-        if (thrown == nullptr || op.status != errc::none) return;
-        op.status = errc::kernel_failed;
-        op.exception = std::move(thrown);
-    }
+    static void keep(operation& op, std::exception_ptr& thrown) noexcept;
     // relaxed: a block that sees it late yields later; what it then does is under the lock.
-    static void tell_who_waits(device_state& d) noexcept {
-        d.waiting.store(d.order.highest_waiting(), std::memory_order_relaxed);
-    }
+    static void tell_who_waits(device_state& d) noexcept;
 
     /// Starts the head of `s` if it may, and whatever that lets other streams do. `s` may be gone afterwards.
-    void start(stream_state& s) noexcept {
-        if (s.busy) return;
-        startable_.push(s);
-        start_all();
-    }
-    void start_all() noexcept {
-        while (stream_state* const next = startable_.pop()) start_head(*next);
-    }
+    void start(stream_state& s) noexcept;
+    void start_all() noexcept;
 
-    void start_head(stream_state& s) noexcept {
-        while (operation* const op = s.queue.front()) {
-            op->ready = std::max({s.last_end, op->not_before, op->end});
-            if (s.device->lost) {
-                if (op->status == errc::none) op->status = errc::device_lost;
-                complete(*op, std::max(op->ready, s.device->lost_since));
-            } else if (s.stalled) {
-                return;
-            } else if (op->awaited != nullptr) {
-                if (!op->awaited->reached.load(std::memory_order_relaxed)) {  // relaxed: written under the lock
-                    s.busy = true;
-                    op->awaited->streams.push(s);
-                    return;
-                }
-                complete(*op, std::max(op->ready, op->awaited->when));
-            } else if (op->blocks == 0) {
-                complete(*op, op->ready);
-            } else {
-                s.busy = true;
-                s.device->order.offer(op, s.level, op->blocks, op->cooperative, s.part);
-                return;
-            }
-        }
-        if (s.closed) {
-            leave_partition(*s.device, s.part);
-            const std::size_t at = s.index;  // `s` ends here
-            std::swap(streams_[at], streams_.back());
-            streams_[at]->index = at;
-            streams_.pop_back();
-        }
-    }
+    void start_head(stream_state& s) noexcept;
 
     /// The head of its stream is done, at `at`.
-    void complete(operation& op, instant at) noexcept {
-        stream_state& s = *op.stream;
-        s.queue.pop();
-        s.busy = false;
-        s.last_end = std::max(s.last_end, at);
-        note_end(op);
-        while (point_state* const p = op.points.pop()) reach(s, *p, at);
-        if (op.awaited != nullptr) drop_locked(*std::exchange(op.awaited, nullptr));
-        if (op.owner != nullptr) drop_locked(*std::exchange(op.owner, nullptr));
-        if (op.body || op.exception != nullptr)
-            left_.operations.push(op);
-        else
-            operations_.release(op);
-    }
+    void complete(operation& op, instant at) noexcept;
 
-    void reach(stream_state& s, point_state& p, instant at) noexcept {
-        p.when = std::max(at, p.recorded);
-        p.used = s.used / static_cast<ns::rep>(s.sms);
-        p.wide = s.wide / s.sms;
-        if (p.within != nullptr) {
-            p.status = p.within->status;
-            p.exception = p.within->exception;
-            drop_locked(*std::exchange(p.within, nullptr));
-        } else {
-            p.status = s.status;
-            p.exception = s.exception;
-            s.told = true;
-        }
-        // release: pairs with the acquire in point::reached.
-        p.reached.store(true, std::memory_order_release);
-        while (waiter_link* const link = p.waiters.pop()) {
-            waiter& w = *link->thread;
-            w.leave();
-            woken_.push(w);
-        }
-        while (stream_state* const waiting = p.streams.pop()) {
-            waiting->busy = false;
-            startable_.push(*waiting);
-        }
-        drop_locked(p);
-    }
+    void reach(stream_state& s, point_state& p, instant at) noexcept;
 
     /// Blocks that have started end; the others never start.
-    void give_up_head(stream_state& s) noexcept {
-        operation& op = *s.queue.front();
-        if (op.awaited != nullptr) {
-            op.awaited->streams.remove(s);
-            s.busy = false;
-            return;
-        }
-        if (op.status == errc::none) op.status = errc::device_lost;
-        if (!s.device->order.withdraw(&op)) return;
-        // The last worker destroys the kernel, unless it had ended before: then `complete` finds it.
-        op.unexecuted.fetch_sub(op.blocks - op.claimed, std::memory_order_acq_rel);
-        op.wanted = op.claimed;
-        if (op.ended == op.wanted) s.busy = false;
-    }
+    void give_up_head(stream_state& s) noexcept;
 
     /// `drop`, but under the lock.
-    void drop_locked(point_state& p) noexcept {
-        // acq_rel: as in `drop`.
-        if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-        p.hub.reset();  // not the last: whoever drives the model has one
-        if (p.exception != nullptr)
-            left_.points.push(p);
-        else
-            points_.release(p);
-    }
-    void drop_locked(outcome_state& o) noexcept {
-        for (outcome_state* last = &o; last != nullptr;) {
-            if (last->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-            last->hub.reset();
-            outcome_state& gone = *std::exchange(last, std::exchange(last->beside, nullptr));
-            if (gone.exception != nullptr)
-                left_.outcomes.push(gone);
-            else
-                outcomes_.release(gone);
-        }
-    }
+    void drop_locked(point_state& p) noexcept;
+    void drop_locked(outcome_state& o) noexcept;
 
     gpushare::detail::pool<point_state>& points_;
     gpushare::detail::pool<outcome_state>& outcomes_;
@@ -471,6 +171,381 @@ private:
     leavings left_;
     std::uint64_t claims_ = 0;
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE model::model(const node_options& options, point_hub& hub)
+    : points_(hub.points), outcomes_(hub.outcomes), events_(std::size_t{options.devices} * options.sms) {
+    for (std::uint32_t i = 0; i < options.devices; ++i) devices_.emplace_back(options);
+}
+
+GPUSHARE_INLINE void model::advance(instant now) noexcept {
+    while (events_.next() <= now) {
+        const instant at = events_.next();
+        do retire(events_.pop());
+        while (events_.next() == at);
+        assign(at);
+    }
+}
+
+GPUSHARE_INLINE void model::settle(instant now) noexcept {
+    assign(now);
+    advance(now);
+}
+
+GPUSHARE_INLINE void model::wake_waiters(wake_list& woken) noexcept {
+    while (waiter* const w = woken_.pop()) woken.add(w->woken);
+}
+
+GPUSHARE_INLINE void model::finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept {
+    keep(*sm.work, thrown);
+    events_.push(sm);
+    if (sm.device->lost.load(std::memory_order_relaxed)) events_.cut(*sm.device, now);
+}
+
+GPUSHARE_INLINE bool model::pause(sm_state& sm, const operation& paused, instant now) noexcept {
+    const auto claim = sm.device->order.next_above(paused.stream->level, sm.index);
+    if (!claim) return false;
+    if (sm.work == &paused) account(sm, now);
+    sm.work = claim->work;
+    sm.first = claim->first;
+    sm.count = claim->count;
+    sm.edges[0] = now;
+    claim->work->claimed += claim->count;
+    tell_who_waits(*sm.device);
+    return true;
+}
+
+GPUSHARE_INLINE void model::finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept {
+    operation& op = *sm.work;
+    keep(op, thrown);
+    account(sm, sm.end());
+    ended(op, sm.count, sm.end());
+}
+
+GPUSHARE_INLINE auto model::open_stream(std::uint32_t device, priority level, std::uint32_t tag, std::uint32_t part)
+    -> stream_state& {
+    device_state& d = devices_[device];
+    d.order.reserve(streams_.size() + 1);
+    streams_.push_back(std::make_unique<stream_state>());
+    stream_state& s = *streams_.back();
+    s.device = &d;
+    s.level = level;
+    s.tag = tag;
+    s.part = part;
+    s.sms = part == 0 ? d.order.sms() : d.order.size_of(part);
+    if (part != 0) ++d.users[part];
+    s.index = streams_.size() - 1;
+    return s;
+}
+
+GPUSHARE_INLINE std::exception_ptr model::close_stream(stream_state& s) noexcept {
+    std::exception_ptr unread = std::exchange(s.exception, nullptr);
+    s.closed = true;
+    start(s);
+    return unread;
+}
+
+GPUSHARE_INLINE void model::submit(stream_state& s, operation& op, instant now, std::thread::id by) noexcept {
+    op.stream = &s;
+    op.owner = owner_on(s, by);
+    op.for_another = op.owner != nullptr && op.owner->by != by;
+    op.not_before = now;
+    op.wanted = op.blocks;
+    op.claimed = op.ended = 0;
+    op.ready = op.start = op.end = instant{};
+    op.status = errc::none;
+    op.unexecuted.store(op.blocks, std::memory_order_relaxed);  // relaxed: published by the lock
+    if (op.cooperative) op.barrier.reset(op.blocks);
+    s.queue.push(op);
+    start(s);
+}
+
+GPUSHARE_INLINE void model::record(stream_state& s, point_state& p, instant now, std::thread::id by) noexcept {
+    p.recorded = now;
+    p.within = owner_on(s, by);
+    if (operation* const last = s.queue.back())
+        last->points.push(p);
+    else
+        reach(s, p, now);
+}
+
+GPUSHARE_INLINE void model::begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept {
+    o.by = by;
+    o.status = errc::none;
+    o.beside = s.latest;
+    if (o.beside != nullptr) share(*o.beside);
+    s.latest = &o;
+}
+
+GPUSHARE_INLINE void model::end_work(stream_state& s, outcome_state& o) noexcept {
+    if (s.latest == &o) {
+        s.latest = o.beside;
+        return;
+    }
+    outcome_state* later = s.latest;  // another thread's
+    while (later->beside != &o) later = later->beside;
+    later->beside = o.beside;
+    if (o.beside != nullptr) share(*o.beside);
+    drop_locked(o);  // not the last: whoever ends it has one
+}
+
+GPUSHARE_INLINE std::uint32_t model::open_partition(std::uint32_t device, std::uint32_t sms) {
+    device_state& d = devices_[device];
+    d.users.reserve(d.users.size() + 2);
+    const std::uint32_t part = d.order.set_apart(sms);
+    if (d.users.size() <= part) d.users.resize(part + std::size_t{1});
+    d.users[part] = 1;
+    return part;
+}
+
+GPUSHARE_INLINE void model::leave_partition(device_state& d, std::uint32_t part) noexcept {
+    if (part != 0 && --d.users[part] == 0) d.order.put_back(part);
+}
+
+GPUSHARE_INLINE void model::stall(stream_state& s) noexcept {
+    s.stalled = true;
+    operation* const head = s.queue.front();
+    if (s.busy && head->awaited == nullptr && head->claimed == 0) {
+        s.device->order.withdraw(head);
+        s.busy = false;
+    }
+}
+
+GPUSHARE_INLINE void model::resume(stream_state& s, instant now) noexcept {
+    s.stalled = false;
+    if (operation* const head = s.queue.front(); head != nullptr && !s.busy) head->not_before = now;
+    start(s);
+}
+
+GPUSHARE_INLINE void model::lose(device_state& d, instant now) noexcept {
+    if (d.lost.exchange(true, std::memory_order_release)) return;  // release: pairs with the kernels' acquire
+    d.lost_since = now;
+    d.memory.lose();
+    events_.cut(d, now);
+    for (const auto& s : streams_)
+        if (s->device == &d && s->busy) give_up_head(*s);
+    // Only now, as this completes work, and streams of this device may wait for each other.
+    for (const auto& s : streams_)
+        if (s->device == &d && !s->busy) startable_.push(*s);
+    start_all();
+}
+
+GPUSHARE_INLINE void model::assign(instant at) noexcept {
+    for (device_state& d : devices_) {
+        while (const auto claim = d.order.next()) {
+            operation& op = *claim->work;
+            sm_state& sm = d.sms[claim->sm];
+            if (op.cooperative && claim->first == 0) op.start = d.all_free_since(op.stream->part);
+            sm.work = &op;
+            sm.first = claim->first;
+            sm.count = claim->count;
+            sm.order = ++claims_;
+            op.claimed += claim->count;
+            sm.edges[0] = std::max({at, op.ready, op.start, sm.free_since});
+            for (std::uint32_t i = 0; i < sm.count; ++i) sm.edges[i + 1] = sm.edges[i] + op.hold;
+            if (op.body)
+                claimed_.push(sm);
+            else
+                events_.push(sm);
+        }
+        tell_who_waits(d);
+    }
+}
+
+GPUSHARE_INLINE void model::retire(sm_state& sm) noexcept {
+    account(sm, sm.end());
+    operation& op = *std::exchange(sm.work, nullptr);
+    sm.free_since = sm.end();
+    sm.device->order.release(sm.index);
+    ended(op, sm.count, sm.end());
+}
+
+GPUSHARE_INLINE void model::account(sm_state& sm, instant end) noexcept {
+    sm.edges[sm.count] = end;
+    stream_state& s = *sm.work->stream;
+    for (std::uint32_t i = 0; i < sm.count; ++i)
+        sm.device->ledger.record({s.tag, sm.index, sm.edges[i], sm.edges[i + 1]});
+    const ns used = end - sm.edges[0];
+    s.used += used;
+    s.wide += static_cast<double>(used.count()) * std::min(sm.work->blocks, s.sms) / s.sms;
+}
+
+GPUSHARE_INLINE void model::ended(operation& op, std::uint32_t blocks, instant at) noexcept {
+    op.ended += blocks;
+    op.end = std::max(op.end, at);
+    if (op.ended != op.wanted) return;
+    stream_state& s = *op.stream;
+    complete(op, op.end);
+    start(s);
+}
+
+GPUSHARE_INLINE void model::share(outcome_state& o) noexcept {
+    o.references.fetch_add(1, std::memory_order_relaxed);  // relaxed: somebody has one, or it is under the lock
+}
+
+GPUSHARE_INLINE auto model::owner_on(const stream_state& s, std::thread::id by) noexcept -> outcome_state* {
+    outcome_state* owner = s.latest;
+    while (owner != nullptr && owner->by != by) owner = owner->beside;
+    if (owner == nullptr) owner = s.latest;
+    if (owner != nullptr) share(*owner);
+    return owner;
+}
+
+GPUSHARE_INLINE void model::note_end(operation& op) noexcept {
+    stream_state& s = *op.stream;
+    const bool failed = op.status != errc::none;
+    std::exception_ptr stale;
+    if ((failed || op.blocks != 0) && std::exchange(s.told, false)) {
+        s.status = errc::none;
+        stale = std::exchange(s.exception, nullptr);
+    }
+    if (failed) {
+        for (outcome_state* o = op.owner; o != nullptr; o = o->beside) {
+            if (o->status != errc::none || (o->by != op.owner->by && !op.for_another)) continue;
+            o->status = op.status;
+            o->exception = op.exception;
+        }
+        if (s.status == errc::none) {
+            s.status = op.status;
+            if (!s.closed) s.exception = op.exception;
+        }
+    }
+    if (stale != nullptr) op.exception = std::move(stale);  // what was there is in `s` too
+}
+
+GPUSHARE_INLINE void model::keep(operation& op, std::exception_ptr& thrown) noexcept {
+    if (thrown == nullptr || op.status != errc::none) return;
+    op.status = errc::kernel_failed;
+    op.exception = std::move(thrown);
+}
+
+GPUSHARE_INLINE void model::tell_who_waits(device_state& d) noexcept {
+    d.waiting.store(d.order.highest_waiting(), std::memory_order_relaxed);
+}
+
+GPUSHARE_INLINE void model::start(stream_state& s) noexcept {
+    if (s.busy) return;
+    startable_.push(s);
+    start_all();
+}
+
+GPUSHARE_INLINE void model::start_all() noexcept {
+    while (stream_state* const next = startable_.pop()) start_head(*next);
+}
+
+GPUSHARE_INLINE void model::start_head(stream_state& s) noexcept {
+    while (operation* const op = s.queue.front()) {
+        op->ready = std::max({s.last_end, op->not_before, op->end});
+        if (s.device->lost) {
+            if (op->status == errc::none) op->status = errc::device_lost;
+            complete(*op, std::max(op->ready, s.device->lost_since));
+        } else if (s.stalled) {
+            return;
+        } else if (op->awaited != nullptr) {
+            if (!op->awaited->reached.load(std::memory_order_relaxed)) {  // relaxed: written under the lock
+                s.busy = true;
+                op->awaited->streams.push(s);
+                return;
+            }
+            complete(*op, std::max(op->ready, op->awaited->when));
+        } else if (op->blocks == 0) {
+            complete(*op, op->ready);
+        } else {
+            s.busy = true;
+            s.device->order.offer(op, s.level, op->blocks, op->cooperative, s.part);
+            return;
+        }
+    }
+    if (s.closed) {
+        leave_partition(*s.device, s.part);
+        const std::size_t at = s.index;  // `s` ends here
+        std::swap(streams_[at], streams_.back());
+        streams_[at]->index = at;
+        streams_.pop_back();
+    }
+}
+
+GPUSHARE_INLINE void model::complete(operation& op, instant at) noexcept {
+    stream_state& s = *op.stream;
+    s.queue.pop();
+    s.busy = false;
+    s.last_end = std::max(s.last_end, at);
+    note_end(op);
+    while (point_state* const p = op.points.pop()) reach(s, *p, at);
+    if (op.awaited != nullptr) drop_locked(*std::exchange(op.awaited, nullptr));
+    if (op.owner != nullptr) drop_locked(*std::exchange(op.owner, nullptr));
+    if (op.body || op.exception != nullptr)
+        left_.operations.push(op);
+    else
+        operations_.release(op);
+}
+
+GPUSHARE_INLINE void model::reach(stream_state& s, point_state& p, instant at) noexcept {
+    p.when = std::max(at, p.recorded);
+    p.used = s.used / static_cast<ns::rep>(s.sms);
+    p.wide = s.wide / s.sms;
+    if (p.within != nullptr) {
+        p.status = p.within->status;
+        p.exception = p.within->exception;
+        drop_locked(*std::exchange(p.within, nullptr));
+    } else {
+        p.status = s.status;
+        p.exception = s.exception;
+        s.told = true;
+    }
+    // release: pairs with the acquire in point::reached.
+    p.reached.store(true, std::memory_order_release);
+    while (waiter_link* const link = p.waiters.pop()) {
+        waiter& w = *link->thread;
+        w.leave();
+        woken_.push(w);
+    }
+    while (stream_state* const waiting = p.streams.pop()) {
+        waiting->busy = false;
+        startable_.push(*waiting);
+    }
+    drop_locked(p);
+}
+
+GPUSHARE_INLINE void model::give_up_head(stream_state& s) noexcept {
+    operation& op = *s.queue.front();
+    if (op.awaited != nullptr) {
+        op.awaited->streams.remove(s);
+        s.busy = false;
+        return;
+    }
+    if (op.status == errc::none) op.status = errc::device_lost;
+    if (!s.device->order.withdraw(&op)) return;
+    // The last worker destroys the kernel, unless it had ended before: then `complete` finds it.
+    op.unexecuted.fetch_sub(op.blocks - op.claimed, std::memory_order_acq_rel);
+    op.wanted = op.claimed;
+    if (op.ended == op.wanted) s.busy = false;
+}
+
+GPUSHARE_INLINE void model::drop_locked(point_state& p) noexcept {
+    // acq_rel: as in `drop`.
+    if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    p.hub.reset();  // not the last: whoever drives the model has one
+    if (p.exception != nullptr)
+        left_.points.push(p);
+    else
+        points_.release(p);
+}
+
+GPUSHARE_INLINE void model::drop_locked(outcome_state& o) noexcept {
+    for (outcome_state* last = &o; last != nullptr;) {
+        if (last->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        last->hub.reset();
+        outcome_state& gone = *std::exchange(last, std::exchange(last->beside, nullptr));
+        if (gone.exception != nullptr)
+            left_.outcomes.push(gone);
+        else
+            outcomes_.release(gone);
+    }
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace host

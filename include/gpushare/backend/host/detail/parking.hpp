@@ -34,67 +34,84 @@ public:
     /// Makes sure that somebody looks at work that waits, and is there at `next_event` (`never`: there is none).
     /// Wakes at most one worker, and none while one is on its way: it looks at everything, and calls for more hands
     /// if there is more than it can do.
-    void call(bool work_waits, instant next_event, wake_list& woken) noexcept {
-        if (on_their_way_ != 0) return;
-        if (next_event < lookout_until_ && lookout_ != nullptr)
-            wake(*lookout_, woken);  // it would sleep too long
-        else if (work_waits || next_event < lookout_until_)
-            wake_one(woken);
-    }
+    void call(bool work_waits, instant next_event, wake_list& woken) noexcept;
 
     /// Sleeps until called, or until `next_event` if nobody else looks out for it. May return early.
-    void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event, wake_list& woken) {
-        const bool looks_out = next_event != never && lookout_ == nullptr;
-        if (looks_out) {
-            lookout_ = &self;
-            lookout_until_ = next_event;
-        } else {
-            if (next_event < lookout_until_ && lookout_ != nullptr) wake(*lookout_, woken);
-            idle_.push_back(&self);
-        }
-        lock.unlock();
-        woken.wake_all();
-        self.called_.wait(looks_out ? next_event : never);
-        lock.lock();
-        if (lookout_ == &self) dismiss_lookout();
-        if (!self.called_.raised()) return;
-        self.called_.lower();
-        --on_their_way_;
-    }
+    void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event, wake_list& woken);
 
-    void call_all(wake_list& woken) noexcept {
-        if (lookout_ != nullptr) wake(*lookout_, woken);
-        while (!idle_.empty()) wake_one(woken);
-    }
+    void call_all(wake_list& woken) noexcept;
 
 private:
-    void wake_one(wake_list& woken) noexcept {
-        if (!idle_.empty()) {
-            worker& w = *idle_.back();
-            idle_.pop_back();
-            wake(w, woken);
-        } else if (lookout_ != nullptr) {
-            wake(*lookout_, woken);
-        }
-        // else: all are awake, and look for work before they sleep
-    }
+    void wake_one(wake_list& woken) noexcept;
 
-    void wake(worker& w, wake_list& woken) noexcept {
-        if (lookout_ == &w) dismiss_lookout();
-        ++on_their_way_;
-        woken.add(w.called_);
-    }
+    void wake(worker& w, wake_list& woken) noexcept;
 
-    void dismiss_lookout() noexcept {
-        lookout_ = nullptr;
-        lookout_until_ = never;
-    }
+    void dismiss_lookout() noexcept;
 
     std::vector<worker*> idle_;
     worker* lookout_ = nullptr;
     instant lookout_until_ = never;
     std::size_t on_their_way_ = 0;  // called, but not running yet
 };
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void parking::call(bool work_waits, instant next_event, wake_list& woken) noexcept {
+    if (on_their_way_ != 0) return;
+    if (next_event < lookout_until_ && lookout_ != nullptr)
+        wake(*lookout_, woken);  // it would sleep too long
+    else if (work_waits || next_event < lookout_until_)
+        wake_one(woken);
+}
+
+GPUSHARE_INLINE void parking::park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event,
+                                   wake_list& woken) {
+    const bool looks_out = next_event != never && lookout_ == nullptr;
+    if (looks_out) {
+        lookout_ = &self;
+        lookout_until_ = next_event;
+    } else {
+        if (next_event < lookout_until_ && lookout_ != nullptr) wake(*lookout_, woken);
+        idle_.push_back(&self);
+    }
+    lock.unlock();
+    woken.wake_all();
+    self.called_.wait(looks_out ? next_event : never);
+    lock.lock();
+    if (lookout_ == &self) dismiss_lookout();
+    if (!self.called_.raised()) return;
+    self.called_.lower();
+    --on_their_way_;
+}
+
+GPUSHARE_INLINE void parking::call_all(wake_list& woken) noexcept {
+    if (lookout_ != nullptr) wake(*lookout_, woken);
+    while (!idle_.empty()) wake_one(woken);
+}
+
+GPUSHARE_INLINE void parking::wake_one(wake_list& woken) noexcept {
+    if (!idle_.empty()) {
+        worker& w = *idle_.back();
+        idle_.pop_back();
+        wake(w, woken);
+    } else if (lookout_ != nullptr) {
+        wake(*lookout_, woken);
+    }
+    // else: all are awake, and look for work before they sleep
+}
+
+GPUSHARE_INLINE void parking::wake(worker& w, wake_list& woken) noexcept {
+    if (lookout_ == &w) dismiss_lookout();
+    ++on_their_way_;
+    woken.add(w.called_);
+}
+
+GPUSHARE_INLINE void parking::dismiss_lookout() noexcept {
+    lookout_ = nullptr;
+    lookout_until_ = never;
+}
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace detail
 }  // namespace host
