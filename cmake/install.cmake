@@ -7,16 +7,30 @@ include(GNUInstallDirs)
 # `cmake --install` and cpack work at once, whatever tests and examples there are to build.
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 
-# Nothing here depends on the architecture, so the packages lie in share/, not in lib/.
+# Nothing that CMake reads depends on the architecture, so the packages lie in share/, not in lib/.
 set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/gpushare)
 set(pkgconfig_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
 
 install(TARGETS gpushare EXPORT gpushare-targets FILE_SET HEADERS)
 install(EXPORT gpushare-targets NAMESPACE gpushare:: DESTINATION ${package_dir})
 
+# The compiled libraries lie in lib/, and what finds them beside the rest.
+if(GPUSHARE_COMPILED)
+    foreach(name IN ITEMS compiled compiled_cuda)
+        if(TARGET gpushare_${name})
+            install(TARGETS gpushare_${name} EXPORT gpushare-${name}-targets)
+            install(EXPORT gpushare-${name}-targets NAMESPACE gpushare:: DESTINATION ${package_dir})
+        endif()
+    endforeach()
+endif()
+
 configure_file(cmake/gpushare-config.cmake.in gpushare-config.cmake @ONLY)
 # Before 1.0 a minor version may break its users; from then on this becomes SameMajorVersion.
-write_basic_package_version_file(gpushare-config-version.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+set(any_architecture ARCH_INDEPENDENT)
+if(GPUSHARE_COMPILED)
+    set(any_architecture)
+endif()
+write_basic_package_version_file(gpushare-config-version.cmake COMPATIBILITY SameMinorVersion ${any_architecture})
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gpushare-config.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/gpushare-config-version.cmake cmake/gpushare-cuda.cmake cmake/gpushare-graph.cmake
         DESTINATION ${package_dir})

@@ -10,6 +10,12 @@ set(CURRENT_PACKAGES_DIR ${DIR}/packages/${PORT})
 set(build ${DIR}/buildtrees/${PORT})
 file(REMOVE_RECURSE ${DIR})
 
+# Of the features, none.
+function(vcpkg_check_features)
+    cmake_parse_arguments(PARSE_ARGV 0 arg "" "OUT_FEATURE_OPTIONS" "FEATURES")
+    set(${arg_OUT_FEATURE_OPTIONS} -DGPUSHARE_COMPILED=OFF PARENT_SCOPE)
+endfunction()
+
 function(vcpkg_cmake_configure)
     cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
     execute_process(COMMAND ${CMAKE_COMMAND} -S ${arg_SOURCE_PATH} -B ${build} -G Ninja -DCMAKE_BUILD_TYPE=Release
