@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What including the library costs: the processor time to compile a file that includes an umbrella, against a file that includes
-# the standard and toolkit headers which our headers name, with the same flags, alternately.
+# the standard and toolkit headers which our headers name, with the same flags, alternately. And what using it costs: the time to
+# compile README's program, and a file that only allocates and submits.
 #
 #   bench/include_cost.sh [JSON]         core.include_ratio            <gpushare/gpushare.hpp>
+#                                        core.readme_compile_s         README's program with gpushare::compiled
+#                                        core.readme_header_only_compile_s    the same with gpushare::gpushare
+#                                        core.handler_compile_s        tests/consumers/compiled/handler.cpp with gpushare::compiled
 #   bench/include_cost.sh cuda [JSON]    cuda.include_ratio_runtime    and <gpushare/backend/cuda/cuda.hpp>, by g++
 #                                        cuda.include_ratio_nvcc       <gpushare/gpushare.cuh>, by nvcc
 #   bench/include_cost.sh -v             every header by itself, instead of the figures
@@ -71,6 +75,23 @@ figure() {  # NAME SUFFIX HEADER...
         "$name" "$ratio" "$least" "$most" "$all")")
 }
 
+# Prints the figure of one file, in seconds; adds it to the array `json`.
+compile_figure() {  # NAME FILE
+    local i median least most all
+    compile_us "$2" >/dev/null  # the first reads the files from the disk
+    for ((i = 0; i < repeats; ++i)); do compile_us "$2"; done | sort -n >"$scratch/times"
+    read -r median least most all <<<"$(awk '{ t[NR] = $1 / 1e6 }
+        END {
+            printf "%.3f %.3f %.3f ", t[(NR + 1) / 2], t[1], t[NR]
+            for (i = 1; i <= NR; ++i) printf "%s%.3f", (i > 1 ? "," : ""), t[i]
+        }' "$scratch/times")"
+    [[ -e $scratch/out.o ]] || { echo "$2 doesn't compile" >&2; exit 1; }
+    rm "$scratch/out.o"
+    echo "figure $1 $median s"
+    json+=("$(printf '"%s": {"value": %s, "is": "median", "unit": "s", "least": %s, "most": %s, "repeats": [%s]}' \
+        "$1" "$median" "$least" "$most" "$all")")
+}
+
 verbose() {
     local header suffix ours foreign ratio
     (cd "$root/include" && find gpushare -name '*.hpp' -o -name '*.cuh' | sort) | while read -r header; do
@@ -99,6 +120,12 @@ if [[ ${1-} == cuda ]]; then
 else
     compiler=("${by_gcc[@]}")
     figure core.include_ratio cpp gpushare/gpushare.hpp
+    awk '/^```cpp$/ { inside = 1; next } /^```$/ { if (inside) exit } inside' "$root/README.md" >"$scratch/readme.cpp"
+    repeats=5
+    compile_figure core.readme_header_only_compile_s "$scratch/readme.cpp"
+    compiler+=(-DGPUSHARE_COMPILED -DGPUSHARE_COMPILED_HOST)
+    compile_figure core.readme_compile_s "$scratch/readme.cpp"
+    compile_figure core.handler_compile_s "$root/tests/consumers/compiled/handler.cpp"
 fi
 if [[ -n ${1-} ]]; then
     (
