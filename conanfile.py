@@ -56,7 +56,7 @@ class GpushareRecipe(ConanFile):
         cmake.install()
 
     def package_id(self):
-        if not self.options.compiled:
+        if not self.info.options.compiled:
             self.info.clear()
 
     def package_info(self):
