@@ -4,6 +4,7 @@
 # functions, its checks after the build and its resolution of features and dependencies are not.
 #
 #   cmake -DSOURCE_DIR=DIR -DVERSION=0.2.0 -DDIR=DIR -P run_port.cmake
+cmake_minimum_required(VERSION 3.25)  # vcpkg sets policies for its ports, too
 set(PORT gpushare)
 set(CURRENT_PORT_DIR ${SOURCE_DIR}/packaging/vcpkg/${PORT})
 set(CURRENT_PACKAGES_DIR ${DIR}/packages/${PORT})
