@@ -28,6 +28,7 @@ GPUSHARE_EXTERN template class permit<tenancy<host::node>::limiter>;
 GPUSHARE_EXTERN template class ticket<tenancy<host::node>::limiter>;
 GPUSHARE_EXTERN template class request<tenancy<host::node>::limiter>;
 GPUSHARE_EXTERN template class detail::limiter_engine<host::stream, host::steady_clock, weighted_fair>;
+GPUSHARE_EXTERN template struct detail::submission<host::stream>;
 GPUSHARE_EXTERN template class detail::submission_pool<host::stream>;
 GPUSHARE_EXTERN template class detail::tenant_state<host::node, weighted_fair>;
 
@@ -50,6 +51,7 @@ GPUSHARE_EXTERN template class permit<tenancy<cuda::node>::limiter>;
 GPUSHARE_EXTERN template class ticket<tenancy<cuda::node>::limiter>;
 GPUSHARE_EXTERN template class request<tenancy<cuda::node>::limiter>;
 GPUSHARE_EXTERN template class detail::limiter_engine<cuda::node::stream, cuda::node::clock_type, weighted_fair>;
+GPUSHARE_EXTERN template struct detail::submission<cuda::node::stream>;
 GPUSHARE_EXTERN template class detail::submission_pool<cuda::node::stream>;
 GPUSHARE_EXTERN template class detail::tenant_state<cuda::node, weighted_fair>;
 
