@@ -23,7 +23,7 @@ class GpushareRecipe(ConanFile):
         "compiled": [True, False],  # build the library of gpushare::compiled
     }
     default_options = {"with_cuda": False, "compiled": False}
-    exports_sources = "CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*"
+    exports_sources = "CMakeLists.txt", "LICENSE", "cmake/*", "include/*"
     no_copy_source = True
     test_package_folder = "tests/consumers/conan"
 

@@ -17,8 +17,8 @@ function(gpushare_add_compiled name source definition)
     target_compile_options(gpushare_${name} PRIVATE -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)  # the same wherever it is built
 endfunction()
 
-gpushare_add_compiled(compiled src/compiled.cpp GPUSHARE_COMPILED_HOST gpushare::gpushare)
+gpushare_add_compiled(compiled cmake/compiled.cpp GPUSHARE_COMPILED_HOST gpushare::gpushare)
 if(TARGET gpushare::cuda_runtime)
-    gpushare_add_compiled(compiled_cuda src/compiled_cuda.cpp GPUSHARE_COMPILED_CUDA gpushare::cuda_runtime
+    gpushare_add_compiled(compiled_cuda cmake/compiled_cuda.cpp GPUSHARE_COMPILED_CUDA gpushare::cuda_runtime
                           gpushare_compiled)
 endif()
