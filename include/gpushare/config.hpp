@@ -65,7 +65,7 @@
 #else
 #define GPUSHARE_INLINE inline
 #endif
-/// Before the instantiations of compiled.hpp, which the files of src/ compile and all others
+/// Before the instantiations of compiled.hpp, which cmake/compiled*.cpp compile and all others
 /// declare.
 #if defined(GPUSHARE_INSTANTIATING)
 #define GPUSHARE_EXTERN
