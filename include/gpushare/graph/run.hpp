@@ -31,6 +31,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -214,113 +215,47 @@ struct cut_options {
     std::size_t part = 0;  ///< of the tenant's devices
 };
 
-/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine and what they stand on
-/// must outlive it. The engine has piece i of the plan as its piece i.
-template <class Tenant, class Engine>
-requires piece_engine<Engine, typename Tenant::stream>
-class cut_model {
-    using stream = typename Tenant::stream;
-    using memory = typename Tenant::memory_type;
-
+/// The values of a model in pieces while it runs, and room for them in `Memory`: those between pieces share one block by
+/// liveness; each whose size only a run tells, and each output without a buffer, has a block of its own. Has no engine and
+/// submits nothing: cut_model does. Neither copied nor moved; one run at a time. `Memory` must outlive it, and no work may
+/// use the values when it goes.
+template <memory_resource Memory>
+class piece_tensors {
 public:
-    /// `g`: with the extents that are known, so that values between pieces have their places; the plan must fit the graph.
-    /// Throws operation_error (invalid_specification) for a plan that doesn't; model_error (bad_cut) for what a buffer
-    /// can't hold; memory_error where the tenant has no room for the buffers; and as tenant::memory.
-    cut_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, const cut_options& o = {})
-        : whose_(&whose),
-          engine_(&engine),
-          options_(o),
+    /// As cut_model; `owner` is named in what it throws.
+    piece_tensors(Memory& of, const model_graph& g, const split_plan& plan, std::string_view owner = {})
+        : owner_(owner),
           inputs_(g.inputs),
           outputs_(g.outputs),
-          blocks_(whose.memory(o.part), g.values.size() + 1),
+          blocks_(of, g.values.size() + 1),
           tensors_(g.values.size()),
           kinds_(g.values.size()) {
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
-            throw operation_error(errc::invalid_specification, whose.name(), "a plan of cuts for another graph");
+            throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for another graph");
         for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
         for (const std::uint32_t v : g.outputs)
             if (kinds_[v] == value_kind::weight)
                 throw model_error(model_fault::bad_cut, g.values[v].name, "an output that is a weight");
-        for (const auto& p : plan.pieces) add(g, plan.nodes(p.places), p.takes);
+        for (const auto& p : plan.pieces) add(g, plan.nodes(p.places));
         place(g, plan);
     }
-    cut_model(const cut_model&) = delete;
-    cut_model& operator=(const cut_model&) = delete;
-    ~cut_model() = default;
+    piece_tensors(const piece_tensors&) = delete;
+    piece_tensors& operator=(const piece_tensors&) = delete;
+    ~piece_tensors() = default;
 
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t pieces() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// Bytes of the tenant's memory that are held for values between pieces, and for outputs without a buffer.
+    /// Bytes of all blocks.
     [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
 
-    /// Runs the model: `inputs` and `outputs` in the model's order, in memory that the engine can use. An output without a
-    /// buffer (data is null) gets one of the tenant's memory, valid until the next run. Waits until all is done. `o`: the
-    /// deadline, cost and priority of the whole run. Throws operation_error: invalid_specification for a wrong number of
-    /// tensors; what a piece failed with, in which the engine's own exception is nested; and as tenant::submit. What of
-    /// the pieces was handed over has ended then.
-    void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
+    /// Every value as it is before the first piece. `inputs` and `outputs` in the model's order. Throws operation_error
+    /// (invalid_specification) for a wrong number of them, and what the memory throws.
+    void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
         if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
             throw operation_error({errc::invalid_specification, inputs.size() + outputs.size(), 0,
                                    inputs_.size() + outputs_.size(), reason::wrong_count},
-                                  whose_->name(), "inputs and outputs of a model");
-        begin(inputs, outputs);
-        submit_all(o);
-        for (std::size_t i = 0; i < outputs.size(); ++i) finish(tensors_[outputs_[i]], outputs[i], outputs_[i]);
-    }
-
-private:
-    struct piece {
-        std::vector<const tensor*> inputs{};
-        std::vector<tensor*> outputs{};
-        ns takes{};
-    };
-    static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
-
-    void prepare(const value& v, std::uint32_t number) {
-        kinds_[number] = v.kind;
-        tensor& t = tensors_[number];
-        t.type = v.type;
-        for (const auto& d : v.shape) t.shape.push_back(d.extent);
-        if (!v.ranked) t.shape = {-1};  // none would be a single number
-        known_.push_back(v.size().has_value());
-        shapes_.push_back(t.shape);
-    }
-    void add(const model_graph& g, std::span<const std::uint32_t> nodes, ns takes) {
-        const auto edges = edges_of(g, nodes);
-        piece p{.takes = takes};
-        const auto check = [&](std::uint32_t v) {
-            if (g.values[v].kind == value_kind::inner && !g.values[v].tensor)
-                throw model_error(model_fault::bad_cut, g.values[v].name, "it crosses a cut, and is no tensor");
-            return &tensors_[v];
-        };
-        for (const std::uint32_t v : edges.inputs) p.inputs.push_back(check(v));
-        for (const std::uint32_t v : edges.outputs) p.outputs.push_back(check(v));
-        pieces_.push_back(std::move(p));
-    }
-    /// Places in one block for all values between pieces whose size is known.
-    void place(const model_graph& g, const split_plan& plan) {
-        auto crossing = crossing_values(g, plan);
-        std::erase_if(crossing, [&](const crossing_value& c) { return !g.values[c.value].size(); });
-        const auto layout = place_buffers(needs_of(g, crossing), tensor_blocks<memory>::alignment);
-        offsets_.assign(g.values.size(), unplaced);
-        for (std::size_t i = 0; i < crossing.size(); ++i) offsets_[crossing[i].value] = layout.offsets[i];
-        if (layout.total > bytes{}) block_ = static_cast<std::byte*>(blocks_.room_for(last(), layout.total.count()));
-    }
-    [[nodiscard]] std::uint32_t last() const noexcept { return static_cast<std::uint32_t>(tensors_.size()); }
-
-    /// Every value as it is before the first piece.
-    void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
-        for (std::uint32_t v = 0; v < tensors_.size(); ++v) {
-            tensor& t = tensors_[v];
-            t.shape = shapes_[v];
-            t.data = nullptr;
-            t.capacity = 0;
-            t.room = &blocks_;
-            t.number = v;
-            if (offsets_[v] == unplaced) continue;
-            t.data = block_ + offsets_[v];
-            t.capacity = t.size();
-        }
+                                  owner_, "inputs and outputs of a model");
+        reset();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             tensor& t = tensors_[outputs_[i]];
             t.data = outputs[i].data;
@@ -337,6 +272,121 @@ private:
             t.room = nullptr;
         }
     }
+    /// What a piece reads, in the order of edges_of(): as piece_engine::enqueue takes it.
+    [[nodiscard]] std::span<const tensor* const> inputs(std::uint32_t number) const noexcept {
+        return pieces_[number].inputs;
+    }
+    /// What a piece writes, likewise.
+    [[nodiscard]] std::span<tensor* const> outputs(std::uint32_t number) const noexcept {
+        return pieces_[number].outputs;
+    }
+    /// Where the model's output `i` is after the last piece.
+    [[nodiscard]] const tensor& output(std::size_t i) const noexcept { return tensors_[outputs_[i]]; }
+    /// Whether the model's output `i` is one of its inputs: no piece writes it.
+    [[nodiscard]] bool passes_through(std::size_t i) const noexcept { return kinds_[outputs_[i]] == value_kind::input; }
+
+private:
+    struct piece {
+        std::vector<const tensor*> inputs{};
+        std::vector<tensor*> outputs{};
+    };
+    static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
+
+    void prepare(const value& v, std::uint32_t number) {
+        kinds_[number] = v.kind;
+        tensor& t = tensors_[number];
+        t.type = v.type;
+        for (const auto& d : v.shape) t.shape.push_back(d.extent);
+        if (!v.ranked) t.shape = {-1};  // none would be a single number
+        known_.push_back(v.size().has_value());
+        shapes_.push_back(t.shape);
+    }
+    void add(const model_graph& g, std::span<const std::uint32_t> nodes) {
+        const auto edges = edges_of(g, nodes);
+        piece p;
+        const auto check = [&](std::uint32_t v) {
+            if (g.values[v].kind == value_kind::inner && !g.values[v].tensor)
+                throw model_error(model_fault::bad_cut, g.values[v].name, "it crosses a cut, and is no tensor");
+            return &tensors_[v];
+        };
+        for (const std::uint32_t v : edges.inputs) p.inputs.push_back(check(v));
+        for (const std::uint32_t v : edges.outputs) p.outputs.push_back(check(v));
+        pieces_.push_back(std::move(p));
+    }
+    /// Places in one block for all values between pieces whose size is known.
+    void place(const model_graph& g, const split_plan& plan) {
+        auto crossing = crossing_values(g, plan);
+        std::erase_if(crossing, [&](const crossing_value& c) { return !g.values[c.value].size(); });
+        const auto layout = place_buffers(needs_of(g, crossing), tensor_blocks<Memory>::alignment);
+        offsets_.assign(g.values.size(), unplaced);
+        for (std::size_t i = 0; i < crossing.size(); ++i) offsets_[crossing[i].value] = layout.offsets[i];
+        if (layout.total > bytes{}) block_ = static_cast<std::byte*>(blocks_.room_for(last(), layout.total.count()));
+    }
+    [[nodiscard]] std::uint32_t last() const noexcept { return static_cast<std::uint32_t>(tensors_.size()); }
+
+    void reset() {
+        for (std::uint32_t v = 0; v < tensors_.size(); ++v) {
+            tensor& t = tensors_[v];
+            t.shape = shapes_[v];
+            t.data = nullptr;
+            t.capacity = 0;
+            t.room = &blocks_;
+            t.number = v;
+            if (offsets_[v] == unplaced) continue;
+            t.data = block_ + offsets_[v];
+            t.capacity = t.size();
+        }
+    }
+
+    std::string owner_;
+    std::vector<std::uint32_t> inputs_, outputs_;
+    tensor_blocks<Memory> blocks_;  // by value, and one more for those that share
+    std::vector<tensor> tensors_;   // by value
+    std::vector<value_kind> kinds_;
+    std::vector<bool> known_{};  // whether the size is
+    std::vector<std::vector<std::int64_t>> shapes_{};
+    std::vector<std::uint64_t> offsets_{};
+    std::byte* block_ = nullptr;
+    std::vector<piece> pieces_{};
+};
+
+/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine and what they stand on
+/// must outlive it. The engine has piece i of the plan as its piece i.
+template <class Tenant, class Engine>
+requires piece_engine<Engine, typename Tenant::stream>
+class cut_model {
+    using stream = typename Tenant::stream;
+    using memory = typename Tenant::memory_type;
+
+public:
+    /// `g`: with the extents that are known, so that values between pieces have their places; the plan must fit the graph.
+    /// Throws operation_error (invalid_specification) for a plan that doesn't; model_error (bad_cut) for what a buffer
+    /// can't hold; memory_error where the tenant has no room for the buffers; and as tenant::memory.
+    cut_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, const cut_options& o = {})
+        : whose_(&whose), engine_(&engine), options_(o), values_(whose.memory(o.part), g, plan, whose.name()) {
+        for (const auto& p : plan.pieces) takes_.push_back(p.takes);
+    }
+    cut_model(const cut_model&) = delete;
+    cut_model& operator=(const cut_model&) = delete;
+    ~cut_model() = default;
+
+    /// How many pieces there are.
+    [[nodiscard]] std::uint32_t pieces() const noexcept { return values_.pieces(); }
+    /// Bytes of the tenant's memory that are held for values between pieces, and for outputs without a buffer.
+    [[nodiscard]] bytes held() const noexcept { return values_.held(); }
+
+    /// Runs the model: `inputs` and `outputs` in the model's order, in memory that the engine can use. An output without a
+    /// buffer (data is null) gets one of the tenant's memory, valid until the next run. Waits until all is done. `o`: the
+    /// deadline, cost and priority of the whole run. Throws operation_error: invalid_specification for a wrong number of
+    /// tensors; what a piece failed with, in which the engine's own exception is nested; and as tenant::submit. What of
+    /// the pieces was handed over has ended then.
+    void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
+        values_.begin(inputs, outputs);
+        submit_all(o);
+        for (std::size_t i = 0; i < outputs.size(); ++i) finish(i, outputs[i]);
+    }
+
+private:
     /// Hands the pieces over, some ahead of the one that runs.
     void submit_all(const request_options& o) {
         auto request = whose_->request(o, options_.part);
@@ -354,7 +404,7 @@ private:
                 failed = std::current_exception();
             }
         };
-        for (std::uint32_t i = 0; i < pieces_.size() && !failed; ++i) try {
+        for (std::uint32_t i = 0; i < values_.pieces() && !failed; ++i) try {
                 tickets.push_back(request.submit([this, i](stream& to) { enqueue(to, i); }, options_of(i, o)));
                 while (tickets.size() - ended > std::max(options_.ahead, 1U) - 1 && !failed) end_one();
             } catch (...) {
@@ -363,23 +413,21 @@ private:
         while (ended < tickets.size()) end_one();
         if (failed) std::rethrow_exception(failed);
     }
-    void enqueue(stream& to, std::uint32_t i) {
-        engine_->enqueue(to, i, std::span<const tensor* const>(pieces_[i].inputs),
-                         std::span<tensor* const>(pieces_[i].outputs));
-    }
+    void enqueue(stream& to, std::uint32_t i) { engine_->enqueue(to, i, values_.inputs(i), values_.outputs(i)); }
     [[nodiscard]] submit_options options_of(std::uint32_t i, const request_options& o) const {
         submit_options s = options_.submit;
         s.key += i;
         s.deadline = o.deadline;
         if (options_.declare_lengths) {
-            const auto length = static_cast<double>(pieces_[i].takes.count());
+            const auto length = static_cast<double>(takes_[i].count());
             s.cost = ns{static_cast<std::int64_t>(length * s.width.part())};
         }
         return s;
     }
-    /// Where the caller finds an output.
-    void finish(const tensor& t, tensor& to, std::uint32_t number) {
-        if (kinds_[number] == value_kind::input && to.data != nullptr && to.data != t.data) {
+    /// Where the caller finds output i.
+    void finish(std::size_t i, tensor& to) {
+        const tensor& t = values_.output(i);
+        if (values_.passes_through(i) && to.data != nullptr && to.data != t.data) {
             pass_through(t, to);
             return;
         }
@@ -403,15 +451,8 @@ private:
     Tenant* whose_;
     Engine* engine_;
     cut_options options_;
-    std::vector<std::uint32_t> inputs_, outputs_;
-    tensor_blocks<memory> blocks_;  // by value, and one more for those that share
-    std::vector<tensor> tensors_;   // by value
-    std::vector<value_kind> kinds_;
-    std::vector<bool> known_{};  // whether the size is
-    std::vector<std::vector<std::int64_t>> shapes_{};
-    std::vector<std::uint64_t> offsets_{};
-    std::byte* block_ = nullptr;
-    std::vector<piece> pieces_{};
+    piece_tensors<memory> values_;
+    std::vector<ns> takes_{};  // of each piece, as planned
 };
 
 }  // namespace graph
