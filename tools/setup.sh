@@ -67,6 +67,7 @@ needs() {  # AREA
         serve)
             need_server_tools
             need_engines
+            need_onnx
             ;;
         --gemma-terms-accepted) need_gemma ;;
         mpis) need_mpis ;;
@@ -137,6 +138,12 @@ need_test_tools() {
 # What `./dev bench serving` and the example server run: real engines, with their weights.
 need_engines() {
     need_from_pypi serving "OpenVINO's engines" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*'
+}
+
+# What the example server runs tenants' own models by.
+need_onnx() {
+    need libonnx-dev libprotobuf-dev
+    from_pypi onnxruntime "the server has no engine for tenants' own models" 'onnxruntime==1.31.*' || true
 }
 
 # What the example server's shells are made of.

@@ -19,7 +19,7 @@ public:
     std::atomic<std::size_t> uploads{0};        ///< bytes of its bodies that are being received or served
     std::atomic<std::size_t> calls{0};          ///< of gRPC that are open
     std::atomic<std::size_t> streams{0};        ///< of these
-    std::atomic<std::uint64_t> requests{0}, refusals{0}, failures{0}, tokens{0}, batches{0}, rows{0};
+    std::atomic<std::uint64_t> requests{0}, refusals{0}, failures{0}, tokens{0}, batches{0}, rows{0}, pieces{0};
 
     /// A request was answered.
     void answered(gpushare::ns took) noexcept {

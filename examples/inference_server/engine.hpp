@@ -11,6 +11,7 @@
 #include <memory_resource>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,6 +62,16 @@ public:
                         gpushare::host::kernel_context& on);
     [[nodiscard]] virtual std::size_t scratch() const noexcept { return 0; }
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
+    /// How many submissions one call takes. With more than one, other tenants' work gets in between: the
+    /// server calls run_piece() for pieces 0, 1, ... of a call, and never run(). On one block, without
+    /// scratch.
+    [[nodiscard]] virtual std::uint32_t pieces() const noexcept { return 1; }
+    /// How long a piece takes as far as anybody knows beforehand; 0: nobody does.
+    [[nodiscard]] virtual gpushare::ns piece_takes(std::uint32_t) const noexcept { return {}; }
+    /// One piece. `inputs` are those of the call for each of its pieces, and stay where they are; the last
+    /// piece fills `outputs`.
+    virtual void run_piece(std::uint32_t piece, std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                           gpushare::host::kernel_context& on);
     /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
     virtual void drop_caches() noexcept {}
     /// Of a model that streams: of at most so many tokens. What its cache needs for all of them it takes here, or throws no_room: so a
@@ -73,6 +84,8 @@ using cache_chunks = gpushare::chunk_pool<gpushare::host::virtual_memory, gpusha
 /// Pages of one model's KV cache.
 using kv_cache = gpushare::page_store<gpushare::host::virtual_memory, gpushare::host::stream>;
 
+struct owner;  // lane.hpp: the tenant itself
+
 /// What an engine finds at its tenant's; it outlives the engine.
 struct surroundings {
     std::pmr::memory_resource& memory;  ///< for weights
@@ -80,6 +93,7 @@ struct surroundings {
     gpushare::quota& limit;
     gpushare::tenant_tag tag;
     std::string_view owner;
+    inference_server::owner* whose = nullptr;  ///< for an engine that submits something while it is loaded
 
     /// A cache that is charged to the tenant.
     [[nodiscard]] std::unique_ptr<kv_cache> cache(gpushare::page_options o) const {
@@ -97,6 +111,12 @@ struct model_source {
     gpushare::bytes beside{};
     /// The engine allocates past `memory` as it likes: what the process has more after a load than before is charged.
     bool measured = false;
+    gpushare::ns cut_to{};  ///< no piece of a call is to take longer; 0: a call is one piece
+};
+
+/// The server was built without an engine of that name. The text says which ones it has.
+struct unknown_engine : std::runtime_error {
+    using std::runtime_error::runtime_error;
 };
 
 /// Pure C++, with made-up weights: what the server is tested with.

@@ -173,7 +173,7 @@ struct call {
     std::size_t written = 0;  // as it was when it last moved
     when moved{};
     // Of a stream's request.
-    const model_info* model = nullptr;
+    std::shared_ptr<const model_source> model;
     std::string request_id{};
     bool empty_end = false, piece_runs = false;
     std::shared_ptr<token_stream> text{};
@@ -569,19 +569,19 @@ private:
             case method::model_ready: {
                 const auto q = parsed<inference::ModelReadyRequest>(message);
                 inference::ModelReadyResponse r;
-                r.set_ready(of.ready(c.who, of.model(q.name(), q.version()).name));
+                r.set_ready(of.ready(c.who, of.model(c.who, q.name(), q.version())->info.name));
                 return bytes_of(r);
             }
             case method::model_metadata: {
                 const auto q = parsed<inference::ModelMetadataRequest>(message);
                 inference::ModelMetadataResponse r;
-                write_metadata(r, of.model(q.name(), q.version()));
+                write_metadata(r, of.model(c.who, q.name(), q.version())->info);
                 return bytes_of(r);
             }
             case method::model_config: {
                 const auto q = parsed<inference::ModelConfigRequest>(message);
                 inference::ModelConfigResponse r;
-                write_config(*r.mutable_config(), of.model(q.name(), q.version()));
+                write_config(*r.mutable_config(), of.model(c.who, q.name(), q.version())->info);
                 return bytes_of(r);
             }
             case method::repository_index: return index(c, parsed<inference::RepositoryIndexRequest>(message));
@@ -672,18 +672,19 @@ private:
     }
     static void infer(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
         const auto q = infer_message(*sh, bytes);
-        const auto& name = sh->of.model(q.model_name(), q.model_version()).name;
+        const auto model = sh->of.model(c->who, q.model_name(), q.model_version());
         auto r = read_infer(q);
         r.timeout_us = timeout(*c, r.timeout_us);
         auto asked = r.outputs;
-        sh->of.infer(c->who, name, std::move(r), [sh, c, asked = std::move(asked)](answer_of_engine a) mutable {
-            answer_later(sh, c, [a = std::move(a), asked = std::move(asked)] {
-                if (const auto* why = std::get_if<refused>(&a)) throw refused(*why);
-                inference::ModelInferResponse m;
-                write_infer(m, std::get<infer_response>(a), asked);
-                return bytes_of(m);
-            });
-        });
+        sh->of.infer(c->who, model->info.name, std::move(r),
+                     [sh, c, asked = std::move(asked)](answer_of_engine a) mutable {
+                         answer_later(sh, c, [a = std::move(a), asked = std::move(asked)] {
+                             if (const auto* why = std::get_if<refused>(&a)) throw refused(*why);
+                             inference::ModelInferResponse m;
+                             write_infer(m, std::get<infer_response>(a), asked);
+                             return bytes_of(m);
+                         });
+                     });
     }
     using answer_of_engine = inference_server::answer;
     /// `make` makes the bytes of the only answer, on a thread where tenants take turns.
@@ -716,7 +717,8 @@ private:
 
     static void stream_request(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
         const auto q = infer_message(*sh, bytes);
-        const auto& model = sh->of.model(q.model_name(), q.model_version());
+        const auto source = sh->of.model(c->who, q.model_name(), q.model_version());
+        const auto& model = source->info;
         const auto wants = q.parameters().find("triton_enable_empty_final_response");
         const bool empty_end = wants != q.parameters().end() && wants->second.bool_param();
         auto r = read_infer(q);
@@ -724,9 +726,9 @@ private:
         if (model.streams) {
             check_inputs(model, r);
             auto text = sh->of.generate(c->who, model.name, read_generate(q, r));
-            return sh->later([c, m = &model, empty_end, text = std::move(text)] {
+            return sh->later([c, source, empty_end, text = std::move(text)] {
                 with(c, [&](link& l) {
-                    c->model = m;
+                    c->model = source;
                     c->empty_end = empty_end;
                     c->text = text;
                     l.step(c);
@@ -798,7 +800,7 @@ private:
             [sh = shell_, c, model = c->model, id = c->request_id](const std::string& token) {
                 if (c->gone.load(std::memory_order_relaxed)) return false;
                 inference::ModelStreamInferResponse r;
-                write_token(*r.mutable_infer_response(), *model, id, token);
+                write_token(*r.mutable_infer_response(), model->info, id, token);
                 sh->later([c, bytes = bytes_of(r)] { with(c, [&](link& l) { l.session_->send(c->id, bytes); }); });
                 return true;
             },
@@ -813,7 +815,7 @@ private:
         attempt(c, [&] {
             if (c->empty_end) {
                 inference::ModelStreamInferResponse r;
-                write_head(*r.mutable_infer_response(), *c->model, c->request_id);
+                write_head(*r.mutable_infer_response(), c->model->info, c->request_id);
                 mark_final(r);
                 session_->send(c->id, bytes_of(r));
             }

@@ -336,11 +336,9 @@ private:
             case action::server_live: return reply(200, R"({"live":true})");
             case action::server_ready: return answer_ready(s.ready());
             case action::server_metadata: return reply(200, server_metadata_json());
-            case action::model_metadata: return reply(200, model_metadata_json(s.model(route_.model, route_.version)));
-            case action::model_config: return reply(200, model_config_json(s.model(route_.model, route_.version)));
-            case action::model_ready:
-                (void)s.model(route_.model, route_.version);
-                return answer_ready(s.ready(caller_, route_.model));
+            case action::model_metadata: return reply(200, model_metadata_json(model()->info));
+            case action::model_config: return reply(200, model_config_json(model()->info));
+            case action::model_ready: (void)model(); return answer_ready(s.ready(caller_, route_.model));
             case action::repository_index: return reply(200, index_json());
             case action::model_load:
                 return s.load(caller_, route_.model, [self = shared_from_this()](const refused* why) {
@@ -353,6 +351,9 @@ private:
             case action::generate: return read_generate(&session::generate);
             case action::generate_stream: return read_generate(&session::stream);
         }
+    }
+    [[nodiscard]] std::shared_ptr<const model_source> model() const {
+        return shell_->of.model(caller_, route_.model, route_.version);
     }
     /// Triton's clients look at the status, KServe's at the body.
     void answer_ready(bool is) { reply(is ? 200 : 503, is ? R"({"ready":true})" : R"({"ready":false})"); }
@@ -368,7 +369,7 @@ private:
     }
 
     void read_infer() {
-        (void)shell_->of.model(route_.model, route_.version);
+        (void)model();
         const std::size_t size = parser_->get().body().size();
         parse(
             header_length_.value_or(size), size, [this] { return parse_infer(parser_->get().body(), header_length_); },

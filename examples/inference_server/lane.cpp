@@ -168,6 +168,17 @@ struct lane::batch {
     gpushare::ns took{};               // all calls
     bool starved = false;              // there was no memory to take requests
     std::atomic<bool> entered{false};  // the engine: it may be in any state where that throws
+    // Of a model in pieces: a step is a submission, piece after piece of one call after the other.
+    std::shared_ptr<engine> cut{};   // the engine when the batch came; null: it makes one piece
+    std::uint32_t pieces = 1;        // of the engine that runs
+    gpushare::ns longest{};          // of the pieces; each is a submission behind the last one
+    std::atomic<bool> over{false};   // a piece failed, and the next ones have nothing to do
+    std::mutex steps;                // of what follows
+    std::uint32_t next = 1;          // the step that is handed over next
+    std::uint32_t due = 0;           // so many are to be handed over
+    bool handing = true;             // somebody hands one over, and looks for more behind it
+    std::uint32_t open = 1;          // steps that were, or are to be, handed over, and haven't ended
+    gpushare::completion failure{};  // the first
 
     void arrange(std::uint32_t max_rows) {
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -197,6 +208,25 @@ struct lane::batch {
             }
         if (context.num_blocks() == 1) took = std::chrono::steady_clock::now() - began;
     }
+    [[nodiscard]] std::size_t all_steps() const noexcept { return pieces > 1 ? calls.size() * pieces : 1; }
+    void run_step(std::uint32_t step, gpushare::host::kernel_context& context) {
+        auto& c = calls[step / pieces];
+        if (c.refused || over.load(std::memory_order_relaxed)) return;  // behind the kernel that set it
+        const auto began = std::chrono::steady_clock::now();
+        entered.store(true, std::memory_order_relaxed);
+        try {
+            on->run_piece(step % pieces, c.inputs, c.outputs, context);
+        } catch (const refused&) {
+            c.refused = std::current_exception();
+        } catch (...) {
+            over.store(true, std::memory_order_relaxed);
+            throw;
+        }
+        const gpushare::ns lasted = std::chrono::steady_clock::now() - began;
+        took += lasted;
+        longest = std::max(longest, lasted);
+        of->account_->pieces.fetch_add(1, std::memory_order_relaxed);
+    }
     /// Calls `f(request, its outputs)` for each that the engine hasn't refused.
     template <class F>
     void each_answer(F f) {
@@ -218,13 +248,14 @@ private:
     }
 };
 
-lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, settings s)
+lane::lane(std::shared_ptr<tenant> whose, std::shared_ptr<const model_source> model, std::shared_ptr<account> account,
+           settings s)
     : tenant_(std::move(whose)),
-      model_(model),
+      source_(std::move(model)),
       account_(std::move(account)),
       settings_(std::move(s)),
       memory_(tenant_->memory()),
-      waiting_({.max_size = std::max(model.info.max_batch, 1U)}),
+      waiting_({.max_size = std::max(model_.info.max_batch, 1U)}),
       sleep_(settings_.rule, tenant_->now()) {
     came_to(gpushare::sleep_level::weights_released, tenant_->now());
 }
@@ -285,12 +316,15 @@ void lane::infer(infer_request r, on_answer reply) {
 refused lane::full() {
     gpushare::ns until{};
     std::size_t together = 1;
+    std::optional<gpushare::ns> call;  // of a model in pieces, whose submissions are shorter
     {
         const std::lock_guard lock(mutex_);
         together = at_once();
         if (engine_ == nullptr) until = sleep_.predicted_wake();
+        if (engine_ != nullptr && engine_->pieces() > 1 && call_takes_ != gpushare::ns{}) call = call_takes_;
     }
-    const auto e = tenant_->estimate(options(false).key);
+    auto e = tenant_->estimate(options(false).key);
+    e.lasts = call.value_or(e.lasts);
     if (!e.known) return {429, "too many requests wait", 1};  // nobody knows for how long
     until += e.wait + e.lasts * static_cast<std::int64_t>(waiting() / together + 1);
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until);
@@ -309,10 +343,19 @@ gpushare::submit_options lane::options(bool text) const {
     return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = settings_.stream};
 }
 
+gpushare::submit_options lane::options(const batch& b, std::uint32_t step) const {
+    auto how = options(false);
+    if (b.cut == nullptr) return how;
+    const std::uint32_t which = step % b.cut->pieces();
+    how.key += std::uint64_t{2} * which;  // the last bit tells texts
+    how.cost = b.cut->piece_takes(which);
+    return how;
+}
+
 // Under no lock. A tenant that sleeps is woken.
 template <class Run, class Done>
-errc lane::hand_over(const Run& run, bool text, const Done& done) {
-    const auto submit = [&] { return tenant_->try_submit(run, options(text), done); };
+errc lane::hand_over(const Run& run, const gpushare::submit_options& how, const Done& done) {
+    const auto submit = [&] { return tenant_->try_submit(run, how, done); };
     auto ticket = submit();
     if (ticket.code() == errc::asleep) {
         if (const auto why = tenant_->try_wake(); why.code != gpushare::errc::none)
@@ -328,8 +371,14 @@ void lane::pump() {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
-        if (batches_ >= ahead) return;
+        const bool cut = engine_->pieces() > 1;
+        if (batches_ >= (cut ? 1 : ahead)) return;  // pieces of two calls would meet in one engine
         next = std::make_shared<batch>();
+        if (cut) {
+            next->cut = engine_;
+            next->due = ahead - 1;
+            next->open = ahead;
+        }
         ++batches_;
         ++submitted_;
     }
@@ -354,29 +403,43 @@ std::shared_ptr<engine> lane::loaded_engine() {
     return engine_;
 }
 
-// The batch is put together when it is let onto the device, so that it has all that came while it waited.
+// A step's turn has come. The batch is put together when the first one is let onto the device, so that it has all that
+// came while it waited.
+void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, gpushare::host::stream& to) {
+    if (step == 0) mine->of->take(*mine);
+    if (mine->requests.empty()) return;
+    if (step == 0) mine->pieces = mine->on->pieces();
+    if (step >= mine->all_steps()) return;
+    if (mine->pieces > 1) {
+        to.launch({}, [mine, step](gpushare::host::kernel_context& context) { mine->run_step(step, context); });
+        return;
+    }
+    // Let go when this returns: who leases it next comes behind this work.
+    std::optional<scratch::lease_type> room;
+    if (const auto size = mine->on->scratch(); size != 0) {
+        room.emplace(mine->of->settings_.room->lease(gpushare::bytes{size}, to));
+        mine->room = {static_cast<std::byte*>(room->data()), size};
+    }
+    const auto kernel = [mine](gpushare::host::kernel_context& context) { mine->run(context); };
+    const auto blocks = mine->on->blocks();
+    if (blocks == 1)
+        to.launch({}, kernel);
+    else if (const auto why = to.launch_cooperative({.blocks = blocks}, kernel); why != errc::none)
+        gpushare::raise({why}, {}, "the model needs more SMs than the device has");
+}
+
 void lane::submit(std::shared_ptr<batch> mine) noexcept {
-    const auto run = [mine](gpushare::host::stream& s) {
-        mine->of->take(*mine);
-        if (mine->requests.empty()) return;
-        // Let go when this returns: who leases it next comes behind this work.
-        std::optional<scratch::lease_type> room;
-        if (const auto size = mine->on->scratch(); size != 0) {
-            room.emplace(mine->of->settings_.room->lease(gpushare::bytes{size}, s));
-            mine->room = {static_cast<std::byte*>(room->data()), size};
-        }
-        const auto kernel = [mine](gpushare::host::kernel_context& context) { mine->run(context); };
-        const auto blocks = mine->on->blocks();
-        if (blocks == 1)
-            s.launch({}, kernel);
-        else if (const auto why = s.launch_cooperative({.blocks = blocks}, kernel); why != errc::none)
-            gpushare::raise({why}, {}, "the model needs more SMs than the device has");
-    };
     gpushare::completion how;
     try {
-        const auto why =
-            hand_over(run, false, [mine](const gpushare::completion& end) { mine->of->finish(*mine, end); });
-        if (why == errc::none) return;
+        const auto why = hand_over([mine](gpushare::host::stream& s) { enqueue(mine, 0, s); }, options(*mine, 0),
+                                   [mine](const gpushare::completion& end) { mine->of->step_ended(mine, end); });
+        if (why == errc::none) {
+            {
+                const std::lock_guard lock(mine->steps);
+                mine->handing = false;
+            }
+            return hand_on(mine);
+        }
         how = ended_by(why);
     } catch (...) {
         how = ended_by(errc::submission_failed, std::current_exception());
@@ -386,6 +449,51 @@ void lane::submit(std::shared_ptr<batch> mine) noexcept {
     } catch (...) {  // of the host's memory: what it has is refused, and the others wait
     }
     finish(*mine, how);
+}
+
+// Hands over the steps that are due, in their order: a step may end before its thread is back from here, and whoever
+// notices leaves the next one to that thread.
+void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
+    for (;;) {
+        std::uint32_t step = 0;
+        {
+            const std::lock_guard lock(mine->steps);
+            if (mine->handing || mine->due == 0) return;
+            mine->handing = true;
+            --mine->due;
+            step = mine->next++;
+        }
+        gpushare::completion how;
+        try {
+            const auto why =
+                hand_over([mine, step](gpushare::host::stream& s) { enqueue(mine, step, s); }, options(*mine, step),
+                          [mine](const gpushare::completion& end) { mine->of->step_ended(mine, end); });
+            if (why != errc::none) how = ended_by(why);
+        } catch (...) {
+            how = ended_by(errc::submission_failed, std::current_exception());
+        }
+        {
+            const std::lock_guard lock(mine->steps);
+            mine->handing = false;
+        }
+        if (how.status != errc::none) step_ended(mine, how);
+    }
+}
+
+// The next step takes its place, so that one waits while another one runs; the last one to end answers.
+void lane::step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept {
+    bool more = false;
+    {
+        const std::lock_guard lock(mine->steps);
+        if (how.status != errc::none && mine->failure.status == errc::none) mine->failure = how;
+        more = mine->failure.status == errc::none && mine->next + mine->due < mine->all_steps();
+        if (more)
+            ++mine->due;
+        else if (--mine->open > 0)
+            return;
+    }
+    if (more) return hand_on(mine);
+    finish(*mine, mine->failure.status == errc::none ? how : mine->failure);
 }
 
 // Throws where the host has no memory: what it has taken by then is in the batch, for finish().
@@ -430,6 +538,7 @@ void lane::refuse_late(batch& b) noexcept {
 void lane::finish(batch& b, const gpushare::completion& how) noexcept {
     auto broken = broke(how) && b.entered.load(std::memory_order_relaxed) ? b.on : nullptr;
     b.on.reset();
+    b.cut.reset();
     refuse_late(b);
     {  // before they are answered: who has its answer may unload the model
         const std::lock_guard lock(mutex_);
@@ -461,6 +570,7 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
     }
     const auto calls = static_cast<gpushare::ns::rep>(b.calls.size());
     ended all{.call_took = calls == 0 ? gpushare::ns{} : b.took / calls,
+              .longest_piece = b.longest,
               .batch = true,
               .broken = std::move(broken),
               .starved = b.starved};
@@ -487,6 +597,7 @@ void lane::end(ended what) noexcept {
         over(what.requests);
         if (what.call_took != gpushare::ns{})
             call_takes_ += (what.call_took - call_takes_) / (call_takes_ == gpushare::ns{} ? 1 : 4);
+        longest_piece_ = std::max(longest_piece_, what.longest_piece);
         // The next request gets a new engine: unless that is there already, since another submission of the old one broke as well.
         if (what.broken != nullptr && what.broken == engine_ && state_ == state::ready) {
             gone = std::move(engine_);
@@ -516,7 +627,7 @@ void lane::load_later() {
             if (self->model_.measured) before.emplace(gpushare::process_memory{});
             std::shared_ptr<engine> e =
                 self->model_.load({self->memory_, *self->settings_.chunks, whose.memory().limit(),
-                                   gpushare::tenant_tag{whose.tag()}, whose.name()});
+                                   gpushare::tenant_tag{whose.tag()}, whose.name(), &self->owner_});
             if (before) beside = std::make_unique<gpushare::workspace>(before->charge(whose));
             if (const auto why = self->settings_.room->reserve(gpushare::bytes{e->scratch()});
                 e->scratch() != 0 && why.code != errc::none)
@@ -541,6 +652,7 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
             state_ = e == nullptr ? state::unloaded : state::ready;
             engine_ = std::move(e);
             beside_ = std::move(beside);
+            longest_piece_ = {};
         }
         sleep_.ended(engine_ != nullptr, tenant_->now());
         told.swap(on_loaded_);
@@ -682,6 +794,10 @@ bool lane::busy() const {
 gpushare::sleep_levels lane::sleep() const {
     const std::lock_guard lock(mutex_);
     return sleep_;
+}
+piece_report lane::pieces() const {
+    const std::lock_guard lock(mutex_);
+    return {engine_ == nullptr ? 0 : engine_->pieces(), longest_piece_, model_.cut_to};
 }
 
 token_stream::token_stream(std::shared_ptr<lane> of, std::string prompt, std::uint32_t most)
@@ -859,7 +975,8 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     };
     if (!lane_->begin_piece()) throw refused(503, std::string(to_string(errc::closed)));
     try {
-        const auto why = lane_->hand_over(run, true, [p](const gpushare::completion& how) { p->text->finish(p, how); });
+        const auto why = lane_->hand_over(run, lane_->options(true),
+                                          [p](const gpushare::completion& how) { p->text->finish(p, how); });
         if (why != errc::none) finish(p, ended_by(why));
     } catch (...) {
         lane_->end({});

@@ -38,6 +38,18 @@ using tenant = tenancy::tenant;
 class lane;
 class token_stream;
 
+/// Whose an engine is.
+struct owner {
+    tenant& who;
+};
+
+/// How a model is cut, and how long its pieces took.
+struct piece_report {
+    std::uint32_t pieces = 0;  ///< of a call; 0: the model isn't loaded
+    gpushare::ns longest{};    ///< that was seen since the last load
+    gpushare::ns cut_to{};     ///< no piece is to take longer; 0: the model isn't to be cut
+};
+
 /// How a piece of a text ended.
 struct token_end {
     bool last = false;             ///< nothing follows
@@ -108,7 +120,8 @@ public:
         std::function<void()> on_freed = [] {};
         gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
     };
-    lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, settings s);
+    lane(std::shared_ptr<tenant> whose, std::shared_ptr<const model_source> model, std::shared_ptr<account> account,
+         settings s);
 
     /// Queues a request, whose inputs were checked. Refuses at once where too many wait.
     void infer(infer_request r, on_answer reply);
@@ -133,12 +146,13 @@ public:
     bool close(gpushare::instant deadline);
 
     [[nodiscard]] state now() const;
-    [[nodiscard]] const model_info& info() const noexcept { return model_.info; }
+    [[nodiscard]] const model_info& info() const noexcept { return source_->info; }
     [[nodiscard]] std::size_t waiting() const;
     /// Whether requests wait or run, texts are being continued, or it is being loaded.
     [[nodiscard]] bool busy() const;
     /// How deep it sleeps, and what waking takes.
     [[nodiscard]] gpushare::sleep_levels sleep() const;
+    [[nodiscard]] piece_report pieces() const;
 
 private:
     friend class token_stream;
@@ -152,7 +166,8 @@ private:
     /// What is over at the end of a submission.
     struct ended {
         std::size_t requests = 0;
-        gpushare::ns call_took{};  ///< each call of the engine; 0: not known
+        gpushare::ns call_took{};      ///< each call of the engine; 0: not known
+        gpushare::ns longest_piece{};  ///< of a call
         bool batch = false, text = false;
         std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
         bool starved = false;              ///< there was no memory for a batch: what waits is looked at again later
@@ -167,10 +182,13 @@ private:
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
     template <class Run, class Done>
-    gpushare::errc hand_over(const Run& run, bool text, const Done& done);
+    gpushare::errc hand_over(const Run& run, const gpushare::submit_options& how, const Done& done);
     void pump();
     void pump_or_later() noexcept;
     void submit(std::shared_ptr<batch> mine) noexcept;
+    static void enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, gpushare::host::stream& to);
+    void hand_on(const std::shared_ptr<batch>& mine) noexcept;
+    void step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept;
     void take(batch& b);
     void refuse_late(batch& b) noexcept;
     void finish(batch& b, const gpushare::completion& how) noexcept;
@@ -178,6 +196,8 @@ private:
     [[nodiscard]] refused full();
     /// Of a batch, or of a piece of a text: what takes how long is learnt of each.
     [[nodiscard]] gpushare::submit_options options(bool text) const;
+    /// Of a piece: what takes how long is learnt of each.
+    [[nodiscard]] gpushare::submit_options options(const batch& b, std::uint32_t step) const;
     [[nodiscard]] std::shared_ptr<engine> loaded_engine();
     [[nodiscard]] bool begin_piece();
     using piece = std::shared_ptr<token_stream::piece>;
@@ -189,7 +209,9 @@ private:
     void close_text() noexcept;
 
     const std::shared_ptr<tenant> tenant_;
-    const model_source& model_;
+    const std::shared_ptr<const model_source> source_;
+    const model_source& model_ = *source_;
+    owner owner_{*tenant_};
     const std::shared_ptr<account> account_;
     const settings settings_;
     gpushare::pmr_adaptor<tenant::memory_type> memory_;
@@ -206,6 +228,7 @@ private:
     std::deque<piece> for_memory_;               // first ones of texts, first come first served
     bool trying_ = false;                        // the first of them is on the device
     gpushare::ns call_takes_{};                  // smoothed; 0: not known
+    gpushare::ns longest_piece_{};               // since the last load
     gpushare::sleep_levels sleep_;
 };
 

@@ -26,6 +26,9 @@
 #ifdef INFERENCE_SERVER_OPENVINO
 #include "inference_server/openvino_engines.hpp"
 #endif
+#ifdef INFERENCE_SERVER_ONNX
+#include "inference_server/onnx_models.hpp"
+#endif
 
 namespace {
 
@@ -34,7 +37,8 @@ using namespace inference_server;
 
 constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION...]
 
-  --tenants FILE       who may ask, by which keys: see tenants_file.hpp; read again when it changes
+  --tenants FILE       who may ask, by which keys: see tenants_file.hpp; read again when it changes. With models of a
+                       tenant's own, as  model=detector.onnx cut_to=5ms  (docs/serving.md, "Models of a tenant's own")
   --journal FILE       what each tenant uses, line by line
   --address A          of HTTP and gRPC (127.0.0.1); see docs/serving.md, "Facing a network", before it is another one
   --port N             HTTP (8000)
@@ -137,6 +141,18 @@ std::vector<model_source> models([[maybe_unused]] const options& o) {
     return all;
 }
 
+/// With models in ONNX's format, by the engines that were built in.
+service_options with_onnx(service_options o) {
+#ifdef INFERENCE_SERVER_ONNX
+    std::vector<onnx_engine> engines;
+#ifdef INFERENCE_SERVER_ONNXRUNTIME
+    engines.push_back(onnxruntime_of(INFERENCE_SERVER_ONNXRUNTIME));
+#endif
+    o.model_of = onnx_models(std::move(engines));
+#endif
+    return o;
+}
+
 void run(const options& o) {
     ::sigset_t signals;
     ::sigemptyset(&signals);
@@ -146,7 +162,7 @@ void run(const options& o) {
     for (const int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_IGN);
     const auto files = allow_many_files();
 
-    service s(o.service, models(o));
+    service s(with_onnx(o.service), models(o));
     auto how = o.http;
     how.connections = within(how.connections, files);
     http_server http(s, how);

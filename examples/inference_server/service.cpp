@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <stdexcept>
 
@@ -19,6 +20,14 @@ using gpushare::instant;
 constexpr gpushare::device_id device{0};
 constexpr gpushare::bytes cache_chunk{std::uint64_t{64} << 10};
 
+std::vector<std::shared_ptr<const model_source>> shared(std::vector<model_source> all) {
+    std::vector<std::shared_ptr<const model_source>> out;
+    for (auto& m : all) out.push_back(std::make_shared<const model_source>(std::move(m)));
+    return out;
+}
+
+const std::string& name_of(const std::shared_ptr<const model_source>& m) noexcept { return m->info.name; }
+
 }  // namespace
 
 service::service(service_options o, std::vector<model_source> models)
@@ -26,7 +35,7 @@ service::service(service_options o, std::vector<model_source> models)
       rule_{.drop_caches_after = gpushare::ns{options_.idle_after} / 4,
             .release_after = options_.idle_after,
             .wake_within = options_.wake_within},
-      models_(std::move(models)),
+      models_(shared(std::move(models))),
       node_(options_.node),
       cache_memory_(node_.memory(device), cache_chunk),
       scrubbing_(node_.make_stream(device)),
@@ -44,7 +53,7 @@ service::service(service_options o, std::vector<model_source> models)
     if (!options_.journal.empty()) journal_.emplace(options_.journal);
     auto [text, look] = read_file(options_.tenants);
     seen_ = look;
-    apply(parse_tenants(text));
+    apply(parse_tenants(text, options_.tenants));
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
     dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
@@ -118,9 +127,17 @@ std::shared_ptr<const service::key_ring> service::ring_of(tenants_file next) {
     return ring;
 }
 
-const model_info& service::model(std::string_view name, std::string_view version) const {
-    for (const auto& m : models_)
-        if (m.info.name == name && (version.empty() || version == model_version)) return m.info;
+std::shared_ptr<const model_source> service::model(const caller& c, std::string_view name,
+                                                   std::string_view version) const {
+    if (version.empty() || version == model_version) {
+        const auto m = std::ranges::find(models_, name, name_of);
+        if (m != models_.end()) return *m;
+        const std::lock_guard lock(mutex_);
+        const auto row = rows_.find(c.who->name());
+        if (row != rows_.end() && row->second.who == c.who)
+            for (const auto& own : row->second.models)
+                if (own->setting.name == name) return own->source;
+    }
     throw refused(404, "unknown model '" + std::string(name.substr(0, 64)) + "'" +
                            (version.empty() ? "" : ", version '" + std::string(version.substr(0, 64)) + "'"));
 }
@@ -134,13 +151,18 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     auto& row = whose->second;
     row.asleep = false;  // the lane wakes it
     if (const auto found = row.lanes.find(model); found != row.lanes.end()) return found->second;
-    const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
-    if (m == models_.end()) throw refused(404, "unknown model");
-    const auto stream = static_cast<std::uint32_t>(m - models_.begin()) % c.who->spec().streams;
+    auto number = static_cast<std::size_t>(std::ranges::find(models_, model, name_of) - models_.begin());
+    auto m = number < models_.size() ? models_[number] : nullptr;
+    for (const auto& own : row.models) {
+        if (m == nullptr) ++number;
+        if (own->setting.name == model) m = own->source;
+    }
+    if (m == nullptr) throw refused(404, "unknown model");
+    const auto stream = static_cast<std::uint32_t>(number % c.who->spec().streams);
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
     auto mine = std::make_shared<lane>(
-        c.who, *m, c.counts,
+        c.who, std::move(m), c.counts,
         lane::settings{
             .run_later = [this, whose = c.counts.get()](std::function<void()> f) { later(std::move(f), whose); },
             .stream = stream,
@@ -171,35 +193,42 @@ std::vector<std::shared_ptr<lane>> service::all_lanes() const {
 }
 
 void service::infer(const caller& c, std::string_view name, infer_request r, on_answer reply) {
-    check_inputs(model(name), r);
+    check_inputs(model(c, name)->info, r);
     lane_of(c, name)->infer(std::move(r), std::move(reply));
 }
 
 std::shared_ptr<token_stream> service::generate(const caller& c, std::string_view name, generate_request r) {
-    if (!model(name).streams) throw refused(400, "the model makes no tokens");
+    if (!model(c, name)->info.streams) throw refused(400, "the model makes no tokens");
     return lane_of(c, name)->generate(std::move(r.prompt), r.most_tokens);
 }
 
 void service::load(const caller& c, std::string_view name, std::function<void(const refused*)> done) {
-    (void)model(name);
+    (void)model(c, name);
     lane_of(c, name)->load(std::move(done));
 }
 
 void service::unload(const caller& c, std::string_view name) {
-    (void)model(name);
+    (void)model(c, name);
     if (!lane_of(c, name)->unload()) throw refused(409, "the model is in use");
 }
 
 bool service::ready(const caller& c, std::string_view name) {
-    (void)model(name);
+    (void)model(c, name);
     return ready() && c.who != nullptr;  // what isn't loaded is, when it is asked
 }
 
 std::vector<service::index_entry> service::index(const caller& c) {
     std::vector<index_entry> all;
-    for (const auto& m : models_) all.push_back({m.info.name, false});
+    for (const auto& m : models_) all.push_back({m->info.name, false});
+    {
+        const std::lock_guard lock(mutex_);
+        if (const auto row = rows_.find(c.who->name()); row != rows_.end())
+            for (const auto& own : row->second.models) all.push_back({own->setting.name, false});
+    }
     for (const auto& l : lanes_of(c.who->name()))
-        if (l->now() == lane::state::ready) std::ranges::find(all, l->info().name, &index_entry::name)->ready = true;
+        if (const auto at = std::ranges::find(all, l->info().name, &index_entry::name);
+            at != all.end() && l->now() == lane::state::ready)
+            at->ready = true;
     return all;
 }
 
@@ -343,7 +372,7 @@ std::string service::reload() {
     try {
         auto [text, look] = read_file(options_.tenants);
         saw(look);  // a bad one isn't read again before it changes
-        apply(parse_tenants(text));
+        apply(parse_tenants(text, options_.tenants));
         const std::lock_guard lock(mutex_);
         why = wrong_;
     } catch (const std::bad_alloc&) {  // it isn't the file that is bad: it is read again a second later
@@ -389,11 +418,70 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
     return gone;
 }
 
+// Throws model_setting_error, whatever is wrong with it but for the host's memory.
+std::shared_ptr<const service::own_model> service::made(const model_setting& m) const {
+    const auto fail = [&](std::string_view setting, std::string_view why) {
+        throw model_setting_error(options_.tenants, m.line, setting, why);
+    };
+    if (std::ranges::find(models_, m.name, name_of) != models_.end())
+        fail("model", "has the name of one of the server's");
+    if (!options_.model_of) fail("model", "the server is built without ONNX");
+    std::filesystem::path path(m.path);
+    if (path.is_relative()) path = std::filesystem::path(options_.tenants).parent_path() / path;
+    const auto look = look_at(path.string());
+    if (look == file_look{}) fail("model", "there is no such file");
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [name, row] : rows_)
+            for (const auto& own : row.models)
+                if (own->setting.same_as(m) && own->look == look) return own;
+    }
+    try {
+        auto source = std::make_shared<const model_source>(options_.model_of(m, path.string()));
+        return std::make_shared<const own_model>(own_model{m, look, std::move(source)});
+    } catch (const std::bad_alloc&) {
+        throw;
+    } catch (const unknown_engine& e) {
+        fail("engine", e.what());
+    } catch (const std::exception& e) {
+        fail("model", m.name + ": " + e.what());
+    }
+    return nullptr;
+}
+
+// Before anything of the file is carried out: a bad model is a bad file.
+std::map<std::string, service::own_models> service::models_of(const tenants_file& next) const {
+    std::map<std::string, own_models> all;
+    for (const auto& m : next.models) all[m.tenant].push_back(made(m));
+    return all;
+}
+
+// Models that the tenants no longer have, or have otherwise, answer what they have and go.
+void service::close_changed(std::map<std::string, own_models> next, instant deadline) {
+    std::vector<std::shared_ptr<lane>> lanes;
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto& [name, row] : rows_) {
+            auto now = std::move(next[name]);
+            for (const auto& own : row.models) {
+                if (std::ranges::find(now, own) != now.end()) continue;
+                const auto l = row.lanes.find(own->setting.name);
+                if (l == row.lanes.end()) continue;
+                lanes.push_back(std::move(l->second));
+                row.lanes.erase(l);
+            }
+            row.models = std::move(now);
+        }
+    }
+    for (const auto& l : lanes) l->close(deadline);
+}
+
 void service::apply(tenants_file next) {
     const auto deadline = gpushare::saturating_add(now(), 5s);
     auto specs = next.specs;
     for (auto& s : specs) s.queue_limit = 0;  // it is about requests here, not about submissions
     tenants_.check(specs);
+    auto models = models_of(next);
     revoke_gone(next);
     const auto gone = close_gone(next, deadline);
     std::string why;
@@ -403,9 +491,11 @@ void service::apply(tenants_file next) {
     {
         const std::lock_guard lock(mutex_);
         for (auto& t : tenants_.all()) rows_[t->name()].who = t;
+        for (const auto& [name, own] : models) (void)rows_[name];
         for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
         wrong_ = why;
     }
+    close_changed(std::move(models), gpushare::saturating_add(now(), 5s));
     auto ring = ring_of(std::move(next));
     const std::lock_guard lock(keys_mutex_);
     keys_.swap(ring);  // what it was goes without the lock

@@ -42,6 +42,9 @@ struct service_options {
         60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
     std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
     std::chrono::milliseconds text_waits{30'000};  ///< at most, for memory of its cache
+    /// Makes a model of a tenant's, by its words in the file of tenants, as onnx_models.hpp does. Checks what can be checked before
+    /// somebody asks for it, and throws what an engine's or a model's error is. Empty: built without.
+    std::function<model_source(const model_setting&, const std::string& path)> model_of{};
     std::size_t kept_lines =
         10'000;  ///< of the journal, where it can't be written; beyond that they are summed by tenant
 };
@@ -58,7 +61,8 @@ public:
         }
     };
 
-    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a tenant not be admitted.
+    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a tenant not be admitted;
+    /// model_setting_error where one of its models can't be served.
     service(service_options o, std::vector<model_source> models);
     service(const service&) = delete;
     service& operator=(const service&) = delete;
@@ -66,8 +70,9 @@ public:
 
     /// Throws refused: 401. Takes as long however many keys there are, and waits for nobody.
     [[nodiscard]] caller authenticate(std::string_view key);
-    /// Throws refused: 404.
-    [[nodiscard]] const model_info& model(std::string_view name, std::string_view version = {}) const;
+    /// The server's, or one of the caller's own. Never null. Throws refused: 404.
+    [[nodiscard]] std::shared_ptr<const model_source> model(const caller& c, std::string_view name,
+                                                            std::string_view version = {}) const;
 
     /// Throws refused, or answers.
     void infer(const caller& c, std::string_view model, infer_request r, on_answer reply);
@@ -108,12 +113,21 @@ public:
     [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
 
 private:
+    /// A model of a tenant's, and what it was made of.
+    struct own_model {
+        model_setting setting{};
+        file_look look{};  // of its file
+        std::shared_ptr<const model_source> source{};
+    };
+    using own_models = std::vector<std::shared_ptr<const own_model>>;
+
     struct tenant_row {
         std::shared_ptr<account> counts = std::make_shared<account>();  // stays when the tenant goes and comes back
         // The rest is of the tenant that is there now; of none while it is being closed.
         std::shared_ptr<tenant> who;
         std::shared_ptr<scratch> room;
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
+        own_models models;
         std::optional<gpushare::usage_meter> meter;
         bool asleep = false;
     };
@@ -147,6 +161,9 @@ private:
     void reload_if_changed();
     void wait_until_written() const;
     void apply(tenants_file next);
+    [[nodiscard]] std::map<std::string, own_models> models_of(const tenants_file& next) const;
+    [[nodiscard]] std::shared_ptr<const own_model> made(const model_setting& m) const;
+    void close_changed(std::map<std::string, own_models> next, gpushare::instant deadline);
     [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
     void let_idle_go();
@@ -155,7 +172,7 @@ private:
 
     const service_options options_;
     const gpushare::sleep_rule rule_;
-    const std::vector<model_source> models_;
+    const std::vector<std::shared_ptr<const model_source>> models_;
     gpushare::host::node node_;
     gpushare::host::virtual_memory cache_memory_;
     gpushare::host::stream scrubbing_;

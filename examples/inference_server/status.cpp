@@ -29,6 +29,11 @@ std::string model_json(const lane& l) {
     json::append(out += ",\"state\":", l.now() == lane::state::loading ? "loading" : to_string(s.level()));
     json::append(out += ",\"predicted_wake_ms\":", 1e3 * seconds(s.predicted_wake(weights_released)));
     json::append(out += ",\"last_wake_ms\":", 1e3 * seconds(s.last_wake(weights_released)));
+    if (const auto p = l.pieces(); p.cut_to != gpushare::ns{}) {
+        json::append(out += ",\"pieces\":", p.pieces);
+        json::append(out += ",\"longest_piece_ms\":", 1e3 * seconds(p.longest));
+        json::append(out += ",\"cut_to_ms\":", 1e3 * seconds(p.cut_to));
+    }
     return out += '}';
 }
 
@@ -47,14 +52,18 @@ std::string service::metrics() {
         gpushare::tenant_usage usage;
         std::shared_ptr<account> counts;
         std::vector<std::pair<std::string, gpushare::sleep_levels>> models;
+        std::vector<std::pair<std::string, piece_report>> cut;
     };
     std::vector<row> rows;
     for (const auto& t : tenants_.all()) {
         auto usage = t->usage();
         const std::lock_guard lock(mutex_);
         const auto& of = rows_[t->name()];
-        rows.push_back({t->name(), usage, of.counts, {}});
-        for (const auto& [model, l] : of.lanes) rows.back().models.emplace_back(model, l->sleep());
+        rows.push_back({t->name(), usage, of.counts, {}, {}});
+        for (const auto& [model, l] : of.lanes) {
+            rows.back().models.emplace_back(model, l->sleep());
+            if (const auto p = l->pieces(); p.cut_to != gpushare::ns{}) rows.back().cut.emplace_back(model, p);
+        }
     }
     const auto lines_waiting = [this] {
         const std::lock_guard lock(mutex_);
@@ -82,6 +91,18 @@ std::string service::metrics() {
         family("server_tokens_total", "Tokens that were made.", &account::tokens);
         family("server_batches_total", "Batches that ran.", &account::batches);
         family("server_rows_total", "Rows in them.", &account::rows);
+        family("server_pieces_total", "Pieces of cut models that ran, each a submission.", &account::pieces);
+        const auto of_cut = [&](std::string_view name, std::string_view help, auto reading) {
+            out.family(name, gauge, help);
+            for (const auto& r : rows)
+                for (const auto& [model, p] : r.cut) out.sample({{"tenant", r.name}, {"model", model}}, reading(p));
+        };
+        of_cut("server_model_pieces", "Into how many submissions a call is cut; 0: not loaded.",
+               [](const piece_report& p) { return std::uint64_t{p.pieces}; });
+        of_cut("server_model_longest_piece_seconds", "The longest piece since the last load.",
+               [](const piece_report& p) { return p.longest; });
+        of_cut("server_model_cut_to_seconds", "How long a piece is to take at most.",
+               [](const piece_report& p) { return p.cut_to; });
         const auto of_models = [&](std::string_view name, std::string_view help, auto reading) {
             out.family(name, gauge, help);
             for (const auto& r : rows)

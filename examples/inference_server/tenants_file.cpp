@@ -2,9 +2,12 @@
 #include "inference_server/tenants_file.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 
 #include <gpushare/tenant/specification_text.hpp>
@@ -55,6 +58,109 @@ std::uint64_t seed() {
     throw gpushare::specification_error(e.why(), e.key(), text);
 }
 
+/// A whole number, all of the text.
+std::optional<std::uint64_t> whole(std::string_view text) {
+    std::uint64_t n = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
+    return code == std::errc{} && end == text.data() + text.size() ? std::optional(n) : std::nullopt;
+}
+
+/// Such as 5ms; none for what is no time, is 0, or is longer than an hour.
+std::optional<gpushare::ns> time_of(std::string_view text) {
+    using unit = std::pair<std::string_view, std::uint64_t>;
+    for (const auto& [name, factor] : {unit{"us", 1'000}, unit{"ms", 1'000'000}, unit{"s", 1'000'000'000}}) {
+        if (!text.ends_with(name)) continue;
+        const auto n = whole(text.substr(0, text.size() - name.size()));
+        if (n && *n >= 1 && *n <= 3'600'000'000'000 / factor) return gpushare::ns{*n * factor};
+    }
+    return std::nullopt;
+}
+
+/// Such as INPUT:1x3x64x64.
+bool read_shape(std::string_view text, model_setting& to) {
+    const auto colon = text.rfind(':');
+    if (colon == std::string_view::npos || colon == 0) return false;
+    std::vector<std::int64_t> shape;
+    for (auto rest = text.substr(colon + 1);; rest.remove_prefix(rest.find('x') + 1)) {
+        const auto word = rest.substr(0, rest.find('x'));
+        const auto n = whole(word).value_or(0);
+        if (n == 0 || n > std::numeric_limits<std::int32_t>::max()) return false;
+        shape.push_back(static_cast<std::int64_t>(n));
+        if (rest.find('x') == std::string_view::npos) break;
+    }
+    return to.shapes.emplace(text.substr(0, colon), std::move(shape)).second;
+}
+
+/// What a path is served as: none where that would be no name.
+std::optional<std::string> name_of(std::string_view path) {
+    const auto file = path.substr(path.rfind('/') + 1);
+    if (!file.ends_with(".onnx")) return std::nullopt;
+    std::string name(file.substr(0, file.size() - 5));
+    const auto fits = [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+               c == '.';
+    };
+    if (name.empty() || name.size() > 64 || name.front() == '.' || !std::ranges::all_of(name, fits))
+        return std::nullopt;
+    return name;
+}
+
+/// Reads the words about models, among the others.
+class model_words {
+public:
+    explicit model_words(std::string_view file) : file_(file) {}
+
+    /// Whether the word is one of them.
+    bool read(std::string_view word, std::string_view tenant, std::size_t line) {
+        const auto equals = std::min(word.find('='), word.size());
+        const auto key = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
+        constexpr std::string_view all[] = {"model", "cut_to", "shape", "batch", "engine"};
+        if (equals == word.size() || std::ranges::find(all, key) == std::end(all)) return false;
+        const auto wrong = [&](std::string_view why) { throw model_setting_error(file_, line, key, why); };
+        if (key == "model") {
+            begin(value, tenant, line);
+            return true;
+        }
+        if (models_.empty() || models_.back().tenant != tenant) wrong("belongs behind a tenant's model");
+        auto& m = models_.back();
+        if (key == "shape") {
+            if (!read_shape(value, m))
+                wrong("must be an input and its extents, such as INPUT:1x3x64x64, once for each input");
+            return true;
+        }
+        if (!given_.insert(std::string(key)).second) wrong("is there twice");
+        if (key == "engine") {
+            m.engine = value;
+        } else if (key == "cut_to") {
+            const auto t = time_of(value);
+            if (!t) wrong("must be a whole number of us, ms or s, up to an hour, such as 5ms");
+            m.cut_to = *t;
+        } else {
+            const auto n = whole(value);
+            if (!n || *n < 1 || *n > 1024) wrong("must be a whole number from 1 to 1024");
+            m.batch = static_cast<std::uint32_t>(*n);
+        }
+        return true;
+    }
+    [[nodiscard]] std::vector<model_setting> take() { return std::move(models_); }
+
+private:
+    void begin(std::string_view path, std::string_view tenant, std::size_t line) {
+        const auto wrong = [&](std::string_view why) { throw model_setting_error(file_, line, "model", why); };
+        if (tenant.empty()) wrong("belongs behind a tenant's name; a line of models is indented");
+        const auto name = name_of(path);
+        if (!name) wrong("must be a file NAME.onnx, whose name has letters, digits, dots, '_' and '-'");
+        for (const auto& m : models_)
+            if (m.tenant == tenant && m.name == *name) wrong("has the name of another model of the tenant's");
+        models_.push_back({.tenant = std::string(tenant), .path = std::string(path), .name = *name, .line = line});
+        given_.clear();
+    }
+
+    std::string_view file_;
+    std::vector<model_setting> models_;
+    std::set<std::string> given_;  // of the last model
+};
+
 }  // namespace
 
 std::size_t key_index::hash_of(std::string_view key) noexcept {
@@ -79,11 +185,13 @@ std::optional<std::size_t> key_index::find(std::string_view key) const noexcept 
     return std::nullopt;
 }
 
-tenants_file parse_tenants(std::string_view text) {
+tenants_file parse_tenants(std::string_view text, std::string_view file) {
     constexpr std::string_view blanks = " \t\r\n", key_is = "api_key=", name_is = "name=", none = "tenants=none";
     tenants_file f;
     bool says_none = false;
-    std::optional<std::size_t> last_key;
+    std::optional<std::size_t> last_key, last_model;
+    model_words models(file);
+    std::size_t line = 1, counted = 0;  // lines up to there
     const auto blank_out = [](std::string& rest, std::size_t at, std::size_t size) {
         std::fill_n(rest.begin() + static_cast<std::ptrdiff_t>(at), size, ' ');
     };
@@ -94,10 +202,18 @@ tenants_file parse_tenants(std::string_view text) {
             continue;
         }
         const auto word = text.substr(at, text.find_first_of(blanks, at) - at);
+        line += static_cast<std::size_t>(std::ranges::count(text.substr(counted, at - counted), '\n'));
+        counted = at;
         if (word.starts_with(name_is)) {
             if (last_key && text.substr(*last_key, at - *last_key).find('\n') == std::string_view::npos)
                 fail({}, "belongs behind a tenant's name, not before it");
+            if (last_model && text.substr(*last_model, at - *last_model).find('\n') == std::string_view::npos)
+                throw model_setting_error(file, line, "model", "belongs behind a tenant's name");
             tenant = word.substr(name_is.size());
+        }
+        if (models.read(word, tenant, line)) {
+            last_model = at;
+            blank_out(rest, at, word.size());
         }
         if (word == none) {
             says_none = true;
@@ -117,6 +233,7 @@ tenants_file parse_tenants(std::string_view text) {
         }
         at += word.size();
     }
+    f.models = models.take();
     try {
         f.specs = gpushare::parse_specifications(rest);
     } catch (const gpushare::specification_error& e) {

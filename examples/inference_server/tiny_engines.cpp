@@ -21,6 +21,10 @@ void engine::run_in(std::span<std::byte>, std::span<const tensor> inputs, std::v
                     gpushare::host::kernel_context& on) {
     run(inputs, outputs, on);
 }
+void engine::run_piece(std::uint32_t, std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                       gpushare::host::kernel_context& on) {
+    run(inputs, outputs, on);
+}
 std::unique_ptr<generation> engine::generate(const std::string&, std::size_t) {
     throw refused(400, "the model doesn't stream");
 }

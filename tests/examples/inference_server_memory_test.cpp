@@ -309,7 +309,7 @@ TEST_CASE("requests that wait for a model are answered once where the host has n
         recovers,
         [&] {
             waiting w{.at = std::make_shared<lane>(
-                          who, model, std::make_shared<account>(),
+                          who, std::make_shared<const model_source>(model), std::make_shared<account>(),
                           lane::settings{.run_later = [&load](std::function<void()> f) { load = std::move(f); },
                                          .stream = refused_by_device ? no_stream : 0,
                                          .chunks = &chunks,

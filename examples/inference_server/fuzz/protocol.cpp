@@ -67,6 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                 for (std::size_t i = 0; i < f.keys.size(); ++i)
                     if (f.tenant_of(f.keys[i]) != f.tenants_of_keys[i]) std::abort();
             } catch (const gpushare::specification_error&) {
+            } catch (const model_setting_error&) {
             }
     }
     return 0;
