@@ -8,6 +8,8 @@
 //   std::array in{picture};    std::array out{gpushare::graph::tensor{}};
 //   pages.run(in, out, {.deadline = now + 100ms});                                         // the same as the whole model's
 //
+// On a device, captured_model makes all pieces one graph, with a gate between two of them.
+//
 // What passes from piece to piece is in the tenant's memory: values that are never there together share bytes, and those
 // whose size only a run tells have blocks of their own, which grow.
 //
@@ -26,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -383,10 +386,16 @@ public:
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
         submit_all(o);
-        for (std::size_t i = 0; i < outputs.size(); ++i) finish(i, outputs[i]);
+        finish(outputs);
     }
 
 private:
+    template <class, class, class>
+    friend class captured_model;
+
+    void finish(std::span<tensor> outputs) {
+        for (std::size_t i = 0; i < outputs.size(); ++i) finish(i, outputs[i]);
+    }
     /// Hands the pieces over, some ahead of the one that runs.
     void submit_all(const request_options& o) {
         auto request = whose_->request(o, options_.part);
@@ -453,6 +462,112 @@ private:
     cut_options options_;
     piece_tensors<memory> values_;
     std::vector<ns> takes_{};  // of each piece, as planned
+};
+
+/// A model in pieces as one graph of a device: one submission, inside of which urgent work can stop it between two
+/// pieces. `Executable` is the device's, such as cuda::graph_executable; capture(stream, body) is found beside the stream.
+///
+///   auto between = [&](cuda::stream& to) { gate.wait_in_capture(pages, to.native_handle()); };
+///   graph::captured_model<tenant, my_engine, cuda::graph_executable> model(batch, g, plan, engine, between);
+///
+/// The engine enqueues kernels, and places outputs when it enqueues. Like cut_model beside that, buffers included: they
+/// stay as long as the graph. A tenant that gets another device, or other SMs of its own, needs another one of these.
+/// Neither copied nor moved; one run at a time.
+template <class Tenant, class Engine, class Executable>
+class captured_model {
+    using stream = typename Tenant::stream;
+
+public:
+    /// Puts a gate into a capture, or whatever is to be between two pieces.
+    using gate = std::function<void(stream&)>;
+
+    /// As cut_model. `between` may be empty.
+    captured_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, gate between = {},
+                   const cut_options& o = {})
+        : model_(whose, g, plan, engine, o), between_(std::move(between)) {}
+    captured_model(const captured_model&) = delete;
+    captured_model& operator=(const captured_model&) = delete;
+    ~captured_model() = default;
+
+    /// How many pieces there are.
+    [[nodiscard]] std::uint32_t pieces() const noexcept { return model_.pieces(); }
+    /// Bytes of the tenant's memory that are held.
+    [[nodiscard]] bytes held() const noexcept { return model_.held(); }
+    /// How often a graph was made ready; updates for other addresses don't count.
+    [[nodiscard]] std::uint32_t made() const noexcept { return made_; }
+
+    /// As cut_model::run. The first run with other shapes goes piece by piece, so that the engine and the buffers have
+    /// what they need, and the next one is captured: a graph of other shapes goes. Other addresses of the same shapes are
+    /// put into the graph. Throws what cut_model::run throws, and what the capture fails with, after which the stream is
+    /// as before, and nothing of the graph has run.
+    void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
+        run_key next = key_of(inputs, outputs);
+        if (next.shapes != last_.shapes) {
+            graph_.reset();  // nothing of it is in flight, and buffers may grow
+            last_ = {};
+            model_.run(inputs, outputs, o);
+            last_ = std::move(next);
+            return;
+        }
+        if (!graph_ || next.places != last_.places) {
+            last_.places.clear();  // until it is captured: a graph that was changed half-way isn't launched
+            submit([&](stream& to) { capture_into(to, inputs, outputs); }, {}, model_.pieces() + 1);
+            last_.places = std::move(next.places);
+        }
+        submit([this](stream& to) { graph_->launch(to); }, o, model_.pieces());
+        model_.finish(outputs);
+    }
+
+private:
+    /// What a graph is for.
+    struct run_key {
+        std::vector<std::int64_t> shapes{};  // and types; no two lists of shapes have the same
+        std::vector<const void*> places{};
+    };
+    static run_key key_of(std::span<const tensor> inputs, std::span<tensor> outputs) {
+        run_key k{{static_cast<std::int64_t>(inputs.size())}, {}};
+        for (const tensor& t : inputs) {
+            k.shapes.push_back(static_cast<std::int64_t>(t.type));
+            k.shapes.push_back(static_cast<std::int64_t>(t.shape.size()));
+            k.shapes.insert(k.shapes.end(), t.shape.begin(), t.shape.end());
+            k.places.push_back(t.data);
+        }
+        for (const tensor& t : outputs) {
+            k.shapes.push_back(t.data != nullptr ? static_cast<std::int64_t>(t.capacity) : -1);
+            k.places.push_back(t.data);
+        }
+        return k;
+    }
+    void capture_into(stream& to, std::span<const tensor> inputs, std::span<const tensor> outputs) {
+        model_.values_.begin(inputs, outputs);
+        const auto made = capture(to, [&](stream& s) {
+            for (std::uint32_t i = 0; i < model_.pieces(); ++i) {
+                if (i != 0 && between_) between_(s);
+                model_.enqueue(s, i);
+            }
+        });
+        if (graph_ && graph_->update(made)) return;
+        graph_.reset();
+        graph_.emplace(made);
+        ++made_;
+    }
+    template <class F>
+    void submit(F work, const request_options& o, std::uint32_t kind) {
+        submit_options s = model_.options_.submit;
+        s.key += kind;  // behind those of the pieces
+        s.deadline = o.deadline;
+        if (model_.options_.declare_lengths && kind == model_.pieces())
+            for (std::uint32_t i = 0; i < model_.pieces(); ++i) s.cost += model_.options_of(i, o).cost;
+        const auto ticket = model_.whose_->submit(std::move(work), s, {}, model_.options_.part);
+        (void)ticket.wait();
+        if (ticket.status() != errc::none) ticket.rethrow();
+    }
+
+    cut_model<Tenant, Engine> model_;  // its buffers go behind the graph
+    gate between_;
+    std::optional<Executable> graph_{};
+    run_key last_{};
+    std::uint32_t made_ = 0;
 };
 
 }  // namespace graph

@@ -38,6 +38,7 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -182,6 +183,17 @@ public:
     /// A request of the client's is there, or will be in a moment: those below hold back already.
     /// For a queue in front of the engine.
     [[nodiscard]] request announce(const client& c) { return request(state_, c.who_); }
+
+    /// Puts a wait into the capture that is under way in the stream: there the graph stops while a
+    /// request of a client above `c` is there. As launch_shell_options::waits_in_graphs, at a place
+    /// of the caller's choice, such as between two pieces of a model; the same holds of such graphs.
+    /// A level that gets its first client after the capture doesn't stop the graph. Throws
+    /// operation_error: not_supported where streams don't wait (waits_in_streams()),
+    /// invalid_specification where nothing is captured in the stream.
+    void wait_in_capture(const client& c, cudaStream_t stream) {
+        if (const errc why = state_->wait_in_capture(c.who_, stream); why != errc::none)
+            raise({why}, {}, "a wait in a graph");
+    }
 
     /// Lets everybody through, now and from now on: whoever is held goes.
     void close() noexcept { state_->close(); }

@@ -262,6 +262,22 @@ public:
             }
     }
 
+    // ---- captures
+
+    /// Puts waits into the capture that is under way in the stream. errc::not_supported where streams don't wait;
+    /// invalid_specification where nothing is captured there. Does nothing for a client with nobody above it.
+    [[nodiscard]] errc wait_in_capture(launch_owner who, CUstream s) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!in_stream_) return errc::not_supported;
+        if (!captured(s)) return errc::invalid_specification;
+        if (!passes_gate(who)) return errc::none;
+        client_state& c = *find(who);
+        c.captured = ns{};
+        waits_.keep_memory();
+        waits_.each_above(c.level, [&](CUdeviceptr word) { launch_batches::put_wait(*device_, s, word); });
+        return errc::none;
+    }
+
     // ---- whole calls, where launches can't be seen
 
     /// One that is under way.
