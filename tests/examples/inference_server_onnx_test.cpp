@@ -431,6 +431,10 @@ TEST_CASE("what the file says of a model that can't be is refused with its line"
     lone.input("x", {1, 8}).node("Relu", {"x"}, {"y"}).output("y", {1, 8});
     write_file(s.files / "lone.onnx", lone.bytes());
     has("model=lone.onnx cut_to=5ms", "model 2 ", "no place where it can be cut");
+    support::onnx_builder constant;
+    constant.input("x", {1, 8}).weight("w", {8}).node("Relu", {"x"}, {"y"}).output("y", {1, 8}).output("w", {8});
+    write_file(s.files / "constant.onnx", constant.bytes());
+    has("model=constant.onnx", "model 2 ", "'w': an output that is a weight");
     s.toy->refuses = true;
     has("model=chain.onnx", "model 2 ", "the toy doesn't like it");
     CHECK_THROWS_AS(parse_tenants("model=a.onnx name=chat api_key=key-of-chat memory=1MiB compute=1%\n"),
