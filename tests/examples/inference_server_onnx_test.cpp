@@ -323,13 +323,17 @@ TEST_CASE("a plan beside the model is kept, and may be changed", "[examples]") {
                Catch::StartsWith("model 2") && Catch::Contains(".plan: ") && Catch::Contains("line"));
 }
 
-TEST_CASE("requests to a cut model go together in batches", "[examples]") {
-    rig s("model=chain.onnx batch=8");
+TEST_CASE("requests to a cut model go together, as rows of a batch or one after the other", "[examples]") {
+    const bool rows = GENERATE(true, false);
+    CAPTURE(rows);
+    const std::string words = rows ? "model=chain.onnx batch=8" : "model=chain.onnx shape=x:1x8";
+    rig s(words);
     const auto a = s.result("chain", request_of(1, 3)), b = s.result("chain", request_of(2, -1));
     s.toy->ms_of_a_node = 2;
-    s.start("model=chain.onnx cut_to=5ms batch=8");
+    s.start(words + " cut_to=5ms");
     (void)s.result("chain", request_of(1));
     s.toy->ms_of_a_node = 0;
+    for (int i = 0; i < 8; ++i) (void)s.result("chain", request_of(1));  // calls are known to be short
     const auto before = s.submissions();
     std::promise<void> begins;
     std::promise<void> goes;
@@ -347,9 +351,10 @@ TEST_CASE("requests to a cut model go together in batches", "[examples]") {
     (void)one.get();
     CHECK(std::get<infer_response>(two.get()).outputs[0].data == a);
     CHECK(std::get<infer_response>(three.get()).outputs[0].data == b);
-    CHECK(s.submissions() - before == 2 * static_cast<std::uint64_t>(count(text_of(s.plan()), "\npiece")));
+    const auto pieces = static_cast<std::uint64_t>(count(text_of(s.plan()), "\npiece"));
+    CHECK(s.submissions() - before == (rows ? 2 : 3) * pieces);
     auto too_many = [&] { (void)s.ask("chain", request_of(9)); };
-    CHECK_THROWS_AS(too_many(), refused);
+    if (rows) CHECK_THROWS_AS(too_many(), refused);
 }
 
 TEST_CASE("a piece that fails ends its request alone", "[examples]") {
@@ -377,6 +382,7 @@ TEST_CASE("a piece that fails ends its request alone", "[examples]") {
     a = s.ask("chain", request_of(2));
     REQUIRE(std::holds_alternative<refused>(a));
     CHECK(std::get<refused>(a).status == 500);
+    CHECK(piece == fails);
     CHECK(s.result("chain", request_of(2)) == expected);
     CHECK(s.toy->sessions > sessions);
 }
