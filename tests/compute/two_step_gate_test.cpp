@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <span>
 #include <stdexcept>
 #include <stop_token>
@@ -386,5 +387,122 @@ TEST_CASE("who asks the device comes to an end, though others enqueue more while
     compute.poll();
     CHECK(compute.usage(c).in_flight == 0);
     CHECK(compute.usage(c).device_time == enqueued * 1ms);
+}
+
+TEMPLATE_TEST_CASE("a used permit says when its work is over, and how it went", "[compute]", manual_stream,
+                   sharing_stream) {
+    setup<TestType> s;
+    const auto c = s.compute.add({.weight = 50_pct}), other = s.compute.add({.weight = 50_pct});
+    auto p = s.compute.acquire(c);
+    REQUIRE(p);
+    CHECK_FALSE(p->done());
+    CHECK_FALSE(p->wait());  // nothing to wait for
+    p->enqueue(s.stream, [](TestType& to) { to.enqueue(3ms); });
+    TestType beside(s.stream, {});
+    bool came = false;
+    const auto next = s.compute.submit(other, beside, [&](TestType&) { came = true; });
+    CHECK_FALSE(p->poll());
+    CHECK_FALSE(p->done());
+    CHECK_FALSE(came);  // one may be in flight
+    const auto status = GENERATE(errc::none, errc::kernel_failed);
+    CAPTURE(status);
+    s.clock.advance(5ms);
+    while (manual_of(s.stream).reach_next(status)) {
+    }
+    CHECK_FALSE(p->done());  // nobody has looked
+    CHECK(p->poll());
+    CHECK(came);  // by the same call
+    CHECK(p->done());
+    CHECK(p->wait());
+    CHECK(p->status() == status);
+    CHECK(p->device_time() == 3ms);
+    CHECK(p->finished_at() == s.clock.now());
+    if (status == errc::none)
+        CHECK_NOTHROW(p->rethrow());
+    else
+        CHECK_THROWS_AS(p->rethrow(), gpushare::operation_error);
+}
+
+TEMPLATE_TEST_CASE("a permit whose callable threw says so once the work before that is over", "[compute]",
+                   manual_stream, sharing_stream) {
+    setup<TestType> s;
+    const auto c = s.compute.add({.weight = 50_pct});
+    auto p = s.compute.acquire(c);
+    const auto half = [](TestType& to) {
+        to.enqueue(1ms);
+        throw std::runtime_error("after the half of it");
+    };
+    CHECK_THROWS_AS(p->enqueue(s.stream, half), std::runtime_error);
+    CHECK_FALSE(p->poll());
+    s.finish_all(s.stream);
+    CHECK(p->done());
+    CHECK(p->status() == errc::submission_failed);
+    CHECK(p->device_time() == 1ms);
+}
+
+TEST_CASE("a permit whose work got stuck says so, and its record is free when the work ends after all", "[compute]") {
+    setup<manual_stream> s({.depth = 1, .stuck_after = 10ms});
+    const auto c = s.compute.add({.weight = 50_pct});
+    {
+        auto p = s.compute.acquire(c);
+        p->enqueue(s.stream, [](manual_stream& to) { to.enqueue(1ms); });
+        CHECK_FALSE(p->poll());
+        s.clock.advance(20ms);
+        (void)p->poll();  // stands first on its stream from now on
+        s.clock.advance(20ms);
+        CHECK(p->poll());
+        CHECK(p->status() == errc::stuck);
+        s.finish_all(s.stream, errc::kernel_failed);
+        CHECK(p->status() == errc::stuck);  // as it was told
+    }
+    CHECK(s.compute.usage(c).in_flight == 0);
+    CHECK(s.compute.pardon(c) == errc::none);
+    CHECK(s.enqueue(c, s.stream, 1ms) == errc::none);
+}
+
+TEMPLATE_TEST_CASE("permits that are kept for any time tell each what it was charged", "[compute]", manual_stream,
+                   sharing_stream) {
+    int num_told = 0;
+    for (std::uint64_t nth = 0; nth < 40; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        setup<TestType> s({.depth = 1 + static_cast<std::uint32_t>(any.below(6))});
+        const auto c = s.compute.add({.weight = 50_pct});
+        using permit = typename setup<TestType>::limiter::permit;
+        std::list<permit> kept;
+        ns told{};
+        bool each_told = true;
+        for (int step = 0; step < 200; ++step) {
+            s.clock.advance(ns{static_cast<ns::rep>(any.below(20'000))});
+            if (any.one_in(3)) (void)manual_of(s.stream).reach_next();
+            if (any.one_in(4)) s.compute.poll();
+            if (any.one_in(5) && !kept.empty()) {
+                each_told = each_told && kept.front().done();
+                if (kept.front().done()) told += kept.front().device_time();
+                kept.pop_front();
+            }
+            auto p = s.compute.try_acquire(c);
+            if (!p || any.one_in(8)) continue;  // an unused one goes back
+            p->enqueue(s.stream, [](TestType& to) { to.enqueue(10us); });
+            const bool keep = nth % 2 == 0 || any.one_in(3);
+            each_told = each_told && keep;
+            if (keep) kept.push_back(*std::move(p));
+        }
+        s.finish_all(s.stream);
+        for (const auto& p : kept) {
+            CHECK(p.done());
+            CHECK(p.status() == errc::none);
+            told += p.device_time();
+        }
+        const auto u = s.compute.usage(c);
+        CHECK(u.in_flight == 0);
+        CHECK(told <= u.device_time);
+        if (each_told) CHECK(told == u.device_time);
+        num_told += each_told ? 1 : 0;
+        kept.clear();
+        CHECK(s.compute.close(c));
+    }
+    CHECK(num_told > 0);
 }
 }  // namespace two_step_gate_test

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -385,6 +386,45 @@ TEST_CASE("a lost device holds no tenant and no name, whatever the tenant's memo
         CHECK_NOTHROW((void)shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .on = {{1 - lost}}}));
     }
     CHECK(standin::existing().allocations == 0);
+}
+
+TEST_CASE_METHOD(fixture,
+                 "a ring of permits keeps three iterations in flight on a device, and each says when it is over",
+                 "[cuda]") {
+    auto batch = shared.admit({.name = "batch", .memory = 8_MiB, .compute = 50_pct});
+    auto& stream = batch.work_stream();
+    int ended = 0;
+    const auto iteration = [&](cuda::stream& s) { s.launch({.blocks = 1}, [&ended](auto&) { ++ended; }); };
+    hold(stream);
+    std::deque<tenancy::tenant::permit> in_flight;
+    for (int i = 0; i < 3; ++i) {
+        in_flight.push_back(*batch.acquire());
+        in_flight.back().enqueue(stream, iteration);
+        CHECK_FALSE(in_flight.back().poll());
+    }
+    CHECK(batch.usage().completed == 0);
+    let_go(stream);
+    for (int i = 3; i < 10; ++i) {
+        in_flight.front().wait();  // the oldest, whose buffers this iteration uses again
+        CHECK(ended >= i - 2);
+        CHECK(in_flight.front().status() == errc::none);
+        in_flight.front().rethrow();
+        in_flight.pop_front();
+        in_flight.push_back(*batch.acquire());
+        in_flight.back().enqueue(stream, iteration);
+    }
+    for (auto& p : in_flight) CHECK(p.wait(soon()));
+    CHECK(ended == 10);
+    CHECK(batch.usage().completed == 10);
+}
+
+TEST_CASE_METHOD(fixture, "a permit says that its device was lost", "[cuda]") {
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct});
+    auto p = a.acquire();
+    p->enqueue(a.work_stream(), [](cuda::stream& s) { s.launch({}, illegal_access{}); });
+    REQUIRE(p->wait(soon()));
+    CHECK(p->status() == errc::device_lost);
+    CHECK_THROWS_AS(p->rethrow(), gpushare::operation_error);
 }
 
 TEST_CASE("a gate takes nothing more from the launch on that says the device is lost", "[cuda]") {

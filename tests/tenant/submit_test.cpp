@@ -563,4 +563,73 @@ TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on 
     CHECK(work.done());
 }
 
+TEST_CASE("threads wait for their permits, look at them or drop them, and each sees its own work done",
+          "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct, .streams = 2});
+    std::atomic<int> ran{0}, wrong{0};
+    {
+        std::vector<std::jthread> all;
+        for (std::uint32_t thread = 0; thread < 4; ++thread)
+            all.emplace_back([&, thread] {
+                auto& stream = t.work_stream(0, thread % 2);
+                for (int i = 0; i < 60; ++i) {
+                    std::atomic<bool> mine{false};
+                    auto p = t.acquire({.key = 1}, soon());
+                    if (!p) ++wrong;
+                    if (!p) continue;
+                    if (i % 3 == 2) {  // dropped at once
+                        p->enqueue(stream, [&](host::stream& s) { s.launch({.blocks = 1}, [&](auto&) { ++ran; }); });
+                        continue;
+                    }
+                    p->enqueue(stream, [&](host::stream& s) {
+                        s.launch({.blocks = 1}, [&](auto&) {
+                            mine = true;
+                            ++ran;
+                        });
+                    });
+                    if (i % 3 == 0)
+                        (void)p->wait(soon());
+                    else
+                        while (!p->poll()) std::this_thread::yield();
+                    if (!p->done() || !mine || p->status() != errc::none) ++wrong;
+                }
+            });
+    }
+    CHECK(wrong == 0);
+    CHECK(t.close(soon()).complete);
+    CHECK(ran == 240);
+}
+
+TEST_CASE("a tenant's permit says when its work is over on the host, and what the kernel threw", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct});
+    const auto thrown = [](host::stream& s) {
+        s.launch({.blocks = 1}, [](auto&) { throw std::out_of_range("in the kernel"); });
+    };
+    int ran = 0;
+    auto good = t.acquire({.key = 1}, soon());
+    n.faults({0}).stall(t.work_stream());
+    good->enqueue(t.work_stream(), [&](host::stream& s) { s.launch({.blocks = 1}, [&](auto&) { ++ran; }); });
+    CHECK_FALSE(good->poll());
+    n.faults({0}).resume(t.work_stream());
+    CHECK(good->wait(soon()));
+    CHECK(ran == 1);
+    CHECK_NOTHROW(good->rethrow());
+    auto bad = t.acquire({.key = 1}, soon());
+    bad->enqueue(t.work_stream(), thrown);
+    CHECK(bad->wait(soon()));
+    CHECK(bad->status() == errc::kernel_failed);
+    CHECK_THROWS_WITH(bad->rethrow(), Catch::Contains("in the kernel"));
+    for (int i = 0; i < 3; ++i) {  // nobody asks, and the record is free all the same
+        t.acquire({.key = 1}, soon())->enqueue(t.work_stream(), thrown);
+        CHECK(t.submit(block(1us)).wait(soon()));
+    }
+    CHECK(t.usage().failed == 4);
+    CHECK(t.close(soon()).complete);
+    CHECK_THROWS_WITH(bad->rethrow(), Catch::Contains("in the kernel"));  // the permit's own, though the tenant is gone
+}
+
 }  // namespace submit_test

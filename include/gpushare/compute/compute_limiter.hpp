@@ -115,7 +115,9 @@ public:
     /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc while more wait and are in
     /// flight than ever before.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
-                                         const submit_options& o = no_options);
+                                         const submit_options& o = no_options) {
+        return acquire(c, deadline, stop, o, true);
+    }
 
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
@@ -126,7 +128,7 @@ public:
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
                  const submit_options& o = no_options) {
         if constexpr (!engine::shares_points) {
-            auto p = acquire(c, deadline, stop, o);
+            auto p = acquire(c, deadline, stop, o, false);
             if (p) p->enqueue(s, work);
             return p.code();
         }
@@ -218,6 +220,9 @@ private:
         return s;
     }
 
+    // `held`: somebody may ask how the work went.
+    [[nodiscard]] result<permit> acquire(client_id c, instant deadline, const std::stop_token& stop,
+                                         const submit_options& o, bool held);
     // `waited`, if given: whether it had to.
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,
                                          const std::stop_token& stop, const submit_options& o, bool* waited = nullptr);
@@ -309,12 +314,14 @@ void compute_limiter<Stream, Clock, Policy>::wake(client_id c) {
 
 template <timeline Stream, clock Clock, compute_policy Policy>
 auto compute_limiter<Stream, Clock, Policy>::acquire(client_id c, instant deadline, const std::stop_token& stop,
-                                                     const submit_options& o) -> result<permit> {
+                                                     const submit_options& o, bool held) -> result<permit> {
     const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
     std::unique_lock lock(engine_.mutex());
     const auto now = engine_.policy_time();
     if constexpr (!engine::shares_points) engine_.observe(lock, look::if_due);
-    return acquire(lock, c, now, deadline, stop, o);
+    auto p = acquire(lock, c, now, deadline, stop, o);
+    if (p && held) p->keep();
+    return p;
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The handles that a compute limiter gives. At the gate a thread gets a permit, the right to
-// enqueue one submission by itself. For a callable that it queues it gets a ticket, which tells
-// when the work is done and whether it failed.
+// enqueue one submission by itself. For a callable that it queues it gets a ticket. Both tell when
+// the work is done and whether it failed.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
+//   if (p) p->wait();                                    // or p->poll(), now and then
 //
 //   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });      // result<ticket>
 //   t->wait();  if (t->status() != gpushare::errc::none) t->rethrow();
@@ -92,8 +93,15 @@ template <class Stream>
 }
 }  // namespace detail
 
-/// The right to enqueue one submission, whose work is in flight until the device has done it. Movable; one owner, one
-/// thread at a time. The destructor gives an unused permit back. Must not outlive its limiter.
+/// The right to enqueue one submission, whose work is in flight until the device has done it. A used
+/// permit says when that is, as a ticket does. Movable; one owner, one thread at a time; only const
+/// members from several threads at once. The destructor gives an unused permit back, and doesn't
+/// wait for work. Must not outlive its limiter.
+///
+/// Order: done() says that all work enqueued through the permit is over, and all that was on its
+/// stream before. It says nothing of work that was enqueued on the stream later, or on other
+/// streams. To make another stream wait for the work on the device, record a point on the permit's
+/// stream behind enqueue().
 template <class Limiter>
 class permit {
 public:
@@ -104,10 +112,16 @@ public:
         : engine_(std::exchange(other.engine_, nullptr)),
           submission_(other.submission_),
           bound_(other.bound_),
-          stream_(other.stream_) {}
+          stream_(other.stream_),
+          enqueued_(other.enqueued_),
+          held_(other.held_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
-        if (engine_ != nullptr) engine_->give_back(*submission_);
+        if (engine_ == nullptr) return;
+        if (!enqueued_)
+            engine_->give_back(*submission_);
+        else if (held_)
+            engine_->drop_permit(*submission_);
     }
 
     /// Calls `enqueue_work(s)`, which enqueues onto `s`. Call once. Exceptions pass through; work
@@ -138,12 +152,39 @@ public:
     /// compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return bound_; }
 
+    /// True once the limiter has seen the work end or fail. Never blocks and drives nothing: a
+    /// thread that asks in a loop calls poll(). False for an unused permit.
+    [[nodiscard]] bool done() const noexcept {
+        return enqueued_ && submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
+    }
+    /// done(), after a look at the device. What others wait for is admitted in this call, too. Never
+    /// waits for the device. The server's way to keep two or three iterations in flight.
+    bool poll() const { return wait(instant::min()); }
+    /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop request,
+    /// or at once for an unused permit. Throws operation_error (stuck) as ticket::wait does.
+    bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
+        return done() || (enqueued_ && engine_->wait_for(*submission_, deadline, stop));
+    }
+    /// Once done: errc::none, submission_failed (enqueue() threw), kernel_failed, device_lost, stuck.
+    [[nodiscard]] errc status() const noexcept { return submission_->status; }
+    /// Once done: as ticket::rethrow. What the callable threw came out of enqueue() already.
+    void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
+    /// Once done: when the limiter noticed, on its clock.
+    [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }
+    /// Once done: the device time that the client was charged.
+    [[nodiscard]] ns device_time() const noexcept { return submission_->device_time; }
+
 private:
     friend Limiter;
     using engine = typename Limiter::engine;
     using own_work = typename detail::own_work_of<stream>::type;
     permit(engine& e, typename engine::submission& s, ns bound) noexcept
         : engine_(&e), submission_(&s), bound_(bound) {}
+    // From now on its holder may ask how the work went. Under the mutex.
+    void keep() noexcept {
+        held_ = true;
+        engine_->keep_for_holder(*submission_);
+    }
 
     // Where points cost nothing, its batch is chosen later.
     template <class F>
@@ -186,7 +227,7 @@ private:
             }
             if (submission_->needs_end) submission_->end = s.record();
         } catch (...) {
-            if (engine_ == nullptr) throw;  // accounted for
+            if (enqueued_) throw;  // accounted for
             if (enqueued)
                 used()->enqueued_by_holder(*submission_, errc::submission_failed);
             else
@@ -199,13 +240,16 @@ private:
 
     engine* used() noexcept {
         submission_->set_enqueuer({});
-        return std::exchange(engine_, nullptr);
+        enqueued_ = true;
+        return engine_;
     }
 
-    engine* engine_;
+    engine* engine_;  // null: moved from
     typename engine::submission* submission_;
     ns bound_;
     stream* stream_ = nullptr;  // of its work; never changes once that is enqueued
+    bool enqueued_ = false;
+    bool held_ = false;  // the record is kept until the permit is gone
 };
 
 /// The handle of a queued submission. Movable; one owner. Safe from any thread; only const members from several at

@@ -329,9 +329,12 @@ public:
     [[nodiscard]] submission& record_for_gate() {
         auto& s = at_gate_.acquire();
         s.reset(false);
+        s.owners.store(1, std::memory_order_relaxed);  // under the mutex
         return s;
     }
-    /// That one wasn't admitted.
+    /// The permit on `s` has a holder, who may ask how the work went. Under the mutex.
+    void keep_for_holder(submission& s) noexcept { s.owners.store(2, std::memory_order_relaxed); }
+    /// That one wasn't admitted, or its last owner is done with it.
     void give_back(submission& s) noexcept {
         s.set_enqueuer({});
         at_gate_.release(s);
@@ -340,12 +343,13 @@ public:
     [[nodiscard]] bool is_in_permit(client_id c) const noexcept {
         return at_gate_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
     }
-    /// This one is no longer in flight. At the gate its record is free.
+    /// This one is no longer in flight. At the gate its record is free, unless a permit's holder may
+    /// ask how the work went, or an exception is left to be destroyed under no lock.
     void release(submission& s) noexcept {
         --slots_taken_;
         s.begin.reset();
         s.own = {};
-        if (!s.queued) give_back(s);
+        if (!s.queued && !s.error && s.lose_owner()) give_back(s);
     }
 
     // ---- batch: which one
@@ -685,10 +689,12 @@ private:
         s.may_stay_open = true;
     }
 
-    // Permits' on the same terms, that went well.
+    // Permits' on the same terms, that went well, and for whose end nobody asks.
     [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
         if (telling_timeline<Stream>) return false;  // each has failed or not
-        const auto is_plain = [](const submission& s) { return !s.queued && s.status == errc::none; };
+        const auto is_plain = [](const submission& s) {
+            return !s.queued && s.status == errc::none && !s.has_holder();
+        };
         return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
                a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&
                a.admitted.lent == b.admitted.lent && a.admitted.timeline == b.admitted.timeline &&

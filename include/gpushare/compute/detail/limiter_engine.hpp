@@ -144,6 +144,19 @@ public:
     /// It wasn't used. Takes the mutex.
     void give_back(submission& s) noexcept;
 
+    /// The permit's holder may ask how it went, until drop_permit(). Under the mutex.
+    void keep_for_holder(submission& s) noexcept {
+        s.client = s.admitted.client;
+        batches_.keep_for_holder(s);
+    }
+    /// Nobody asks any more how it went. Takes the mutex only if the work is over.
+    void drop_permit(submission& s) noexcept {
+        if (!s.lose_owner()) return;
+        s.error = nullptr;  // the user's: not under the lock
+        const std::lock_guard lock(mutex_);
+        batches_.give_back(s);
+    }
+
     // ---- who drives
 
     template <std::predicate Met>
@@ -581,13 +594,14 @@ private:
             submission& s = *std::exchange(next, next->next_member);
             const auto part = of.charged.next(s.admitted.predicted, next == nullptr);
             const auto code = complete(s, part, of);
+            const auto attendant = s.looked_at > 0 ? s.looker : std::thread::id{};
+            if (!s.queued && !of.written_off) finish_permit(s, code, part.took);
             batches_.release(s);
             if (of.written_off) {
                 if (s.queued) pool_->drop(s);
                 continue;
             }
-            const bool attended = s.queued && s.looked_at > 0;
-            client.attendant = attended ? s.looker : std::thread::id{};
+            client.attendant = attendant;
             if (s.queued) finish(s, code, part.took);
             if (is_awaited(seen.client)) sleepers().wake_all();
         }
@@ -596,7 +610,8 @@ private:
     // Charges one member its part. Returns how it went.
     errc complete(submission& s, const charges::part& part, const settling& of) noexcept {
         const auto code = s.status != errc::none ? s.status : status_of(s.own, of.end);
-        if (s.queued && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, of.end);
+        const bool asked_for = s.queued || (s.has_holder() && !s.told);
+        if (asked_for && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, of.end);
         const auto now = of.logged || core_.needs_end_of(s.admitted) ? clock_.now() : instant{};
         const auto from = of.charged.from();
         const bool timed = from == charge::source::own || from == charge::source::alone;
@@ -648,14 +663,26 @@ private:
         core_.settle(oldest > settles_after_);
     }
     void finish(submission& s, errc status, ns device_time = {}) noexcept {
+        say_done(s, status, device_time);
+        if (!s.error && !s.on_done) return pool_->drop(s);
+        tell(s);
+    }
+    // The same for a permit, of which there is somebody to tell only as long as it has a holder.
+    void finish_permit(submission& s, errc status, ns device_time) noexcept {
+        if (s.error || s.has_holder()) say_done(s, status, device_time);
+        if (s.error) tell(s);
+    }
+    void say_done(submission& s, errc status, ns device_time) noexcept {
         s.status = status;
         if (status != errc::none) s.failed_of = core_.settings(s.client).name;
         s.device_time = device_time;
         s.finished_at = clock_.now();
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers().wake(s);
-        if (!s.error && !s.on_done) return pool_->drop(s);
-        s.level = std::max(core_.settings(s.client).level, s.facts.head.level);
+    }
+    void tell(submission& s) noexcept {
+        s.level = core_.settings(s.client).level;
+        if (s.queued) s.level = std::max(s.level, s.facts.head.level);
         ++clients_.queue(s.client).untold;
         told_.add(s);  // the user's code, or its destructor: not under the lock
     }
@@ -688,8 +715,11 @@ private:
             lock.unlock();
             if (calls) s.on_done({s.status, s.device_time, s.finished_at, s.error, s.failed_of});
             s.on_done.reset();
-            pool_->drop(s);
+            const bool of_gate = !s.queued && s.lose_owner();
+            if (of_gate) s.error = nullptr;
+            if (s.queued) pool_->drop(s);
             lock.lock();
+            if (of_gate) batches_.give_back(s);
             if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
             --client.untold;
             if (is_awaited(c)) sleepers().wake_all();
@@ -764,6 +794,9 @@ private:
                 s.owners.fetch_add(
                     1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
                 finish(s, errc::stuck);
+            } else if (s.has_holder()) {
+                s.told = true;
+                say_done(s, errc::stuck, ns{0});
             }
             if (is_awaited(s.admitted.client)) sleepers().wake_all();
         });
@@ -978,6 +1011,7 @@ void limiter_engine<Stream, Clock, Policy>::take_back(submission& s) noexcept {
 template <timeline Stream, clock Clock, compute_policy Policy>
 void limiter_engine<Stream, Clock, Policy>::give_back(submission& s) noexcept {
     lock_type lock(mutex_);
+    s.owners.store(1, std::memory_order_relaxed);  // under the mutex
     cancel(s);
     drive(lock, look::now);
 }

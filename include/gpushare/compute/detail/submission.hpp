@@ -149,13 +149,19 @@ struct submission {
     // and owners of the record.
     std::uint32_t looked_at = 0;
     std::thread::id looker{};
-    std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
+    std::atomic<int> owners{0};  // limiter and ticket or permit; acq_rel when it falls: the last one sees all
 
     /// Whether the calling thread is about to enqueue it, and in code of the user's.
     [[nodiscard]] bool is_enqueued_here() const noexcept {
         return enqueuer.load(std::memory_order_relaxed) == std::this_thread::get_id();
     }
     void set_enqueuer(std::thread::id who) noexcept { enqueuer.store(who, std::memory_order_relaxed); }
+    /// At the gate: whether the permit is still there, whose holder may ask how the work went.
+    [[nodiscard]] bool has_holder() const noexcept { return owners.load(std::memory_order_acquire) > 1; }
+    /// At the gate: one of its owners is done with it. True for the last one, whose the record is now.
+    [[nodiscard]] bool lose_owner() noexcept {
+        return !has_holder() || owners.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    }
 
     /// The part of the SMs that it can fill: as launched, or as expected. The declared width counts
     /// where it is more, and where the launched width is unknown.
