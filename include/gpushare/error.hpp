@@ -201,6 +201,7 @@ enum class reason : std::uint16_t {
     no_classes,           ///< a class, under a policy that has none: no figures
     empty_callable,       ///< the callable that enqueues the work is empty: no figures
     no_such_stream,       ///< asked: the stream; limit: how many the tenant has
+    no_such_group,        ///< no group of allocations has that tag: no figures
     no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
     no_candidates,        ///< nothing to choose from: no figures
     no_words,             ///< a name with blanks, or a time below 0: no figures
@@ -326,6 +327,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "the callable is empty: there is nothing to enqueue"},
     {reason::no_such_stream, errc::invalid_specification, figure_unit::position,
      "no stream {asked}: the tenant has {limit}, from 0"},
+    {reason::no_such_group, errc::invalid_specification, figure_unit::none,
+     "no group of allocations has that tag, or the tag is empty"},
     {reason::no_such_width, errc::invalid_specification, figure_unit::none, "a part of the SMs is from 0 to 1"},
     {reason::no_candidates, errc::invalid_specification, figure_unit::none, "there is nothing to choose from"},
     {reason::no_words, errc::invalid_specification, figure_unit::none,

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory_resource>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -381,6 +383,193 @@ TEST_CASE("requests of several threads wake a tenant once each time it sleeps", 
     CHECK((loaded == 0 || loaded == 1));
     rig.chat.close();
     CHECK(model.tick() == never);
+}
+
+namespace {
+
+using gpushare::group_memory;
+using groups_of_chat = gpushare::sleep_groups<decltype(model_rig::chat)>;
+
+void fill(void* at, gpushare::bytes size, int with) { std::memset(at, with, static_cast<std::size_t>(size.count())); }
+bool holds(const void* at, gpushare::bytes size, int with) {
+    const auto* const all = static_cast<const unsigned char*>(at);
+    return std::all_of(all, all + size.count(), [&](unsigned char c) { return c == with; });
+}
+
+}  // namespace
+
+TEST_CASE("a model sleeps in parts: caches now, weights later, and weights are back first", "[serving]") {
+    model_rig rig;
+    gpushare::sleep_groups groups{rig.chat, {{"weights"}, {"kv_cache", group_memory::dropped}}};
+    auto& weights = groups.allocate("weights", 4_MiB);
+    auto& more = groups.allocate("weights", 1_MiB);
+    auto& cache = groups.allocate("kv_cache", 8_MiB);
+    CHECK(rig.held() == 13_MiB);
+    fill(weights.data(), 4_MiB, 7);
+    fill(more.data(), 1_MiB, 8);
+    CHECK(groups.use());
+    groups.sleep({"kv_cache"});
+    CHECK(rig.held() == 5_MiB);
+    CHECK(cache.data() == nullptr);
+    CHECK(groups.use({"weights"}));
+    CHECK(groups.use().code() == errc::asleep);
+    CHECK(groups.sleeping() == std::vector<std::string>{"kv_cache"});
+    groups.sleep();  // the rest
+    CHECK(rig.held() == 0_B);
+    CHECK(weights.data() == nullptr);
+    CHECK(groups.sleeping() == std::vector<std::string>{"weights", "kv_cache"});
+    groups.wake({"weights"});
+    CHECK(rig.held() == 5_MiB);
+    CHECK(holds(weights.data(), 4_MiB, 7));
+    CHECK(holds(more.data(), 1_MiB, 8));
+    CHECK(groups.use().code() == errc::asleep);  // no work finds the half of a model
+    groups.wake(std::vector<std::string>{"kv_cache", "weights"});
+    CHECK(rig.held() == 13_MiB);
+    CHECK(groups.sleeping().empty());
+    {
+        const auto in = groups.use();
+        REQUIRE(in);
+        fill(cache.data(), 8_MiB, 9);
+        CHECK(holds(weights.data(), 4_MiB, 7));
+    }
+    groups.free(more);
+    CHECK(rig.held() == 12_MiB);
+    groups.sleep({"weights"});
+    groups.free(weights);
+    groups.wake();
+    CHECK(rig.held() == 8_MiB);
+}
+
+TEST_CASE("groups that can't be told apart, and tags that nobody has, are errors, and nothing changes", "[serving]") {
+    model_rig rig;
+    const auto code_of = [](auto f) {
+        try {
+            f();
+        } catch (const gpushare::error& e) {
+            return e.code();
+        }
+        return errc::none;
+    };
+    CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {{"a"}, {"b"}, {"a"}}); }) == errc::duplicate_name);
+    CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {{""}}); }) == errc::invalid_specification);
+    CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {}); }) == errc::invalid_specification);
+    groups_of_chat groups{rig.chat, {{"a"}, {"b", group_memory::dropped}}};
+    auto& a = groups.allocate("a", 1_MiB);
+    CHECK(groups.try_sleep({"a", "c"}).code == errc::invalid_specification);
+    CHECK(groups.try_wake({"c"}).code == errc::invalid_specification);
+    CHECK(groups.use({"c"}).code() == errc::invalid_specification);
+    CHECK(code_of([&] { groups.sleep({"c"}); }) == errc::invalid_specification);
+    CHECK(a.data() != nullptr);
+    CHECK(code_of([&] { (void)groups.allocate("c", 1_MiB); }) == errc::invalid_specification);
+    groups.sleep({"b"});
+    CHECK(code_of([&] { (void)groups.allocate("b", 1_MiB); }) == errc::asleep);
+    CHECK(code_of([&] { (void)groups.allocate("a", 64_MiB); }) == errc::over_quota);
+    CHECK(rig.held() == 1_MiB);
+    gpushare::tenancy<gpushare::host::node> without{rig.node};
+    auto plain = without.admit({.name = "plain", .memory = 1_MiB, .compute = 50_pct});
+    groups_of_chat nowhere{plain, {{"a"}}};
+    CHECK(code_of([&] { (void)nowhere.allocate("a", 1_KiB); }) == errc::not_supported);
+}
+
+TEST_CASE("a group that can't sleep is awake, and one that can't wake holds nothing", "[serving]") {
+    model_rig rig;
+    groups_of_chat groups{rig.chat, {{"weights"}, {"kv_cache", group_memory::dropped}}};
+    auto& first = groups.allocate("weights", 2_MiB);
+    auto& second = groups.allocate("weights", 2_MiB);
+    auto& cache = groups.allocate("kv_cache", 4_MiB);
+    fill(first.data(), 2_MiB, 1);
+    fill(second.data(), 2_MiB, 2);
+    const auto shortly = [&] { return rig.chat.now() + ns{2ms}; };
+    SECTION("while work uses it") {
+        const auto in = groups.use({"weights"});
+        CHECK(groups.try_sleep({"kv_cache", "weights"}, shortly()).code == errc::deadline_exceeded);
+        CHECK(groups.sleeping() == std::vector<std::string>{"kv_cache"});  // what came before it
+        CHECK(holds(first.data(), 2_MiB, 1));
+        CHECK(groups.use({"weights"}));
+    }
+    SECTION("where the host has no room for all of it") {
+        rig.chat.resize({.spill = 3_MiB});
+        CHECK(groups.try_sleep().code == errc::out_of_memory);
+        CHECK(groups.sleeping().empty());
+        CHECK(holds(first.data(), 2_MiB, 1));
+        CHECK(holds(second.data(), 2_MiB, 2));
+    }
+    SECTION("where the device has no room") {
+        groups.sleep();
+        void* const other = rig.chat.memory().allocate(13 << 20);
+        CHECK(groups.try_wake({}, shortly()).code != errc::none);
+        CHECK(rig.held() == 13_MiB);
+        CHECK(groups.sleeping().size() == 2);
+        CHECK(first.data() == nullptr);
+        CHECK(rig.chat.memory().deallocate(other, 13 << 20) == errc::none);
+        rig.chat.memory().trim();
+        void* const less = rig.chat.memory().allocate(9 << 20);
+        CHECK_THROWS_AS(groups.wake({}, shortly()), gpushare::error);
+        CHECK(groups.sleeping() == std::vector<std::string>{"kv_cache"});  // the weights found room
+        CHECK(holds(first.data(), 2_MiB, 1));
+        CHECK(holds(second.data(), 2_MiB, 2));
+        CHECK(rig.chat.memory().deallocate(less, 9 << 20) == errc::none);
+        groups.wake();
+        CHECK(cache.data() != nullptr);
+    }
+    SECTION("whose tenant is closed") {
+        groups.sleep({"kv_cache"});
+        CHECK(rig.chat.close().complete);
+        CHECK(groups.try_wake({"kv_cache"}).code == errc::closed);
+        CHECK(groups.sleeping() == std::vector<std::string>{"kv_cache"});
+    }
+}
+
+TEST_CASE("a sleeping tenant's actions are its groups'", "[serving]") {
+    model_rig rig;
+    groups_of_chat groups{rig.chat, {{"weights"}, {"kv_cache", group_memory::dropped}}};
+    auto& weights = groups.allocate("weights", 4_MiB);
+    (void)groups.allocate("kv_cache", 8_MiB);
+    fill(weights.data(), 4_MiB, 3);
+    gpushare::sleeping_tenant model(rig.chat, at_once(1ns, 0s, 0s),
+                                    {.drop_caches = [&] { groups.sleep({"kv_cache"}); },
+                                     .spill = [&] { groups.sleep({"weights"}); },
+                                     .unspill = [&] { groups.wake({"weights"}); }});
+    (void)model.tick();
+    CHECK(rig.held() == 4_MiB);
+    model.set_rule(at_once(1ns, 1ns, 0s));
+    (void)model.tick();
+    CHECK(rig.held() == 0_B);
+    const auto request = model.use();
+    REQUIRE(request);
+    CHECK(rig.held() == 4_MiB);
+    groups.wake();  // caches, for this request
+    CHECK(groups.use());
+    CHECK(holds(weights.data(), 4_MiB, 3));
+    CHECK(rig.held() == 12_MiB);
+}
+
+TEST_CASE("work of several threads finds a group awake and whole, however often it sleeps", "[serving]") {
+    model_rig rig;
+    groups_of_chat groups{rig.chat, {{"weights"}, {"kv_cache", group_memory::dropped}}};
+    auto& weights = groups.allocate("weights", 64_KiB);
+    auto& cache = groups.allocate("kv_cache", 64_KiB);
+    fill(weights.data(), 64_KiB, 5);
+    std::atomic<int> worked{0}, wrong{0};
+    {
+        std::vector<std::jthread> all;
+        for (int t = 0; t < 3; ++t)
+            all.emplace_back([&](const std::stop_token& stop) {
+                while (!stop.stop_requested()) {
+                    if (const auto in = groups.use()) {
+                        if (cache.data() == nullptr || !holds(weights.data(), 64_KiB, 5)) ++wrong;
+                        ++worked;
+                    }
+                    std::this_thread::yield();
+                }
+            });
+        for (int i = 0; i < 50 || worked < 50; ++i) {
+            groups.sleep();
+            groups.wake();
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(groups.sleeping().empty());
 }
 
 }  // namespace sleeping_tenant_test

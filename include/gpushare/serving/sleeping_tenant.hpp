@@ -19,6 +19,13 @@
 //   levels.request_began(now);  ...  levels.request_ended(now);
 //   if (auto to = levels.next(now)) { levels.began(*to, now); ...; levels.ended(true, later); }         // again at levels.next_at()
 //   levels.predicted_wake();                                                    // if a request came now
+//
+// A model may also sleep in parts, by tags: caches now, weights later; on the way back weights first.
+//
+//   gpushare::sleep_groups groups{chat, {{"weights"}, {"kv_cache", gpushare::group_memory::dropped}}};
+//   auto& weights = groups.allocate("weights", 1_GiB);    auto& cache = groups.allocate("kv_cache", 4_GiB);
+//   groups.sleep({"kv_cache"});   groups.wake({"weights"});   groups.wake();
+//   if (auto in = groups.use()) answer(request, weights.data(), cache.data());      // all are awake, and stay so
 #pragma once
 
 #include <algorithm>
@@ -28,15 +35,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <list>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -395,6 +409,330 @@ private:
     // Owned by the thread that changes it.
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
+
+/// What becomes of a group's memory while the group sleeps.
+enum class group_memory : std::uint8_t {
+    moved,   ///< goes to the host with its contents, and comes back; needs tenant_spec::spill
+    dropped  ///< is freed; on waking there is as much again, elsewhere, with undefined contents
+};
+
+/// Some of a model's allocations that sleep and wake together.
+struct sleep_group {
+    std::string tag;                            ///< "weights", "kv_cache", ...: not empty, and no other group's
+    group_memory memory = group_memory::moved;  ///< while it sleeps
+};
+
+/// Groups of a tenant's allocations, each of which sleeps and wakes by its tag. A group is awake with
+/// all of its blocks on the device, or asleep with none of them there. Awake, its blocks aren't moved
+/// for others' need. Nothing runs by itself; combine the groups with a sleeping_tenant by its actions.
+///
+/// Thread-safe; neither copied nor moved. One thread at a time changes a group, and others wait for
+/// that. The tenant's handle must outlive it. Tags are any range of strings; none are all groups, in
+/// the order of the constructor. Several groups sleep and wake in the order of the tags. A call that
+/// fails undoes nothing of the tags in front.
+template <class Tenant>
+class sleep_groups {
+    using movable = decltype(std::declval<Tenant&>().allocate_spillable(bytes{}, std::size_t{}));
+    using stays = decltype(std::declval<movable&>().use());
+    using memory = typename Tenant::memory_type;
+    struct group;
+
+public:
+    /// One allocation of a group.
+    class block {
+    public:
+        /// For the groups.
+        block(group& of, bytes size, memory& from) noexcept : of_(&of), size_(size), memory_(&from) {}
+        block(const block&) = delete;             ///< Not copied.
+        block& operator=(const block&) = delete;  ///< Not copied.
+
+        /// Where it is on the device, as long as a lease of its group is held. Null while it sleeps.
+        [[nodiscard]] void* data() const noexcept { return at_; }
+        /// As asked for.
+        [[nodiscard]] bytes size() const noexcept { return size_; }
+
+    private:
+        friend sleep_groups;
+        group* of_;
+        bytes size_;
+        memory* memory_;
+        void* at_ = nullptr;
+        std::optional<movable> moved_{};
+        std::optional<stays> stays_{};  // while its group is awake
+    };
+
+    /// Keeps groups awake. Movable; must not outlive the sleep_groups.
+    class lease {
+    public:
+        /// Takes over `other`'s.
+        lease(lease&& other) noexcept
+            : of_(std::exchange(other.of_, nullptr)), groups_(std::move(other.groups_)), why_(other.why_) {}
+        lease& operator=(lease&&) = delete;
+        ~lease() {
+            if (of_ != nullptr) of_->let_go(groups_);
+        }
+        /// Whether all of them are awake.
+        [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
+        /// Why they aren't: asleep (one of them, or on its way); invalid_specification (no such tag).
+        [[nodiscard]] errc code() const noexcept { return why_; }
+
+    private:
+        friend sleep_groups;
+        explicit lease(errc why) noexcept : why_(why) {}
+        sleep_groups* of_ = nullptr;
+        std::vector<group*> groups_{};
+        errc why_;
+    };
+
+    /// All awake, and empty. Throws operation_error: invalid_specification (an empty tag, or none),
+    /// duplicate_name; std::bad_alloc.
+    sleep_groups(Tenant& of, const std::vector<sleep_group>& groups) : tenant_(&of) {
+        for (const auto& g : groups) {
+            if (g.tag.empty()) refuse(no_group(), "groups");
+            if (find(g.tag) != nullptr) refuse({.code = errc::duplicate_name}, "groups");
+            groups_.emplace_back(g);
+        }
+        if (groups_.empty()) refuse(no_group(), "groups");
+    }
+    sleep_groups(const sleep_groups&) = delete;
+    sleep_groups& operator=(const sleep_groups&) = delete;
+    /// Frees all blocks. No lease is held.
+    ~sleep_groups() {
+        for (auto& g : groups_)
+            for (auto& b : g.blocks) drop(b);
+    }
+
+    /// A block of the group, on one of the tenant's devices, contents undefined. Until free(), or as
+    /// long as this is. Throws operation_error: asleep (the group is, or on its way);
+    /// invalid_specification (no such tag); what the tenant's allocate or allocate_spillable throws.
+    block& allocate(std::string_view tag, bytes size, std::size_t part = 0) {
+        group* const g = find(tag);
+        if (g == nullptr) refuse(no_group(), "allocate in a group");
+        const lease awake = hold({g});  // no lock is held while memory is asked for
+        if (!awake) refuse({.code = errc::asleep}, "allocate in a group");
+        std::list<block> one;
+        block& b = one.emplace_back(*g, size, tenant_->memory(part));
+        if (g->how == group_memory::moved) {
+            b.moved_.emplace(tenant_->allocate_spillable(size, part));
+            if (const errc why = bring(b, never); why != errc::none) refuse({.code = why}, "allocate in a group");
+        } else {
+            b.at_ = b.memory_->allocate(size);
+        }
+        const std::lock_guard lock(mutex_);
+        g->blocks.splice(g->blocks.end(), one);
+        return b;
+    }
+    /// Frees one. No work uses the block. Waits for a change of its group that is under way.
+    void free(block& b) noexcept {
+        std::list<block> one;
+        group& g = *b.of_;
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return g.is != state::changing; });
+        const auto at = std::ranges::find_if(g.blocks, [&](const block& other) { return &other == &b; });
+        one.splice(one.end(), g.blocks, at);
+        lock.unlock();
+        drop(b);
+    }
+
+    /// For work: these groups stay awake as long as the result lives, which must be until the device
+    /// is done with it. Doesn't wait, and wakes nothing.
+    template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
+    [[nodiscard]] lease use(const Tags& tags = {}) {
+        const auto chosen = choose(tags);
+        return chosen.empty() ? lease(errc::invalid_specification) : hold(chosen);
+    }
+
+    /// Waits until no lease of these groups is held, and frees their memory on the device. Groups that
+    /// sleep already are left as they are. Codes: invalid_specification (no such tag: nothing has
+    /// changed); deadline_exceeded; out_of_memory (the host has no room); closed; what a copy failed
+    /// with. The group that failed is awake again. If that fails, too, the group sleeps, and what was
+    /// moved comes back by wake().
+    template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
+    failure try_sleep(const Tags& tags = {}, instant deadline = never) {
+        return change(choose(tags), state::asleep, deadline);
+    }
+    /// As try_sleep. Throws operation_error with its codes.
+    template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
+    void sleep(const Tags& tags = {}, instant deadline = never) {
+        if (const failure why = try_sleep(tags, deadline); why.code != errc::none) refuse(why, "sleep");
+    }
+    /// Has the memory of these groups again: moved blocks with their contents, dropped ones without.
+    /// Waits for bytes until the deadline. Groups that are awake are left as they are. Codes:
+    /// invalid_specification; deadline_exceeded; what an allocation fails with; closed; what a copy
+    /// failed with. The group that failed sleeps on, and has nothing on the device.
+    template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
+    failure try_wake(const Tags& tags = {}, instant deadline = never) {
+        return change(choose(tags), state::awake, deadline);
+    }
+    /// As try_wake. Throws operation_error with its codes.
+    template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
+    void wake(const Tags& tags = {}, instant deadline = never) {
+        if (const failure why = try_wake(tags, deadline); why.code != errc::none) refuse(why, "wake");
+    }
+
+    /// The tags of the groups that aren't awake, in the order of the constructor.
+    [[nodiscard]] std::vector<std::string> sleeping() const {
+        const std::lock_guard lock(mutex_);
+        std::vector<std::string> tags;
+        for (const auto& g : groups_)
+            if (g.is != state::awake) tags.push_back(g.tag);
+        return tags;
+    }
+
+private:
+    enum class state : std::uint8_t {
+        awake,     ///< with all of its blocks
+        changing,  ///< one thread is at it
+        asleep     ///< with none
+    };
+    struct group {
+        explicit group(const sleep_group& g) : tag(g.tag), how(g.memory) {}
+        std::string tag;
+        group_memory how;
+        std::list<block> blocks{};
+        state is = state::awake;
+        std::uint64_t users = 0;
+    };
+    // The clock of deadlines.
+    struct time {
+        const Tenant* of;
+        [[nodiscard]] instant now() const noexcept { return of->now(); }
+    };
+
+    [[nodiscard]] static failure no_group() noexcept {
+        return {.code = errc::invalid_specification, .because = reason::no_such_group};
+    }
+    [[noreturn]] void refuse(const failure& why, std::string_view what) const { raise(why, tenant_->name(), what); }
+    [[nodiscard]] group* find(std::string_view tag) noexcept {
+        const auto at = std::ranges::find(groups_, tag, &group::tag);
+        return at == groups_.end() ? nullptr : &*at;
+    }
+    // All of them for no tags; none if there is one that nobody has.
+    template <class Tags>
+    [[nodiscard]] std::vector<group*> choose(const Tags& tags) {
+        std::vector<group*> chosen;
+        bool any = false;
+        for (const auto& tag : tags) {
+            any = true;
+            group* const g = find(tag);
+            if (g == nullptr) return {};
+            chosen.push_back(g);
+        }
+        if (!any)
+            for (auto& g : groups_) chosen.push_back(&g);
+        return chosen;
+    }
+
+    [[nodiscard]] lease hold(std::vector<group*> chosen) {
+        const std::lock_guard lock(mutex_);
+        if (!std::ranges::all_of(chosen, [](const group* g) { return g->is == state::awake; }))
+            return lease(errc::asleep);
+        lease in(errc::none);
+        in.of_ = this;
+        in.groups_ = std::move(chosen);
+        for (group* const g : in.groups_) ++g->users;
+        return in;
+    }
+    void let_go(const std::vector<group*>& held) noexcept {
+        const std::lock_guard lock(mutex_);
+        for (group* const g : held) --g->users;
+        changed_.notify_all();
+    }
+
+    failure change(const std::vector<group*>& chosen, state to, instant deadline) {
+        if (chosen.empty()) return no_group();
+        for (group* const g : chosen)
+            if (const failure why = change(*g, to, deadline); why.code != errc::none) return why;
+        return {};
+    }
+    failure change(group& g, state to, instant deadline) {
+        std::unique_lock lock(mutex_);
+        // A piece at a time, as the node's time may be another than that of condition variables.
+        const auto wait_for = [&](auto met) {
+            while (!met()) {
+                if (tenant_->now() >= deadline) return false;
+                changed_.wait_for(lock, std::chrono::milliseconds(1));
+            }
+            return true;
+        };
+        if (!wait_for([&] { return g.is != state::changing; })) return {.code = errc::deadline_exceeded};
+        if (g.is == to) return {};
+        const state before = std::exchange(g.is, state::changing);  // nobody takes a lease from now on
+        const bool unused = wait_for([&] { return g.users == 0; });
+        lock.unlock();
+        failure why{.code = unused ? errc::none : errc::deadline_exceeded};
+        state is = before;
+        if (unused) is = to == state::asleep ? go_to_sleep(g, deadline, why) : come_back(g, deadline, why);
+        lock.lock();
+        g.is = is;
+        changed_.notify_all();
+        return why;
+    }
+    // The blocks of a group that changes are that thread's.
+    state go_to_sleep(group& g, instant deadline, failure& why) {
+        for (auto& b : g.blocks) {
+            why.code = part_with(b, deadline);
+            if (why.code == errc::none) continue;
+            failure ignored;
+            return come_back(g, deadline, ignored);
+        }
+        return state::asleep;
+    }
+    state come_back(group& g, instant deadline, failure& why) {
+        for (auto& b : g.blocks) {
+            why = obtain(b, deadline);
+            if (why.code == errc::none) continue;
+            for (auto& back : g.blocks) (void)part_with(back, deadline);
+            return state::asleep;
+        }
+        return state::awake;
+    }
+
+    errc part_with(block& b, instant deadline) {
+        if (!b.moved_) {
+            drop(b);
+            return errc::none;
+        }
+        b.stays_.reset();
+        b.at_ = nullptr;
+        return b.moved_->leave(deadline);
+    }
+    failure obtain(block& b, instant deadline) {
+        if (b.at_ != nullptr) return {};
+        if (b.moved_) return {.code = bring(b, deadline)};
+        failure why;
+        b.at_ = b.memory_->try_allocate_until(b.size_, default_alignment, patience{time{tenant_}, deadline}, &why);
+        return why;
+    }
+    errc bring(block& b, instant deadline) {
+        b.stays_.emplace(b.moved_->use(deadline));
+        b.at_ = b.stays_->data();
+        const errc why = b.stays_->code();
+        if (why != errc::none) b.stays_.reset();
+        return why;
+    }
+    // Of a tenant that is closed, the block is gone already.
+    static void drop(block& b) noexcept {
+        void* const at = std::exchange(b.at_, nullptr);
+        b.stays_.reset();
+        if (b.moved_)
+            b.moved_.reset();
+        else if (at != nullptr)
+            (void)b.memory_->deallocate(at, b.size_, default_alignment);
+        b.memory_->trim();  // else its pool would keep it
+    }
+
+    static constexpr std::size_t default_alignment = memory::default_alignment;
+
+    Tenant* tenant_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::list<group> groups_;
+};
+
+/// Of that tenant.
+template <class Tenant>
+sleep_groups(Tenant&, const std::vector<sleep_group>&) -> sleep_groups<Tenant>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -207,6 +207,10 @@ public:
     /// Brings the block back if it is on the host, and waits until it is there. Others of the
     /// tenant's may have to leave for it.
     [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
+    /// Moves the block to the host now, before anybody lacks its bytes. in_flight: a lease holds it.
+    /// deadline_exceeded: it is on its way still, and stays on the device if use() comes first.
+    /// out_of_memory: the host has no room. closed; else what the copy failed with.
+    [[nodiscard]] errc leave(instant deadline = never) { return of_->send(*block_, deadline); }
     /// Whether it is on the device now, used or not; not while it is on its way.
     [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }
     /// As it was made with.

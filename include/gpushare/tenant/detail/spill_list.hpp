@@ -81,11 +81,7 @@ public:
     /// Until let_go() it is on the device. Else why it isn't.
     [[nodiscard]] errc hold(entry& e, instant deadline) {
         std::unique_lock lock(mutex_);
-        while (e.moving) {
-            const instant now = now_();
-            if (now >= deadline) return errc::deadline_exceeded;
-            rests_.wait_for(lock, std::min<ns>(deadline - now, std::chrono::minutes(1)));
-        }
+        if (!await_rest(lock, e, deadline)) return errc::deadline_exceeded;
         e.used = ++uses_;
         if (e.users == 0 && !e.block.settled()) {
             move(e, deadline);
@@ -98,6 +94,20 @@ public:
         }
         ++e.users;
         return errc::none;
+    }
+    /// Moves it to the host now. in_flight: somebody holds it. Else as spillable_block::spill.
+    [[nodiscard]] errc send(entry& e, instant deadline) {
+        std::unique_lock lock(mutex_);
+        if (!await_rest(lock, e, deadline)) return errc::deadline_exceeded;
+        if (e.users > 0) return errc::in_flight;
+        move(e, deadline);
+        lock.unlock();
+        const errc why = e.block.spill(deadline);
+        lock.lock();
+        rest(e);
+        lock.unlock();
+        if (why == errc::none) memory_->trim();  // the tenant's pool has it by now
+        return why;
     }
     void let_go(entry& e) noexcept {
         const std::lock_guard lock(mutex_);
@@ -132,6 +142,16 @@ private:
         one.front().used = ++uses_;
         all_.splice(all_.end(), one);
         return all_.back();
+    }
+
+    // False if it is still being moved at the deadline.
+    [[nodiscard]] bool await_rest(std::unique_lock<std::mutex>& lock, const entry& e, instant deadline) {
+        while (e.moving) {
+            const instant now = now_();
+            if (now >= deadline) return false;
+            rests_.wait_for(lock, std::min<ns>(deadline - now, std::chrono::minutes(1)));
+        }
+        return true;
     }
 
     // The clock of deadlines.
