@@ -10,7 +10,7 @@
 // For a share of the cores, call the model in a submission or behind `acquire`, by one thread
 // (at::set_num_threads(1)): see docs/cpu_engines.md. Autograd runs the backward pass of tensors on
 // the host on the thread that calls it. The first scope puts an allocator in front of torch's,
-// which stays until the process ends. Needs libc10 alone.
+// which stays until the process ends. Needs libc10 alone, of libtorch 1.13 or later.
 #pragma once
 
 #include <cstddef>

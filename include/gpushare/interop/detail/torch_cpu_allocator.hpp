@@ -19,8 +19,29 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// An allocator of torch's by `get(n)`. Torch 1.13 declares allocate() const, and asks for no
+/// copies; later ones don't, and do.
+template <class Base>
+class torch_allocator_by : public Base {
+public:
+    c10::DataPtr allocate(std::size_t n) override { return get(n); }
+    void copy_data(void* to, const void* from, std::size_t n) const override { this->default_copy_data(to, from, n); }
+
+private:
+    virtual c10::DataPtr get(std::size_t n) const = 0;
+};
+template <class Base>
+requires requires(const Base& b) { b.allocate(std::size_t{}); }
+class torch_allocator_by<Base> : public Base {
+public:
+    c10::DataPtr allocate(std::size_t n) const override { return get(n); }
+
+private:
+    virtual c10::DataPtr get(std::size_t n) const = 0;
+};
+
 /// Torch's allocator for the host with tenants in front of it. Safe from any thread.
-class torch_cpu_allocator final : public c10::Allocator {
+class torch_cpu_allocator final : public torch_allocator_by<c10::Allocator> {
 public:
     static constexpr int ordinal = -1;  ///< of the host, beside CUDA's devices
 
@@ -32,7 +53,12 @@ public:
         if (c10::GetAllocator(c10::kCPU) != &all) c10::SetAllocator(c10::kCPU, &all, 255);
     }
 
-    c10::DataPtr allocate(std::size_t n) override {
+    c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
+
+private:
+    explicit torch_cpu_allocator(c10::Allocator& next) noexcept : next_(&next) {}
+
+    c10::DataPtr get(std::size_t n) const override {
         if (n == 0) return next_->allocate(n);
         const auto got = torch_blocks::of_process().try_allocate(ordinal, nullptr, n);
         if (got.whose == nullptr) return next_->allocate(n);
@@ -41,12 +67,6 @@ public:
                                         "out of memory. " + got.whose->sentence(got.why));
         return {got.p, got.p, &free_any, c10::Device(c10::kCPU)};
     }
-    c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
-    void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
-
-private:
-    explicit torch_cpu_allocator(c10::Allocator& next) noexcept : next_(&next) {}
-
     [[nodiscard]] static torch_cpu_allocator& of_process() {
         static torch_cpu_allocator* const all = new torch_cpu_allocator(*c10::GetAllocator(c10::kCPU));
         return *all;
