@@ -27,6 +27,7 @@
 
 #include "arguments.hpp"
 #include "collective/group.hpp"
+#include "gradient/devices.hpp"
 #include "gradient/link.hpp"
 #include "gradient/quantised.hpp"
 #include "harness.hpp"
@@ -365,7 +366,7 @@ void fp8(bench::report& r) {
 
 int main(int argc, char** argv) try {
     const bench::arguments asked(
-        argc, argv, {"fusion", "tuner", "negotiation", "operators", "fp8", "quantised", "link", "training"});
+        argc, argv, {"fusion", "tuner", "negotiation", "operators", "fp8", "quantised", "devices", "link", "training"});
     bench::start_a_second_thread();
     bench::report r(
         "averages of float32; in the process 2 ranks, its threads; between processes a link of two network namespaces");
@@ -374,6 +375,7 @@ int main(int argc, char** argv) try {
     if (asked.wants("operators")) operators(r);
     if (asked.wants("fp8")) fp8(r);
     if (asked.wants("quantised")) bench::quantised_all_reduces(r);
+    if (asked.wants("devices")) bench::gradients_on_devices(r);
     if (asked.wants("tuner")) tuner(r);
     if (asked.wants("link")) bench::all_reduces_over_a_link(r);
     if (asked.wants("training")) bench::training_over_a_link(r);

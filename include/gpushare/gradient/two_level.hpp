@@ -16,6 +16,17 @@
 //
 // Before any rank gets a result, all ranks of all processes have compared what they call. A rank
 // that is late is named on every rank.
+//
+// Ranks that are devices, or share one, and one thread for all of them, in each process:
+//
+//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams), members, outer, pinned);
+//   auto fault = levels.all_reduce<float>(ins, outs, n, gpushare::average{}, deadline);
+//   while (!buckets.complete()) buckets.advance(std::span(streams), staging, levels.engine(patience));
+//
+// The devices reduce-scatter on their streams, each copies its part to pinned memory, `outer`
+// combines the parts with the other processes', and each device gets its part back for an
+// all-gather. So each device's link to the host carries a part of the elements, there and back, and
+// the link between processes carries what the group above sends. The bits are that group's.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +45,8 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/two_level_parts.hpp>
@@ -96,7 +109,7 @@ public:
             all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op, instant deadline) {
             carried_ += bytes{in.size_bytes()};
             if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank(), 0};
-            return by_levels<T>(op, [&](const auto& here, const auto& between, const auto& at_end) {
+            return detail::by_levels<T>(s_->ranks, op, [&](const auto& here, const auto& between, const auto& at_end) {
                 return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
             });
         }
@@ -108,7 +121,7 @@ public:
                            instant deadline) {
             carried_ += bytes{in.size_bytes()};
             if (in.size() != out.size() * size()) return {errc::mismatch, collective_kind::reduce_scatter, rank(), 0};
-            return by_levels<T>(op, [&](const auto& here, const auto& between, const auto& at_end) {
+            return detail::by_levels<T>(s_->ranks, op, [&](const auto& here, const auto& between, const auto& at_end) {
                 return reduce_and_scatter<T, Op>(in, out, here, between, at_end, deadline);
             });
         }
@@ -195,8 +208,7 @@ public:
         }
         template <class T>
         [[nodiscard]] std::size_t elements_of_a_chunk() const noexcept {
-            const std::size_t grain = std::size_t{64} * s_->ranks.largest();  // each rank's part is whole lines
-            return std::max<std::size_t>(s_->options.chunk.count() / sizeof(T) / grain, 1) * grain;
+            return detail::elements_of_a_chunk<T>(s_->options.chunk, s_->ranks);
         }
         template <class T>
         [[nodiscard]] std::size_t cut(std::size_t n) const noexcept {
@@ -215,24 +227,6 @@ public:
             T* const begin = reinterpret_cast<T*>(s_->scratch[which].get());
             std::uninitialized_default_construct_n(begin, n);
             return {begin, n};
-        }
-
-        /// Calls f(what is combined by in a process, what between processes, what is done at the end).
-        template <class T, class Op, class F>
-        [[nodiscard]] collective_fault by_levels(const Op& op, const F& f) {
-            constexpr auto nothing = [](std::span<T>) {};
-            if constexpr (detail::averages_by_level<T, Op>) {
-                const detail::part_of_average part{static_cast<float>(size())};
-                return s_->ranks.alike() ? f(op, op, nothing) : f(part, sum{}, nothing);
-            } else if constexpr (detail::has_finish<Op>) {
-                const auto by = detail::op_of_a_level<T>(op);
-                return f(by, by, [&](std::span<T> data) {
-                    using A = accumulator_t<T, Op>;
-                    for (T& x : data) x = static_cast<T>(op.finish(static_cast<A>(x), static_cast<A>(size())));
-                });
-            } else {
-                return f(op, op, nothing);
-            }
         }
 
         /// Rank 0's output is where chunks are combined, each rank a part of one, and what goes to the other processes.
@@ -412,7 +406,7 @@ public:
         /// named by its first rank.
         [[nodiscard]] collective_fault outer_failed(collective_fault f) const noexcept {
             s_->in_use = s_->in_use || f.buffers_in_use;
-            f.rank = f.rank < s_->outer.size() ? s_->ranks.first(f.rank) : f.rank - s_->outer.size();
+            f.rank = detail::named_rank(s_->ranks, f.rank);
             return fail_all(f);
         }
         collective_fault fail_all(const collective_fault& f) const noexcept {
@@ -435,18 +429,7 @@ public:
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);
-        const std::uint64_t mine[] = {inner.size(), options.chunk.count()};
-        std::vector<std::uint64_t> all(std::size(mine) * outer.size());
-        raise_fault(outer.all_gather(std::span(mine), std::span(all), deadline));
-        std::vector<std::uint32_t> sizes(outer.size());
-        for (std::uint32_t p = 0; p < outer.size(); ++p) {
-            sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
-            s_->options.chunk = std::min(s_->options.chunk, bytes{all[std::size_t{2} * p + 1]});
-        }
-        s_->ranks = detail::ranks_of_processes(sizes);
-        // Nobody goes on, and fails, before all know the sizes: by these a fault names its rank. So a fault from here on is
-        // told by the first call of each rank, as the transport keeps it.
-        (void)outer.barrier(deadline);
+        s_->ranks = detail::meet_processes(outer, inner.size(), s_->options.chunk, deadline);
     }
 
     /// Throws operation_error (errc::invalid_specification) for one that isn't there.
@@ -466,6 +449,317 @@ template <host_transport Outer>
                                            instant deadline = never) {
     return two_level_group<Outer>(inner, outer, options, deadline);
 }
+
+/// The ranks on this process's devices, of a group that other processes are in, each with one. One
+/// thread at a time, but for abort. Everything that the constructor gets must outlive it; nothing
+/// else uses `outer` while a collective runs. `Pinned` is memory that the host, the streams' copies
+/// and the devices reach: gpushare::cuda::pinned_memory, say.
+template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
+requires copier<Stream>
+class two_level_devices {
+public:
+    /// Rank r of `members` is on devices[r], with streams[r]. Where all share a device, there is one
+    /// of each. Collective over `outer`: the processes tell each other how many ranks they have.
+    /// Allocates options.depth chunks, and at least two. Throws what `pinned` throws;
+    /// operation_error: errc::invalid_specification for spans of other lengths, or what `outer`
+    /// fails for.
+    two_level_devices(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                      std::span<const member> members, Outer& outer, Pinned& pinned, two_level_options options = {},
+                      const launch_options& launches = {}, instant deadline = never)
+        : gangs_(gangs),
+          devices_(devices),
+          streams_(streams),
+          members_(members),
+          outer_(outer),
+          pinned_(pinned),
+          options_(options),
+          launches_(launches) {
+        if (members.empty() || devices.size() != streams.size() || (devices.size() != here() && devices.size() != 1))
+            raise({.code = errc::invalid_specification,
+                   .asked = devices.size(),
+                   .limit = members.size(),
+                   .because = reason::wrong_count},
+                  {}, "making two levels of devices");
+        ranks_ = detail::meet_processes(outer, here(), options_.chunk, deadline);
+        words_.resize(outer.size());
+        counts_.resize(here());
+        chunks_.resize(std::max(options.depth, 2U));
+        for (chunk& c : chunks_) c = {static_cast<std::byte*>(pinned.allocate(chunk_bytes(), alignment)), {}, 0};
+    }
+    two_level_devices(const two_level_devices&) = delete;
+    two_level_devices& operator=(const two_level_devices&) = delete;
+    /// Waits for what is enqueued. Leaves pinned memory behind that `outer` may still use after a fault.
+    ~two_level_devices() {
+        for (auto& c : chunks_) {
+            for (auto& p : c.last) (void)p.wait(never);
+            if (!in_use_ && c.memory != nullptr) (void)pinned_.deallocate(c.memory, chunk_bytes(), alignment);
+        }
+    }
+
+    [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< in all processes
+    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< of those here
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }             ///< the first one
+    /// What the devices have copied to the host so far, of all ranks here, and as much back.
+    [[nodiscard]] bytes copied() const noexcept { return copied_; }
+
+    /// Combines ins[r] of all ranks of all processes into outs[r], `count` elements; in place where
+    /// both are the same. Averages are of floats. Returns once all of it is enqueued: what is
+    /// enqueued behind it on a rank's stream finds the result. Waits for the devices and for the
+    /// other processes, so what it waits for must not wait for the caller, and it can't be captured
+    /// (errc::capturing). By the deadline the fault of the rank that is late, here or there. After a
+    /// fault outputs hold anything, and later calls return it again.
+    template <movable_on_devices T, class Op>
+    requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
+        all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
+                   instant deadline = never) {
+        if (fault_) return fault_;
+        if (ins.size() != here() || outs.size() != here()) return named(errc::invalid_specification);
+        for (const Stream& s : streams_)
+            if (detail::is_captured(s)) return named(errc::capturing);
+        return detail::by_levels<T>(ranks_, op, [&](const auto& inside, const auto& between, const auto& at_end) {
+            const auto word = detail::call_word<T>(collective_kind::all_reduce, count, detail::op_id<Op>());
+            return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
+        });
+    }
+    /// all_reduce as an engine of device_buckets: each call has so long. fault() has the fault.
+    [[nodiscard]] auto engine(ns patience = ns::max()) {
+        return [this, patience]<class T, class Op>(std::span<const T* const> ins, std::span<T* const> outs,
+                                                   std::size_t count, Op op) -> errc {
+            return this
+                ->template all_reduce<T>(ins, outs, count, op,
+                                         saturating_add(std::chrono::steady_clock::now(), patience))
+                .code;
+        };
+    }
+    /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
+    void abort(std::uint32_t rank, errc why) noexcept {
+        // release: whoever finds the members closed reads it.
+        aborted_.store(collective_fault{why, what, rank, 0}.packed(), std::memory_order_release);
+        members_[0].close({why, what, 0, 0});
+        outer_.abort(outer_.size() + rank, why);
+    }
+
+private:
+    using point = typename Stream::point;
+    static constexpr std::size_t alignment = 256;
+
+    /// A chunk on its way: this process's sum of it, in pinned memory, and behind that the lengths of the ranks' parts.
+    struct chunk {
+        std::byte* memory = nullptr;
+        std::vector<point> last{};  // behind what was enqueued for it, of each stream
+        std::size_t elements = 0;   // whose parts the lengths are
+    };
+
+    [[nodiscard]] std::uint32_t here() const noexcept { return static_cast<std::uint32_t>(members_.size()); }
+    [[nodiscard]] Stream& stream_of(std::uint32_t r) const noexcept { return streams_[streams_.size() == 1 ? 0 : r]; }
+    /// Bytes of a chunk's elements at most, of whatever type.
+    [[nodiscard]] std::size_t room() const noexcept {
+        constexpr std::size_t widest = sizeof(std::uint64_t);
+        const std::size_t least = std::size_t{64} * ranks_.largest() * widest;  // a line of each rank
+        return std::max<std::size_t>((options_.chunk.count() + widest - 1) / widest * widest, least);
+    }
+    [[nodiscard]] std::size_t chunk_bytes() const noexcept { return room() + here() * sizeof(std::uint64_t); }
+    [[nodiscard]] std::uint64_t* lengths(const chunk& c) const noexcept {
+        return reinterpret_cast<std::uint64_t*>(c.memory + room());
+    }
+    [[nodiscard]] element_range part(std::size_t elements, std::uint32_t r) const noexcept {
+        return shard_of(elements, r, here(), std::size_t{64});
+    }
+
+    template <class T, class Inside, class Between, class End>
+    [[nodiscard]] collective_fault reduce_chunks(std::span<const T* const> ins, std::span<T* const> outs,
+                                                 std::size_t count, const Inside& inside, const Between& between,
+                                                 const End& at_end, std::uint64_t word, instant deadline) {
+        const std::size_t each = detail::elements_of_a_chunk<T>(options_.chunk, ranks_);
+        const std::size_t n = (count + each - 1) / each, depth = chunks_.size();
+        const auto range = [&](std::size_t k) { return element_range{k * each, std::min(count, (k + 1) * each)}; };
+        outer_reduces under_way{outer_};
+        arrays<T> a{ins, outs, std::vector<std::span<const T>>(here()), std::vector<std::span<T>>(here())};
+        if (n == 0) return agree(word, deadline);
+        for (std::size_t k = 0; k < n + depth; ++k) {
+            if (k >= depth) {
+                if (const auto f = under_way.finish(deadline)) return outer_failed(f);
+                at_end(summed<T>(k - depth, range(k - depth).size()));
+                if (const auto f = give_back(chunks_[k % depth], a, range(k - depth))) return f;
+            }
+            if (k < n)
+                if (const auto f = bring(chunks_[k % depth], a, range(k), inside, deadline)) return f;
+            if (k == 1)
+                if (const auto f = agree(word, deadline)) return f;
+            if (k >= 1 && k <= n) {
+                if (const auto f = await(chunks_[(k - 1) % depth], deadline)) return f;
+                under_way.start(summed<T>(k - 1, range(k - 1).size()), between, deadline);
+            }
+        }
+        return {};
+    }
+
+    /// All-reduces between processes, at most as many as there are chunks.
+    struct outer_reduces {
+        Outer& outer;
+        std::vector<std::uint64_t> tickets{};
+        std::size_t finished = 0;
+        collective_fault fault{};
+
+        template <class T, class By>
+        void start(std::span<T> data, const By& by, instant deadline) {
+            if constexpr (pipelined_transport<Outer>) {
+                tickets.push_back(outer.start_all_reduce(data, by));
+                outer.advance();
+            } else if (!fault) {
+                fault = outer.all_reduce(std::span<const T>(data), data, by, deadline);
+            }
+        }
+        [[nodiscard]] collective_fault finish(instant deadline) {
+            if constexpr (pipelined_transport<Outer>)
+                return outer.finish(tickets[finished++], deadline);
+            else
+                return fault;
+        }
+    };
+
+    template <class T>
+    [[nodiscard]] std::span<T> summed(std::size_t k, std::size_t elements) const noexcept {
+        return {reinterpret_cast<T*>(chunks_[k % chunks_.size()].memory), elements};
+    }
+    /// A call's arrays, as the collectives on streams take them.
+    template <class T>
+    struct arrays {
+        std::span<const T* const> ins;
+        std::span<T* const> outs;
+        std::vector<std::span<const T>> from{};
+        std::vector<std::span<T>> to{};
+    };
+
+    /// Enqueues: each rank combines its part of the chunk, in its output, and copies it to the host.
+    template <class T, class Op>
+    [[nodiscard]] collective_fault bring(chunk& c, arrays<T>& a, const element_range& at, const Op& op,
+                                         instant deadline) {
+        if (const auto f = divide(c, at.size(), deadline)) return f;
+        for (std::uint32_t r = 0; r < here(); ++r) {
+            const element_range mine = part(at.size(), r);
+            a.from[r] = {a.ins[r] + at.begin, at.size()};
+            a.to[r] = {a.outs[r] + at.begin + mine.begin, mine.size()};
+        }
+        const std::span<const std::span<const T>> from(a.from);
+        const std::span<const std::span<T>> to(a.to);
+        const errc code =
+            streams_.size() == 1
+                ? submit_shared_reduce_scatterv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, op,
+                                                   launches_)
+                : submit_reduce_scatterv<T>(gangs_, devices_, streams_, members_, from, to, counts_, op, launches_);
+        if (code != errc::none) return local_failed({code, what, 0, 0});
+        for (std::uint32_t r = 0; r < here(); ++r)
+            copy(r, c.memory + part(at.size(), r).begin * sizeof(T), a.to[r].data(), a.to[r].size_bytes());
+        enqueued(c);
+        return {};
+    }
+    /// Enqueues: each rank gets its part of the chunk from the host, and all ranks' parts.
+    template <class T>
+    [[nodiscard]] collective_fault give_back(chunk& c, arrays<T>& a, const element_range& at) {
+        std::fill(counts_.begin(), counts_.end(), lengths(c));
+        for (std::uint32_t r = 0; r < here(); ++r) {
+            const element_range mine = part(at.size(), r);
+            T* const out = a.outs[r] + at.begin;
+            copy(r, out + mine.begin, c.memory + mine.begin * sizeof(T), mine.size() * sizeof(T));
+            a.from[r] = {out + mine.begin, mine.size()};
+            a.to[r] = {out, at.size()};
+        }
+        const std::span<const std::span<const T>> from(a.from);
+        const std::span<const std::span<T>> to(a.to);
+        const errc code =
+            streams_.size() == 1
+                ? submit_shared_all_gatherv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, launches_)
+                : submit_all_gatherv<T>(gangs_, devices_, streams_, members_, from, to, counts_, launches_);
+        if (code != errc::none) return local_failed({code, what, 0, 0});
+        enqueued(c);
+        return {};
+    }
+    void copy(std::uint32_t r, void* to, const void* from, std::size_t size) {
+        if (size != 0) stream_of(r).copy(to, from, size);
+        copied_ += bytes{size};
+    }
+    void enqueued(chunk& c) {
+        c.last.clear();
+        for (Stream& s : streams_) c.last.push_back(s.record());
+    }
+    /// Sets the lengths of the parts. The devices may still read those of the chunk before.
+    [[nodiscard]] collective_fault divide(chunk& c, std::size_t elements, instant deadline) {
+        std::fill(counts_.begin(), counts_.end(), lengths(c));
+        if (c.elements == elements) return {};
+        if (const auto f = await(c, deadline)) return f;
+        for (std::uint32_t r = 0; r < here(); ++r) lengths(c)[r] = part(elements, r).size();
+        c.elements = elements;
+        return {};
+    }
+    /// Until what was enqueued for the chunk is done. Meanwhile the transport goes on with what is under way.
+    [[nodiscard]] collective_fault await(const chunk& c, instant deadline) {
+        for (const point& p : c.last) {
+            if constexpr (pipelined_transport<Outer>)
+                for (auto now = std::chrono::steady_clock::now();
+                     !p.reached() && now < deadline && !p.wait(std::min(deadline, now + poll));
+                     now = std::chrono::steady_clock::now())
+                    outer_.advance();
+            if (!p.wait(deadline)) {
+                members_[0].close({errc::deadline_exceeded, what, 0, 0});
+                return local_failed({errc::deadline_exceeded, what, 0, 0, true});
+            }
+            if (const auto f = members_[0].fault()) return local_failed(f);
+            if (p.status() != errc::none) return local_failed({p.status(), what, 0, 0});
+        }
+        return {};
+    }
+
+    /// Compares what the processes call.
+    [[nodiscard]] collective_fault agree(std::uint64_t word, instant deadline) {
+        if (const auto f = outer_.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(words_), deadline))
+            return outer_failed(f);
+        const auto odd = detail::odd_one(words_);
+        if (!odd) return {};
+        // Others may have noticed it by what came behind the words: the transport decides whom all name.
+        outer_.abort(outer_.size() + ranks_.first(*odd), errc::mismatch);
+        collective_fault f = outer_.barrier(std::chrono::steady_clock::now());
+        if (!f) f = {errc::mismatch, what, *odd, 0};
+        f.what = what;
+        return outer_failed(f);
+    }
+    [[nodiscard]] collective_fault named(errc code) const noexcept { return {code, what, first(), 0}; }
+    /// A fault here, of a rank by its number here: the other processes hear of it.
+    [[nodiscard]] collective_fault local_failed(collective_fault f) {
+        const std::uint64_t asked = aborted_.load(std::memory_order_acquire);
+        f.rank += first();
+        if (asked != 0) f = collective_fault::unpacked(asked);
+        outer_.abort(outer_.size() + f.rank, f.code);
+        // A transport without a thread tells others with its next call, and gives up work under way; this call doesn't wait.
+        in_use_ = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
+        return fault_ = f;
+    }
+    [[nodiscard]] collective_fault outer_failed(collective_fault f) {
+        in_use_ = in_use_ || f.buffers_in_use;
+        f.rank = detail::named_rank(ranks_, f.rank);
+        return fault_ = f;
+    }
+
+    static constexpr auto what = collective_kind::all_reduce;
+    static constexpr ns poll = std::chrono::microseconds(50);
+
+    Gangs& gangs_;
+    std::span<const device_id> devices_;
+    std::span<Stream> streams_;
+    std::span<const member> members_;
+    Outer& outer_;
+    Pinned& pinned_;
+    two_level_options options_;
+    launch_options launches_;
+    detail::ranks_of_processes ranks_{};
+    std::vector<std::uint64_t> words_;
+    std::vector<const std::uint64_t*> counts_;
+    std::vector<chunk> chunks_;
+    collective_fault fault_{};
+    std::atomic<std::uint64_t> aborted_{0};  // packed, of abort()
+    bool in_use_ = false;
+    bytes copied_;
+};
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

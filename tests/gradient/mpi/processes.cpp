@@ -2,6 +2,7 @@
 // A process of an MPI transport's test, started by an MPI's launcher: the conformance suite, threads in processes, bytes that are
 // counted, what is ready everywhere, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With
 // the argument "killed": a process is killed in the middle of a training.
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -176,6 +178,55 @@ void threads_in_processes(bool alike) {
     rank(0);
     threads.clear();
     for (const auto& w : wrong) check(w, "threads in processes");
+}
+
+/// Devices in processes have the bits of threads in processes: two on one device, or one each; one in the last process.
+void devices_in_processes() {
+    std::vector<std::vector<float>> x(2, std::vector<float>(30'000)), expected = x;
+    gs::mpi_transport outer(MPI_COMM_WORLD), again(MPI_COMM_WORLD);
+    const bool together = outer.rank() == 0;
+    const std::uint32_t ranks = outer.rank() + 1 == outer.size() ? 1 : 2;
+    for (std::uint32_t r = 0; r < 2; ++r)
+        for (std::size_t i = 0; i < x[r].size(); ++i)
+            x[r][i] = static_cast<float>((i * 7919 + outer.rank() * 31 + r * 17) % 10'007) / 997;
+    const gs::two_level_options options{.chunk = gs::bytes{8192}, .depth = 3};
+    gs::communicator inner(ranks);
+    const auto group = gs::split(inner, outer, options);
+    {
+        std::vector<std::jthread> threads;
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            threads.emplace_back([&, r] {
+                auto net = group.rank(r);
+                (void)net.all_reduce(std::span<const float>(x[r]), std::span(expected[r]), gs::average{}, in(60s));
+            });
+    }
+    gs::host::node node({.devices = together ? 1U : ranks, .sms = 4});
+    const gs::communicator shared(ranks);
+    std::vector<gs::device_id> devices;
+    std::vector<gs::host::stream> streams;
+    std::vector<gs::member> members;
+    std::vector<float*> at;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        members.push_back(shared.rank(r));
+        at.push_back(x[r].data());
+        if (together && r != 0) continue;
+        devices.push_back({r});
+        streams.push_back(node.make_stream(devices[r]));
+    }
+    const std::span<const gs::member> all(members);
+    gs::two_level_devices levels(node.gangs(), std::span<const gs::device_id>(devices), std::span(streams), all, again,
+                                 *std::pmr::new_delete_resource(), options);
+    const std::vector<const float*> from(at.begin(), at.end());
+    const auto f = levels.all_reduce<float>(from, at, x[0].size(), gs::average{}, in(60s));
+    for (auto& s : streams) s.record().wait(gs::never);
+    if (f) check(gs::describe(f).c_str(), "devices in processes");
+    for (std::uint32_t r = 0; r < ranks; ++r)
+        if (x[r] != expected[r]) check("other bits than threads", "devices in processes");
+    // One calls it with another length: all hear of it.
+    const auto g = levels.all_reduce<float>(from, at, outer.rank() == 0 ? 300 : 200, gs::sum{}, in(60s));
+    const std::uint32_t odd = outer.size() == 2 ? g.rank : 0;  // of two, either may be it
+    if (g.code != gs::errc::mismatch || g.rank != odd) check(gs::describe(g).c_str(), "devices of another length");
+    MPI_Barrier(MPI_COMM_WORLD);
 }
 
 /// The last process doesn't take part. All others name it, also those that had no deadline, and go on without it.
@@ -421,6 +472,7 @@ int main(int argc, char** argv) {
     what_is_ready_everywhere();
     threads_in_processes(true);
     threads_in_processes(false);
+    devices_in_processes();
     one_piece_or_several();
     two_of_many_chunks();
     an_abort_is_heard();

@@ -114,6 +114,15 @@ private:
     std::vector<reserved> many_;
 };
 
+/// Whether work that is enqueued now goes into a graph.
+template <class Stream>
+[[nodiscard]] bool is_captured(const Stream& stream) {
+    if constexpr (requires { stream.captured(); })
+        return stream.captured();
+    else
+        return false;
+}
+
 /// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
 template <class Gangs, class Stream>
 class gang_launch {
@@ -148,13 +157,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static bool is_captured(const Stream& stream) {
-        if constexpr (requires { stream.captured(); })
-            return stream.captured();
-        else
-            return false;
-    }
-
     decltype(std::declval<Gangs&>().enter(std::span<const device_id>{})) entered_;
     const void* channel_;
     bool captured_ = false;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -30,9 +31,9 @@ struct without_finish {
     static constexpr std::uint32_t id = op_id<Op>();
     template <class A>
     requires requires(A& a, const A& b) { Op::into(a, b); }
-    [[gnu::always_inline]] static constexpr void into(A& a, const A& b) noexcept { Op::into(a, b); }
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept { Op::into(a, b); }
     template <class A>
-    constexpr A operator()(const A& a, const A& b) const noexcept {
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         return Op{}(a, b);
     }
 };
@@ -62,15 +63,15 @@ struct part_of_average {
     static constexpr bool elementwise = true;
     static constexpr std::uint32_t id = 0x7001;
     template <class A>
-    [[gnu::always_inline]] static constexpr void into(A& a, const A& b) noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
     template <class A>
-    constexpr A operator()(const A& a, const A& b) const noexcept {
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         return a + b;
     }
     template <class A, class N>
-    constexpr A finish(const A& a, N) const noexcept {
+    GPUSHARE_HD constexpr A finish(const A& a, N) const noexcept {
         return a / static_cast<N>(of_ranks);
     }
 };
@@ -118,6 +119,55 @@ private:
     std::uint32_t largest_ = 0;
     bool alike_ = true;
 };
+
+/// Calls f(what is combined by in a process, what between processes, what is done at the end).
+template <class T, class Op, class F>
+[[nodiscard]] collective_fault by_levels(const ranks_of_processes& ranks, const Op& op, const F& f) {
+    constexpr auto nothing = [](std::span<T>) {};
+    if constexpr (averages_by_level<T, Op>) {
+        const part_of_average part{static_cast<float>(ranks.size())};
+        return ranks.alike() ? f(op, op, nothing) : f(part, sum{}, nothing);
+    } else if constexpr (has_finish<Op>) {
+        const auto by = op_of_a_level<T>(op);
+        return f(by, by, [&](std::span<T> data) {
+            using A = accumulator_t<T, Op>;
+            for (T& x : data) x = static_cast<T>(op.finish(static_cast<A>(x), static_cast<A>(ranks.size())));
+        });
+    } else {
+        return f(op, op, nothing);
+    }
+}
+
+/// The elements of a chunk, of which each rank's part is whole lines.
+template <class T>
+[[nodiscard]] std::size_t elements_of_a_chunk(bytes chunk, const ranks_of_processes& ranks) noexcept {
+    const std::size_t grain = std::size_t{64} * ranks.largest();
+    return std::max<std::size_t>(chunk.count() / sizeof(T) / grain, 1) * grain;
+}
+
+/// Collective over `outer`: the processes tell each other how many ranks they have, and take the
+/// least of their chunks. Throws operation_error: what `outer` fails for.
+template <class Outer>
+[[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
+    const std::uint64_t mine[] = {ranks, chunk.count()};
+    std::vector<std::uint64_t> all(std::size(mine) * outer.size());
+    raise_fault(outer.all_gather(std::span(mine), std::span(all), deadline));
+    std::vector<std::uint32_t> sizes(outer.size());
+    for (std::uint32_t p = 0; p < outer.size(); ++p) {
+        sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
+        chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
+    }
+    // Nobody goes on, and fails, before all know the sizes: by these a fault names its rank. So a fault from here on is
+    // told by the first call of each rank, as the transport keeps it.
+    (void)outer.barrier(deadline);
+    return ranks_of_processes(sizes);
+}
+
+/// The rank that a fault of the transport between processes names: where a process knew no better,
+/// it is named by its first rank.
+[[nodiscard]] inline std::uint32_t named_rank(const ranks_of_processes& ranks, std::uint32_t rank) noexcept {
+    return rank < ranks.processes() ? ranks.first(rank) : rank - ranks.processes();
+}
 
 /// Returns once all ranks of a process have called it with the same word.
 struct agreement_body {
