@@ -73,3 +73,12 @@ void pack_by_cub(gpushare::tenant<node>& chat, std::span<const std::pair<float*,
     else
         packing.pack(stream, arrays, flat);
 }
+
+/// The same by what device_top_k is given.
+void choose_by_cub(gpushare::tenant<node>& chat, const float* gradient, float* owed, std::size_t n, std::size_t k,
+                   std::uint32_t* places, float* values) {
+    auto& stream = chat.work_stream();
+    ordered mine{chat.memory(), stream};
+    const gpushare::cub_choice choose{[at = &mine](node::stream&) -> ordered& { return *at; }};
+    choose(stream, gradient, owed, n, k, places, values);
+}

@@ -40,6 +40,23 @@ void pack_on_device(gs::cuda::stream& s, std::span<const std::pair<float*, std::
                     bool back) {
     pack(s, arrays, flat, back);
 }
+void pack_owing_on_device(gs::cuda::stream& s, std::span<const gs::detail::packing_owing<gs::bfloat16>::piece> arrays,
+                          gs::bfloat16* flat, std::ptrdiff_t next) {
+    gs::kernel_packing{}.pack_owing(s, arrays, flat, next);
+}
+void add_chosen_on_device(gs::cuda::stream& s, float* data, std::size_t count, std::span<const chosen> ranks,
+                          std::uint32_t* flag) {
+    const gs::detail::clear_floats clear{data, count};
+    s.launch(clear.shape(), clear);
+    for (const chosen& c : ranks) {
+        const gs::detail::add_chosen add{data, count, c.places, c.values, c.count};
+        s.launch(add.shape(), add);
+    }
+    const gs::detail::divide_floats divide{data, count, static_cast<float>(ranks.size())};
+    s.launch(divide.shape(), divide);
+    const gs::detail::finite_look<float> look{data, count, flag};
+    s.launch(look.shape(), look);
+}
 
 namespace {
 

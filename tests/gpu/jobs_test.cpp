@@ -95,6 +95,14 @@ TEST_CASE("gradients are packed and unpacked as compiled, whatever their sizes a
     CHECK(cost.as_bfloats < 1.05);
 }
 
+TEST_CASE("error feedback and what top-k has chosen are the host's bits as compiled", "[compiled]") {
+    for (std::uint64_t n = 0; n < 8; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        CHECK(jobs::trouble_of_feedback(seed) == "");
+    }
+}
+
 /// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest
 /// numbers there are.
 TEST_CASE("a layer norm whose product and offset cancel, or are denormal, is as near as it says", "[compiled]") {

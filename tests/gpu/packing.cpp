@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/packing.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/gradient/wire.hpp>
 
 #include "standins/cuda/standin.hpp"
 #include "standins/ptx/runtime.hpp"
@@ -93,7 +95,97 @@ double ratio_of(arrays& a) {
     return static_cast<double>(moved) / static_cast<double>(2 * a.elements * (sizeof(float) + sizeof(Wire)));
 }
 
+template <class T>
+bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
+    return left.empty() || std::memcmp(left.data(), right.data(), left.size() * sizeof left[0]) == 0;
+}
+
+/// Two steps of error feedback, from one half of the debts to the other and back.
+std::string feedback_trouble(arrays& a, std::mt19937_64& any) {
+    std::vector<float> x(a.all), owed(2 * a.elements);
+    std::vector<std::vector<float>> by_host;
+    for (const std::size_t n : a.sizes) by_host.emplace_back(n);
+    auto* const debts = static_cast<float*>(a.memory().allocate((owed.size() + 1) * sizeof(float), 256));
+    a.copy(debts, owed.data(), owed.size() * sizeof(float));
+    std::string wrong;
+    for (const bool back : {false, true}) {
+        for (float& one : x) one = (static_cast<float>(any() % 20'001) - 10'000) / 997;
+        if (back && a.sizes[0] != 0) x[a.at[0]] = HUGE_VALF;
+        a.copy(a.floats, x.data(), a.all * sizeof(float));
+        std::vector<gs::detail::packing_owing<gs::bfloat16>::piece> pieces;
+        std::vector<gs::bfloat16> expected, packed(a.elements);
+        std::vector<float> left;
+        for (std::size_t k = 0, n = 0; k < a.sizes.size(); n += a.sizes[k++]) {
+            pieces.push_back({a.floats + a.at[k], debts + (back ? a.elements : 0) + n, a.sizes[k]});
+            std::vector<gs::bfloat16> wire(a.sizes[k]);
+            gs::to_wire(std::span<const float>(x).subspan(a.at[k], a.sizes[k]), std::span(wire), std::span(by_host[k]));
+            expected.insert(expected.end(), wire.begin(), wire.end());
+            left.insert(left.end(), by_host[k].begin(), by_host[k].end());
+        }
+        const auto half = static_cast<std::ptrdiff_t>(a.elements);
+        pack_owing_on_device(a.stream, pieces, static_cast<gs::bfloat16*>(a.flat), back ? -half : half);
+        a.copy(packed.data(), a.flat, packed.size() * sizeof(gs::bfloat16));
+        a.copy(owed.data(), debts, owed.size() * sizeof(float));
+        if (!same_bits(packed, expected)) wrong += "packed wrong with error feedback\n";
+        const auto now = owed.begin() + (back ? 0 : half);
+        if (!same_bits(std::vector<float>(now, now + half), left)) wrong += "other debts\n";
+    }
+    (void)a.memory().deallocate(debts, (owed.size() + 1) * sizeof(float), 256);
+    return wrong;
+}
+
+/// Two ranks choose some of the flat array's elements.
+std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
+    constexpr std::size_t ranks = 2;
+    const std::size_t k = a.elements / 3;
+    std::vector<float> expected(a.elements);
+    std::vector<std::uint32_t> places;
+    std::vector<float> values;
+    for (std::size_t r = 0; r < ranks; ++r)
+        for (std::size_t j = 0; j < k; ++j) {
+            places.push_back(static_cast<std::uint32_t>(3 * j + any() % 3));
+            values.push_back(static_cast<float>(any() % 1000) / 7);
+            if (!finite && r == 1 && j == k - 1) values.back() = -HUGE_VALF;
+            expected[places.back()] += values.back();
+        }
+    for (float& x : expected) x /= static_cast<float>(ranks);
+    const std::size_t size = places.size() * sizeof(float);
+    auto* const memory = static_cast<std::byte*>(a.memory().allocate(2 * size + 256, 256));
+    std::uint32_t flag = 0;
+    a.copy(memory, &flag, sizeof flag);
+    a.copy(memory + 256, places.data(), size);
+    a.copy(memory + 256 + size, values.data(), size);
+    std::vector<chosen> all;
+    for (std::size_t r = 0; r < ranks; ++r)
+        all.push_back({reinterpret_cast<std::uint32_t*>(memory + 256) + r * k,
+                       reinterpret_cast<float*>(memory + 256 + size) + r * k, k});
+    add_chosen_on_device(a.stream, static_cast<float*>(a.flat), a.elements, all,
+                         reinterpret_cast<std::uint32_t*>(memory));
+    std::vector<float> got(a.elements);
+    a.copy(got.data(), a.flat, got.size() * sizeof(float));
+    a.copy(&flag, memory, sizeof flag);
+    (void)a.memory().deallocate(memory, 2 * size + 256, 256);
+    std::string wrong;
+    if (!same_bits(got, expected)) wrong += "other means of what was chosen\n";
+    if (flag != (finite || k == 0 ? 0U : 1U)) wrong += "the look for infinities is wrong\n";
+    return wrong;
+}
+
 }  // namespace
+
+std::string trouble_of_feedback(std::uint64_t seed) {
+    std::mt19937_64 any(seed);
+    std::vector<std::size_t> sizes(1 + any() % (any() % 4 == 0 ? 300 : 12)), room(sizes.size());
+    for (std::size_t& n : sizes) n = any() % (any() % 4 == 0 ? 3000 : 90);
+    for (std::size_t& n : room) n = any() % 6;
+    std::string wrong;
+    {
+        arrays a(sizes, room);
+        wrong = feedback_trouble(a, any);
+        wrong += chosen_trouble(a, any, true) + chosen_trouble(a, any, false);
+    }
+    return wrong + standin::take_findings();
+}
 
 std::string trouble_of_packing(std::uint64_t seed) {
     std::mt19937_64 any(seed);

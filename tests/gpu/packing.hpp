@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace jobs {
@@ -20,6 +21,24 @@ void pack_on_device(gpushare::cuda::stream& s, std::span<const std::pair<float*,
                     bool back);
 void pack_on_device(gpushare::cuda::stream& s, std::span<const std::pair<float*, std::size_t>> arrays,
                     gpushare::bfloat16* flat, bool back);
+
+/// With error feedback.
+void pack_owing_on_device(gpushare::cuda::stream& s,
+                          std::span<const gpushare::detail::packing_owing<gpushare::bfloat16>::piece> arrays,
+                          gpushare::bfloat16* flat, std::ptrdiff_t next);
+/// The elements that a rank has chosen.
+struct chosen {
+    const std::uint32_t* places;
+    const float* values;
+    std::size_t count;
+};
+/// The mean of what all ranks have chosen; `flag` becomes 1 if it isn't finite.
+void add_chosen_on_device(gpushare::cuda::stream& s, float* data, std::size_t count, std::span<const chosen> ranks,
+                          std::uint32_t* flag);
+
+/// What is wrong with two steps of error feedback, beside to_wire on the host, and with the mean of
+/// what two ranks have chosen.
+[[nodiscard]] std::string trouble_of_feedback(std::uint64_t seed);
 
 /// What is wrong with random arrays that are packed and unpacked: other bytes than expected, and
 /// what the executor finds.

@@ -14,9 +14,13 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/threads.hpp"
 
 namespace device_buckets_test {
 
@@ -291,6 +295,237 @@ TEST_CASE("a quantised all-reduce is an engine of buckets on devices", "[gradien
             CHECK(std::abs(m.places[g][0][i] - (a + b) / 2) <= 33.0F / 512 * (std::abs(a) + std::abs(b)) + 1e-3F);
             CHECK(m.places[g][0][i] == m.places[g][1][i]);
         }
+}
+
+namespace {
+
+/// Error feedback of two ranks, beside to_wire on the host.
+template <class Wire>
+struct owing_machine {
+    explicit owing_machine(bool together) : m(2, together, gs::bytes{700}) {
+        m.add(sizes, [](std::uint32_t r) { return std::size_t{r}; });
+        for (std::uint32_t r = 0; r < 2; ++r) {
+            memory.emplace_back(m.buckets.feedback_bytes().count() / sizeof(float));
+            owed.emplace_back();
+            for (const std::size_t n : sizes) owed[r].emplace_back(n);
+        }
+        m.buckets.feed_back(std::vector<float*>{memory[0].data(), memory[1].data()});
+        m.buckets.watch(std::vector<std::uint32_t*>{&flags[0], &flags[1]});
+    }
+    void mark_all() {
+        for (std::uint32_t r = 0; r < 2; ++r)
+            for (std::uint32_t g = 0; g < sizes.size(); ++g) REQUIRE(m.buckets.ready(r, g) == errc::none);
+    }
+    /// A step, and what the host gets.
+    void step(support::random& any, bool skipped, bool finite = true) {
+        m.fill(any);
+        if (!finite) m.places[1][1][2] = std::nanf("");
+        m.before = m.of;
+        auto was = owed;
+        std::vector<std::vector<float>> expected;
+        for (std::size_t g = 0; g < sizes.size(); ++g) {
+            std::vector<std::vector<Wire>> wire(2, std::vector<Wire>(sizes[g]));
+            for (std::uint32_t r = 0; r < 2; ++r)
+                gs::to_wire(std::span<const float>(m.places[g][r], sizes[g]), std::span(wire[r]),
+                            std::span(owed[r][g]));
+            auto& mean = expected.emplace_back();
+            for (std::size_t i = 0; i < sizes[g]; ++i)
+                mean.push_back(static_cast<float>(
+                    static_cast<Wire>((static_cast<float>(wire[0][i]) + static_cast<float>(wire[1][i])) / 2)));
+        }
+        mark_all();
+        REQUIRE(m.advance() == errc::none);
+        m.wait();
+        for (std::size_t g = 0; g < sizes.size(); ++g)
+            for (std::size_t i = 0; i < sizes[g]; ++i) {
+                const bool odd = !finite && g == 1 && i == 2;
+                for (std::uint32_t r = 0; r < 2; ++r)
+                    CHECK((odd ? std::isnan(m.places[g][r][i]) : m.places[g][r][i] == expected[g][i]));
+            }
+        if (skipped) {
+            m.buckets.skip();
+            m.buckets.skip();  // once for each step
+            owed = was;
+        }
+        for (std::uint32_t r = 0; r < 2; ++r)
+            for (std::uint32_t g = 0; g < sizes.size(); ++g)
+                CHECK(std::equal(owed[r][g].begin(), owed[r][g].end(), m.buckets.owed(r, g)));
+    }
+
+    std::vector<std::size_t> sizes{100, 7, 0, 300, 64};
+    machine<float, Wire> m;
+    std::vector<std::vector<float>> memory;
+    std::vector<std::vector<std::vector<float>>> owed;
+    std::uint32_t flags[2] = {0, 0};
+};
+template <class Wire>
+void check_feedback(std::uint64_t seed) {
+    CAPTURE(seed);
+    support::random any(seed);
+    owing_machine<Wire> o(any.one_in(2));
+    for (int step = 0; step < 6; ++step) o.step(any, any.one_in(3));
+    CHECK(o.flags[0] == 0);
+    CHECK(o.flags[1] == 0);
+    o.step(any, true, false);
+    CHECK(o.flags[0] == 1);
+    CHECK(o.flags[1] == 1);
+    o.step(any, false);
+}
+
+}  // namespace
+
+TEST_CASE("error feedback on devices keeps what rounding takes: the bits of the host's, skipped steps too",
+          "[gradient]") {
+    for (std::uint64_t n = 0; n < 8; ++n) {
+        check_feedback<gs::bfloat16>(support::seed(n));
+        check_feedback<gs::float16>(support::seed(100 + n));
+    }
+}
+
+TEST_CASE("error feedback of a bucket that is tried again counts once", "[gradient]") {
+    owing_machine<gs::bfloat16> refused(true), straight(true);
+    for (auto* const o : {&refused, &straight}) {
+        support::random any(6);
+        for (int step = 0; step < 3; ++step) {
+            o->m.fill(any);
+            o->mark_all();
+            const auto refusing = [](auto, auto, std::size_t, auto) { return errc::too_many_blocks; };
+            if (o == &refused)
+                CHECK(o->m.buckets.advance(std::span(o->m.streams), o->m.to, refusing) == errc::too_many_blocks);
+            REQUIRE(o->m.advance() == errc::none);
+            o->m.wait();
+        }
+    }
+    CHECK(refused.m.of == straight.m.of);
+    CHECK(refused.memory == straight.memory);
+    CHECK_THROWS_AS(refused.m.buckets.feed_back(std::vector<float*>{nullptr}), gs::operation_error);
+    CHECK_THROWS_AS(refused.m.buckets.watch(std::vector<std::uint32_t*>{nullptr}), gs::operation_error);
+}
+
+TEST_CASE("an infinity in one flat buffer is found as well", "[gradient]") {
+    machine<float, float> m(2, false, gs::bytes{400});
+    m.add(std::vector<std::size_t>{50, 90}, [](std::uint32_t) { return std::size_t{0}; });
+    CHECK(m.buckets.packed_elements() == 0);
+    std::uint32_t flags[2] = {0, 0};
+    m.buckets.watch(std::vector<std::uint32_t*>{&flags[0], &flags[1]});
+    support::random any(7);
+    for (const bool finite : {true, false}) {
+        m.fill(any);
+        if (!finite) m.places[0][1][49] = HUGE_VALF;
+        for (std::uint32_t r = 0; r < 2; ++r)
+            for (std::uint32_t g = 0; g < 2; ++g) (void)m.buckets.ready(r, g);
+        CHECK(m.advance() == errc::none);
+        m.wait();
+        CHECK(flags[0] == (finite ? 0U : 1U));
+        CHECK(flags[1] == flags[0]);
+    }
+}
+
+namespace {
+
+/// The choice of top_k_feedback, by one thread of one block: what CUB does on a device.
+struct chosen_by_a_thread {
+    const float* gradient;
+    float* owed;
+    std::size_t n, k;
+    std::uint32_t* places;
+    float* values;
+    template <class C>
+    void operator()(C& ctx) const {
+        if (ctx.block_rank() != 0 || ctx.thread_rank() != 0) return;
+        std::vector<std::uint32_t> order(n);
+        std::iota(order.begin(), order.end(), 0U);
+        for (std::size_t i = 0; i < n; ++i) owed[i] += gradient[i];
+        std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+            const auto of = [&](std::uint32_t i) { return std::isnan(owed[i]) ? HUGE_VALF : std::abs(owed[i]); };
+            return of(a) > of(b);
+        });
+        for (std::size_t j = 0; j < k; ++j) {
+            places[j] = order[j];
+            values[j] = std::exchange(owed[order[j]], 0.0F);
+        }
+    }
+};
+struct by_a_thread {
+    template <class Stream>
+    void operator()(Stream& s, const float* gradient, float* owed, std::size_t n, std::size_t k, std::uint32_t* places,
+                    float* values) const {
+        s.launch({.blocks = 1, .threads = 1, .hold = {}}, chosen_by_a_thread{gradient, owed, n, k, places, values});
+    }
+};
+
+}  // namespace
+
+TEST_CASE("top-k on devices sends what all_reduce_top_k sends, bucket by bucket, to the bit", "[gradient]") {
+    const bool together = GENERATE(false, true);
+    const std::vector<std::size_t> sizes{90, 7, 300, 64};  // a bucket each, the last first
+    machine<float, float> m(3, together, gs::bytes{4});
+    m.add(sizes, [](std::uint32_t) { return std::size_t{2}; });
+    gs::device_top_k top(3, 461, 0.05, by_a_thread{});
+    CHECK(top.chosen(7) == 1);
+    std::vector<std::vector<float>> memory(3, std::vector<float>(top.memory_bytes().count() / sizeof(float)));
+    CHECK_THROWS_AS(top.use(std::vector<float*>{nullptr}), gs::operation_error);
+    top.use(std::vector<float*>{memory[0].data(), memory[1].data(), memory[2].data()});
+    int gathers = 0;  // eight for each step; the first step's second bucket is refused, and the third step's first one
+    const auto gather = [&]<class T>(std::span<const T* const> ins, std::span<T* const> outs, std::size_t n) {
+        if (const int n_th = gathers++; n_th == 2 || n_th == 17) return errc::too_many_blocks;
+        const std::span<const gs::member> who(m.members);
+        if (together)
+            return gs::submit_shared_all_gather<T>(m.node.gangs(), m.devices[0], m.streams[0], who, ins, outs, n);
+        return gs::submit_all_gather<T>(m.node.gangs(), std::span<const gs::device_id>(m.devices), std::span(m.streams),
+                                        who, ins, outs, n);
+    };
+    std::vector<std::vector<gs::top_k_feedback>> host(3);
+    for (auto& of_rank : host)
+        for (const std::size_t n : sizes) of_rank.emplace_back(n, top.chosen(n));
+    support::random any(8);
+    for (int step = 0; step < 5; ++step) {
+        CAPTURE(step, together);
+        m.fill(any);
+        std::vector<std::vector<std::vector<float>>> expected(3);
+        const gs::communicator group(3);
+        support::together(3, [&](unsigned r) {
+            gs::thread_transport net(group.rank(r));
+            for (std::size_t g = 0; g < sizes.size(); ++g) {
+                auto& x = expected[r].emplace_back(m.places[g][r], m.places[g][r] + sizes[g]);
+                (void)gs::all_reduce_top_k(net, host[r][g], x);
+            }
+        });
+        for (std::uint32_t r = 0; r < 3; ++r)
+            for (std::uint32_t g = 0; g < sizes.size(); ++g) REQUIRE(m.buckets.ready(r, g) == errc::none);
+        const auto engine = top.engine(std::span(m.streams), gather);
+        if (step == 0 || step == 2)
+            CHECK(m.buckets.advance(std::span(m.streams), m.to, engine) == errc::too_many_blocks);
+        REQUIRE(m.buckets.advance(std::span(m.streams), m.to, engine) == errc::none);
+        m.wait();
+        for (std::uint32_t r = 0; r < 3; ++r)
+            for (std::size_t g = 0; g < sizes.size(); ++g)
+                CHECK(std::equal(expected[r][g].begin(), expected[r][g].end(), m.places[g][r]));
+        if (step == 3) {
+            top.skip();
+            for (auto& of_rank : host)
+                for (auto& one : of_rank) one.skip();
+        }
+    }
+}
+
+TEST_CASE("parameters on devices are averaged every so many steps", "[gradient]") {
+    constexpr gs::local_steps local{.every = 3};
+    machine<float, float> m(2, true, gs::bytes{1 << 20});
+    m.add(std::vector<std::size_t>{5}, [](std::uint32_t) { return std::size_t{0}; });
+    m.of = {std::vector<float>(6, 0.0F), std::vector<float>(6, 0.0F)};
+    for (std::uint32_t r = 0; r < 2; ++r) REQUIRE(m.places[0][r] == m.of[r].data());
+    std::vector<float> seen;
+    for (std::uint64_t step = 0; step < 6; ++step) {
+        for (std::uint32_t r = 0; r < 2; ++r) m.of[r][0] += static_cast<float>(1 + 2 * r);
+        if (local.due(step)) {
+            for (std::uint32_t r = 0; r < 2; ++r) CHECK(m.buckets.ready(r, 0) == errc::none);
+            CHECK(m.advance() == errc::none);
+            m.wait();
+        }
+        seen.push_back(m.of[0][0]);
+    }
+    CHECK(seen == std::vector<float>{1, 2, 6, 7, 8, 12});
 }
 
 }  // namespace device_buckets_test

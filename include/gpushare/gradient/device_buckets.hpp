@@ -21,7 +21,12 @@
 // A rank whose gradients of a bucket lie behind each other, as they were registered, isn't packed:
 // one flat buffer of all gradients is combined where it is. What else is packed goes through one
 // staging array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which
-// packing rounds.
+// packing rounds. With error feedback no rounding is lost: the next step adds it.
+//
+//   mine.feed_back(zeroed);        // of each rank, mine.feedback_bytes() of its device's memory
+//   mine.watch(flags);             // a word of each rank is 1 if a combined gradient isn't finite: then mine.skip()
+//
+// `device_top_k` is an engine that sends the largest elements alone.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +38,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -48,11 +54,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Combines arrays of all ranks on their streams: a function `errc(ins, outs, count, op)` with one
-/// pointer for each rank in `ins` and `outs`, which are the same. It only enqueues.
+/// An engine that keeps something for each element gets the number of elements in the buckets
+/// before this one as well, in the plan's order: `errc(ins, outs, count, op, before)`.
 template <class E, class T, class Op>
-concept device_engine = requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs,
+concept placed_engine = requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs,
                                  std::size_t count, Op op) {
+    { engine(ins, outs, count, op, count) } -> std::same_as<errc>;
+};
+/// Combines arrays of all ranks on their streams: a function `errc(ins, outs, count, op)` with one
+/// pointer for each rank in `ins` and `outs`, which are the same. It only enqueues, but for what
+/// two_level_devices asks other processes.
+template <class E, class T, class Op>
+concept device_engine = placed_engine<E, T, Op> ||
+    requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, Op op) {
     { engine(ins, outs, count, op) } -> std::same_as<errc>;
 };
 
@@ -69,6 +83,22 @@ struct kernel_packing {
     template <launcher Stream, class T, class Wire>
     void unpack(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) const {
         run<false>(stream, pieces, flat);
+    }
+
+    /// The same with error feedback: pieces have where an element's debt lies, too, and `next`
+    /// elements behind that is what the next step owes.
+    template <launcher Stream, class Wire>
+    void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
+                    std::ptrdiff_t next) const {
+        while (!pieces.empty()) {
+            detail::packing_owing<Wire> some{flat, next, {}, 0};
+            std::size_t taken = 0;
+            while (taken < pieces.size() && some.add(pieces[taken].data, pieces[taken].owed, pieces[taken].end))
+                ++taken;
+            stream.launch(some.shape(), some);
+            flat += some.elements();
+            pieces = pieces.subspan(taken);
+        }
     }
 
 private:
@@ -105,6 +135,8 @@ public:
         const std::scoped_lock lock(mutex_);
         gradients_.push_back({std::move(name), {of_ranks.begin(), of_ranks.end()}, count});
         order_.clear();
+        owed_.clear();
+        may_skip_ = false;
         arranged_ = false;
         return size() - 1;
     }
@@ -175,6 +207,52 @@ public:
         return std::nullopt;
     }
 
+    /// The bytes of each rank that error feedback takes: two floats for each element.
+    [[nodiscard]] bytes feedback_bytes() const {
+        const std::scoped_lock lock(mutex_);
+        return bytes{2 * elements() * sizeof(float)};
+    }
+    /// From the next step on, packing adds to each element what rounding took from it before, and
+    /// keeps what it takes: the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
+    /// rank r's device; no memory turns it off, and so does add(). Between steps only. Throws
+    /// operation_error (errc::invalid_specification) unless there is memory for each rank.
+    void feed_back(std::span<float* const> memory) requires detail::is_half<Wire> {
+        const std::scoped_lock lock(mutex_);
+        if (!memory.empty() && memory.size() != ranks_)
+            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
+                  "error feedback of gradients");
+        owed_.assign(memory.begin(), memory.end());
+        first_.clear();
+        for (std::size_t at = 0; const auto& g : gradients_) {
+            first_.push_back(at);
+            at += g.count;
+        }
+        later_half_ = may_skip_ = false;
+    }
+    /// Where rank r's device has what gradient g is owed, between steps: save it with the
+    /// parameters. Null without error feedback.
+    [[nodiscard]] float* owed(std::uint32_t rank, std::uint32_t g) const {
+        const std::scoped_lock lock(mutex_);
+        return owed_.empty() ? nullptr : owed_at(rank, g);
+    }
+    /// The last step isn't applied: what was owed before it is owed again. Between steps, before the
+    /// first ready() of another one; nothing the second time.
+    void skip() {
+        const std::scoped_lock lock(mutex_);
+        later_half_ = later_half_ != may_skip_;
+        may_skip_ = false;
+    }
+    /// From the next step on, flags[r], a word that rank r's device writes, becomes 1 if a combined
+    /// gradient is infinite or NaN: the same on all ranks, if the engine gives them the same. No
+    /// flags: nobody looks. Between steps only. Throws as feed_back.
+    void watch(std::span<std::uint32_t* const> flags) {
+        const std::scoped_lock lock(mutex_);
+        if (!flags.empty() && flags.size() != ranks_)
+            raise({errc::invalid_specification, flags.size(), 0, ranks_, reason::no_such_rank}, {},
+                  "a look for gradients that aren't finite");
+        flags_.assign(flags.begin(), flags.end());
+    }
+
     /// Enqueues the next buckets, in the plan's order, as long as all ranks' gradients are ready:
     /// packing on each rank's stream, `engine`, and unpacking. streams[r] is rank r's, or one
     /// stream for all, where they share a device. staging[r] is memory of rank r's device that
@@ -195,11 +273,15 @@ public:
             lock.unlock();
             if (const errc why = combine(b, streams, staging, engine, op); why != errc::none) return why;
             lock.lock();
-            if (++next_ == plan_.size()) std::fill(is_ready_.begin(), is_ready_.end(), false);
+            if (++next_ == plan_.size()) end_step();
         }
     }
 
 private:
+    /// Of halves alone; of others nothing is owed.
+    using owing_piece =
+        typename detail::packing_owing<std::conditional_t<detail::is_half<Wire>, Wire, bfloat16>>::piece;
+
     struct registered {
         std::string name;
         std::vector<T*> of_ranks;
@@ -216,14 +298,56 @@ private:
             if constexpr (std::same_as<T, Wire>)
                 if (is_flat(b, r)) outs_[r] = gradients_[plan_.gradients(b)[0]].of_ranks[r];
             ins_[r] = outs_[r];
-            if (!is_flat(b, r)) packing_.pack(stream_of(r), pieces_of(b, r), staging[r]);
+            if (!is_flat(b, r)) pack(stream_of(r), b, r, staging[r]);
         }
-        if (const errc why = engine(std::span<const Wire* const>(ins_), std::span<Wire* const>(outs_), count, op);
-            why != errc::none)
-            return why;
-        for (std::uint32_t r = 0; r < ranks_; ++r)
+        const std::span<const Wire* const> ins(ins_);
+        errc why = errc::none;
+        if constexpr (placed_engine<Engine, Wire, Op>)
+            why = engine(ins, std::span<Wire* const>(outs_), count, op, elements_before(b));
+        else
+            why = engine(ins, std::span<Wire* const>(outs_), count, op);
+        if (why != errc::none) return why;
+        for (std::uint32_t r = 0; r < ranks_; ++r) {
+            if constexpr (!std::integral<Wire>)
+                if (!flags_.empty()) {
+                    const detail::finite_look<Wire> look{outs_[r], count, flags_[r]};
+                    stream_of(r).launch(look.shape(), look);
+                }
             if (!is_flat(b, r)) packing_.unpack(stream_of(r), pieces_of(b, r), staging[r]);
+        }
         return errc::none;
+    }
+    template <class Stream>
+    void pack(Stream& stream, std::uint32_t b, std::uint32_t r, Wire* to) {
+        if constexpr (detail::is_half<Wire> && std::same_as<T, float>)
+            if (!owed_.empty()) {
+                owing_.clear();
+                for (const std::uint32_t g : plan_.gradients(b))
+                    if (const std::size_t n = gradients_[g].count; n != 0)
+                        owing_.push_back({gradients_[g].of_ranks[r], owed_at(r, g), n});
+                const auto half = static_cast<std::ptrdiff_t>(elements());
+                return kernel_packing{}.pack_owing(stream, std::span<const owing_piece>(owing_), to,
+                                                   later_half_ ? -half : half);
+            }
+        packing_.pack(stream, pieces_of(b, r), to);
+    }
+    [[nodiscard]] float* owed_at(std::uint32_t rank, std::uint32_t g) const {
+        return owed_[rank] + (later_half_ ? elements() : 0) + first_[g];
+    }
+    [[nodiscard]] std::size_t elements() const {
+        std::size_t all = 0;
+        for (const auto& g : gradients_) all += g.count;
+        return all;
+    }
+    [[nodiscard]] std::size_t elements_before(std::uint32_t bucket) const {
+        std::size_t all = 0;
+        for (std::uint32_t b = 0; b < bucket; ++b) all += elements_of(b);
+        return all;
+    }
+    void end_step() {
+        std::fill(is_ready_.begin(), is_ready_.end(), false);
+        may_skip_ = !owed_.empty();
+        later_half_ = later_half_ != may_skip_;
     }
 
     [[nodiscard]] std::size_t elements_of(std::uint32_t b) const {
@@ -264,6 +388,7 @@ private:
         for (std::uint32_t b = 0; b < plan_.size(); ++b)
             for (std::uint32_t r = 0; r < ranks_; ++r) flat_[std::size_t{b} * ranks_ + r] = lies_flat(b, r);
         pieces_.reserve(gradients_.size());
+        if (!owed_.empty()) owing_.reserve(gradients_.size());
         is_ready_.assign(std::size_t{ranks_} * gradients_.size(), false);
         missing_.resize(plan_.size());
         arranged_ = true;
@@ -288,8 +413,128 @@ private:
     std::vector<std::uint32_t> missing_;  // of each bucket: gradients of all ranks
     std::uint32_t next_ = 0;              // bucket
     std::vector<std::pair<T*, std::size_t>> pieces_;
+    std::vector<float*> owed_;           // of each rank, two halves
+    std::vector<std::size_t> first_;     // of each gradient, in a half
+    bool later_half_ = false;            // has what is owed
+    bool may_skip_ = false;              // the last step
+    std::vector<std::uint32_t*> flags_;  // of each rank
+    std::vector<owing_piece> owing_;
     std::vector<const Wire*> ins_;
     std::vector<Wire*> outs_;
+};
+
+/// Engine of buckets that sends each rank's largest elements alone, and keeps the rest for later
+/// steps: on devices what all_reduce_top_k (gradient/wire.hpp) does, bucket by bucket, with its
+/// bits. `Select` chooses: select(stream, gradient, owed, n, k, places, values) enqueues what
+/// select_top_k (interop/cub_top_k.cuh) does. One thread at a time.
+///
+///   gpushare::device_top_k top(ranks, elements, 0.01, select);
+///   top.use(zeroed);                                      // of each rank, top.memory_bytes()
+///   const auto gather = [&](auto ins, auto outs, std::size_t n) { return gpushare::submit_all_gather<...>(...); };
+///   buckets.advance(std::span(streams), staging, top.engine(std::span(streams), gather));
+///
+/// `gather` is called with numbers of 32 bits and with floats. buckets.arrange() moves elements:
+/// clear the memory then.
+template <class Select>
+class device_top_k {
+public:
+    /// For `elements` of each rank, and so large a part of each bucket, at least one element.
+    device_top_k(std::uint32_t ranks, std::size_t elements, double part, Select select)
+        : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {}
+
+    /// What it takes of each rank's device; alignment 16.
+    [[nodiscard]] bytes memory_bytes() const noexcept {
+        return bytes{(2 * elements_ + 2 * chosen(elements_) * (ranks_ + std::size_t{1})) * sizeof(float)};
+    }
+    /// How many of so many elements go.
+    [[nodiscard]] std::size_t chosen(std::size_t count) const noexcept {
+        const auto some = static_cast<std::size_t>(static_cast<double>(count) * part_);
+        return std::min(count, std::max<std::size_t>(some, 1));
+    }
+    /// Zeroed memory of each rank's device. Throws operation_error (errc::invalid_specification)
+    /// unless there is one for each rank.
+    void use(std::span<float* const> memory) {
+        if (memory.size() != ranks_)
+            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
+                  "sending the largest elements");
+        memory_.assign(memory.begin(), memory.end());
+        later_half_ = false;
+        done_ = 0;
+    }
+    /// The last step isn't applied: what was owed before it is owed again. Between steps, at most
+    /// once for each.
+    void skip() noexcept { later_half_ = !later_half_; }
+    /// Where rank r's device has what is owed, bucket by bucket.
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_half_ ? elements_ : 0); }
+
+    /// An engine on these streams, one of each rank or one for all, which `use` came before.
+    template <launcher Stream, class Gather>
+    requires copier<Stream>
+    [[nodiscard]] auto engine(std::span<Stream> streams, const Gather& gather) {
+        return [this, streams, &gather](std::span<const float* const> ins, std::span<float* const> outs,
+                                        std::size_t count, average, std::size_t before) -> errc {
+            return combine(streams, gather, ins, outs, count, before);
+        };
+    }
+
+private:
+    template <class Stream, class Gather>
+    [[nodiscard]] errc combine(std::span<Stream> streams, const Gather& gather, std::span<const float* const> ins,
+                               std::span<float* const> outs, std::size_t count, std::size_t before) {
+        if (memory_.size() != ranks_ || ins.size() != ranks_ || before + count > elements_)
+            return errc::invalid_specification;
+        if (count == 0) return errc::none;
+        if (before == 0 && std::exchange(done_, 0) != 0) later_half_ = !later_half_;  // a step begins
+        const std::size_t k = chosen(count);
+        const auto stream_of = [&](std::uint32_t r) -> Stream& { return streams[streams.size() == 1 ? 0 : r]; };
+        const auto places_of = [&](std::uint32_t r) {
+            return reinterpret_cast<std::uint32_t*>(memory_[r] + 2 * elements_);
+        };
+        std::vector<const std::uint32_t*> places;
+        std::vector<std::uint32_t*> all_places;
+        std::vector<const float*> values;
+        std::vector<float*> all_values;
+        for (std::uint32_t r = 0; r < ranks_; ++r) {
+            float* const now = owed(r) + before;
+            stream_of(r).copy(now, later_half_ ? now - elements_ : now + elements_, count * sizeof(float));
+            places.push_back(places_of(r));
+            all_places.push_back(places_of(r) + k);
+            values.push_back(memory_[r] + 2 * elements_ + (ranks_ + std::size_t{1}) * k);
+            all_values.push_back(memory_[r] + 2 * elements_ + (ranks_ + std::size_t{2}) * k);
+            select_(stream_of(r), ins[r], now, count, k, places_of(r), all_values[r] - k);
+        }
+        if (const errc why =
+                gather(std::span<const std::uint32_t* const>(places), std::span<std::uint32_t* const>(all_places), k);
+            why != errc::none)
+            return why;
+        if (const errc why = gather(std::span<const float* const>(values), std::span<float* const>(all_values), k);
+            why != errc::none)
+            return why;
+        done_ = before + count;
+        for (std::uint32_t r = 0; r < ranks_; ++r)
+            add_up(stream_of(r), outs[r], count, all_places[r], all_values[r], k);
+        return errc::none;
+    }
+    template <class Stream>
+    void add_up(Stream& stream, float* out, std::size_t count, const std::uint32_t* places, const float* values,
+                std::size_t k) const {
+        const detail::clear_floats clear{out, count};
+        stream.launch(clear.shape(), clear);
+        for (std::uint32_t q = 0; q < ranks_; ++q) {
+            const detail::add_chosen add{out, count, places + q * k, values + q * k, k};
+            stream.launch(add.shape(), add);
+        }
+        const detail::divide_floats divide{out, count, static_cast<float>(ranks_)};
+        stream.launch(divide.shape(), divide);
+    }
+
+    std::uint32_t ranks_;
+    std::size_t elements_;
+    double part_;
+    Select select_;
+    std::vector<float*> memory_;  // of each rank: two halves of what is owed; what is sent; what all send
+    bool later_half_ = false;     // has what is owed
+    std::size_t done_ = 0;        // elements of this step
 };
 
 }  // namespace GPUSHARE_ABI

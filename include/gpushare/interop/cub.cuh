@@ -12,6 +12,10 @@
 // choice is small; it is copied to the host and goes over a transport as with all_reduce_top_k.
 //
 //   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);
+//
+// Of buckets on devices the choices go over streams:
+//
+//   gpushare::device_top_k top(ranks, elements, 0.01, gpushare::cub_choice{always{&ordered}});
 #pragma once
 
 #ifndef __CUDACC__
@@ -176,6 +180,30 @@ template <memory_resource Resource, timeline Stream>
     if (code != cudaSuccess) return code;
     return cub::DeviceFor::Bulk(k, detail::take_owed{owed, sorted, indices, values}, stream);
 }
+
+/// The choice of a device_top_k (gradient/device_buckets.hpp) by select_top_k. memory_of(stream) is
+/// the memory that it asks, which frees in the order of that stream. Throws operation_error
+/// (errc::submission_failed) where CUB fails.
+template <class MemoryOf>
+struct cub_choice {
+    MemoryOf memory_of;  ///< the memory of a stream
+
+    /// Enqueues the choice.
+    template <timeline Stream>
+    void operator()(Stream& on, const float* gradient, float* owed, std::size_t n, std::size_t k, std::uint32_t* places,
+                    float* values) const {
+        if (n > 0xffff'ffffU)
+            raise({errc::size_overflow, n, 0, 0xffff'ffff, reason::count_limit}, {},
+                  "choosing the largest elements of a gradient");
+        const auto code = select_top_k(memory_of(on), on, gradient, owed, static_cast<std::uint32_t>(n),
+                                       static_cast<std::uint32_t>(k), places, values);
+        if (code != cudaSuccess)
+            raise({.code = errc::submission_failed}, {}, "choosing the largest elements of a gradient by CUB");
+    }
+};
+/// From the function alone.
+template <class MemoryOf>
+cub_choice(MemoryOf) -> cub_choice<MemoryOf>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves arrays that lie anywhere on a device into one flat array, and back: one pass, in which
 // elements change their type if both have different ones. The list of arrays goes with the launch.
+// And the other kernels of gradients on devices.
 //
 //   packing<float, bfloat16, true> k{flat, {}, 0};   k.add(data, n);   stream.launch(k.shape(), k);
 #pragma once
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
@@ -22,6 +24,30 @@ namespace detail {
 
 /// Most arrays of a launch: their list is 2 KiB of the 4 that a kernel's arguments may have.
 inline constexpr std::uint32_t most_pieces = 128;
+
+/// So many blocks that each has some work, and a device some of each kind.
+[[nodiscard]] GPUSHARE_HD constexpr grid grid_of(std::size_t elements) noexcept {
+    constexpr std::size_t of_block = 8192;
+    const std::size_t blocks = elements / of_block < 1 ? 1 : elements / of_block > 256 ? 256 : elements / of_block;
+    return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
+}
+inline constexpr std::size_t packing_grain = 64;  // where blocks are cut, so that vectors stay whole
+
+/// The array of a list that has element `at` of the flat one, and where it begins there.
+template <class Piece>
+[[nodiscard]] GPUSHARE_HD std::uint32_t first_piece(const Piece* pieces, std::uint32_t count, std::size_t at,
+                                                    std::size_t& begin) noexcept {
+    std::uint32_t low = 0, high = count;
+    while (low < high) {
+        const std::uint32_t middle = (low + high) / 2;
+        if (pieces[middle].end <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    begin = low == 0 ? 0 : pieces[low - 1].end;
+    return low;
+}
 
 /// `Packs`: from the arrays to the flat one, else back.
 template <class T, class Wire, bool Packs>
@@ -43,19 +69,14 @@ struct packing {
         return true;
     }
     [[nodiscard]] GPUSHARE_HD std::size_t elements() const noexcept { return count == 0 ? 0 : pieces[count - 1].end; }
-    /// So many blocks that each has some work, and a device some of each kind.
-    [[nodiscard]] grid shape() const noexcept {
-        constexpr std::size_t of_block = 8192;
-        const std::size_t blocks = std::clamp<std::size_t>(elements() / of_block, 1, 256);
-        return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
-    }
+    [[nodiscard]] grid shape() const noexcept { return grid_of(elements()); }
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), grain);
+        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), packing_grain);
         std::size_t begin = 0;
-        for (std::uint32_t k = first_of(mine.begin, begin); k < count && begin < mine.end; ++k) {
+        for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
             const std::size_t from = begin < mine.begin ? mine.begin : begin;
             const std::size_t to = pieces[k].end < mine.end ? pieces[k].end : mine.end;
             move(ctx, pieces[k].data + (from - begin), flat + from, to - from);
@@ -64,21 +85,6 @@ struct packing {
     }
 
 private:
-    static constexpr std::size_t grain = 64;  // where blocks are cut, so that vectors stay whole
-
-    /// The array that has element `at` of the flat one, and where it begins there.
-    [[nodiscard]] GPUSHARE_HD std::uint32_t first_of(std::size_t at, std::size_t& begin) const noexcept {
-        std::uint32_t low = 0, high = count;
-        while (low < high) {
-            const std::uint32_t middle = (low + high) / 2;
-            if (pieces[middle].end <= at)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        begin = low == 0 ? 0 : pieces[low - 1].end;
-        return low;
-    }
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
     GPUSHARE_HD static void move(C& ctx, T* data, Wire* wire, std::size_t n) noexcept {
@@ -104,6 +110,121 @@ private:
             else
                 to[i] = static_cast<To>(static_cast<float>(from[i]));
         }
+    }
+};
+
+/// Whether a float is neither infinite nor NaN, by its bits: the same on host and device.
+[[nodiscard]] GPUSHARE_HD constexpr bool is_finite(float x) noexcept {
+    return (__builtin_bit_cast(std::uint32_t, x) & 0x7f80'0000U) != 0x7f80'0000U;
+}
+
+/// Packs floats into 16 bits with error feedback, as to_wire (gradient/wire.hpp): adds what each
+/// element is owed, rounds, and keeps the rest `next` elements further on, so that a step can be
+/// packed again, or forgotten.
+template <class Wire>
+struct packing_owing {
+    struct piece {
+        const float* data;
+        float* owed;
+        std::size_t end;  // behind its last element, in the flat array
+    };
+
+    Wire* flat;
+    std::ptrdiff_t next;
+    piece pieces[most_pieces];
+    std::uint32_t count;
+
+    /// False if the list is full.
+    [[nodiscard]] bool add(const float* data, float* owed, std::size_t n) noexcept {
+        if (count == most_pieces) return false;
+        pieces[count] = {data, owed, elements() + n};
+        ++count;
+        return true;
+    }
+    [[nodiscard]] GPUSHARE_HD std::size_t elements() const noexcept { return count == 0 ? 0 : pieces[count - 1].end; }
+    [[nodiscard]] grid shape() const noexcept { return grid_of(elements()); }
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        std::size_t begin = 0;
+        for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
+            const std::size_t from = begin < mine.begin ? mine.begin : begin;
+            const std::size_t to = pieces[k].end < mine.end ? pieces[k].end : mine.end;
+            for (std::size_t i = from + ctx.thread_rank(); i < to; i += ctx.num_threads()) {
+                float* const owed = pieces[k].owed + (i - begin);
+                const float x = pieces[k].data[i - begin] + *owed;
+                flat[i] = static_cast<Wire>(x);
+                const float rest = x - static_cast<float>(flat[i]);
+                owed[next] = is_finite(rest) ? rest : 0.0F;
+            }
+            begin = pieces[k].end;
+        }
+    }
+};
+
+/// Raises a flag if an element is infinite or NaN.
+template <class T>
+struct finite_look {
+    const T* data;
+    std::size_t count;
+    std::uint32_t* flag;
+    [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        bool found = false;
+        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) {
+            if constexpr (std::is_same_v<T, double>)
+                found = found || (__builtin_bit_cast(std::uint64_t, data[i]) >> 52 & 0x7ffU) == 0x7ffU;
+            else
+                found = found || !is_finite(static_cast<float>(data[i]));
+        }
+        if (found) atomic_ref{*flag}.store_relaxed(1U);  // whoever finds one stores the same
+    }
+};
+
+/// What top-k sends, added up: first zeros, then each rank's choice by a launch of its own, in the
+/// order of ranks, then the mean. A rank's places differ from each other, so its launch has no order.
+struct clear_floats {
+    float* data;
+    std::size_t count;
+    [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = 0;
+    }
+};
+struct add_chosen {
+    float* data;
+    std::size_t count;
+    const std::uint32_t* places;
+    const float* values;
+    std::size_t chosen;
+    [[nodiscard]] grid shape() const noexcept { return grid_of(chosen); }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const element_range mine = shard_of(chosen, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        for (std::size_t j = mine.begin + ctx.thread_rank(); j < mine.end; j += ctx.num_threads())
+            if (places[j] < count) data[places[j]] += values[j];
+    }
+};
+struct divide_floats {
+    float* data;
+    std::size_t count;
+    float by;
+    [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] /= by;
     }
 };
 
