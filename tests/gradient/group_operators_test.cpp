@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators of a group: batch normalisation over all ranks' batches, a softmax whose classes lie on several ranks, the largest elements
 // of a gradient. Each held to the same on one rank, computed in double.
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
@@ -36,6 +39,108 @@ double error(std::span<const float> got, const std::vector<double>& expected) {
     for (std::size_t i = 0; i < got.size(); ++i)
         off = std::max(off, std::abs(static_cast<double>(got[i]) - expected[i]));
     return off / most;
+}
+
+namespace {
+
+/// The arrays of a rank's device_batch.
+struct arrays_of_batch {
+    arrays_of_batch(const gs::batch_shape& shape, std::uint32_t ranks, support::random& any)
+        : x(numbers(shape.elements(), any, 30)),
+          dy(numbers(shape.elements(), any)),
+          y(x.size()),
+          dx(x.size()),
+          dweight(shape.channels),
+          dbias(shape.channels),
+          inverse(shape.channels),
+          sums(2 * shape.channels),
+          moments(shape.channels),
+          of_ranks(shape.channels * (ranks + std::size_t{1})),
+          of_shape(shape) {}
+    [[nodiscard]] gs::device_batch batch(std::span<const float> weight, std::span<const float> bias) {
+        return {of_shape,        x.data(),  y.data(),  weight.data(),  bias.data(),  moments.data(), inverse.data(),
+                of_ranks.data(), dy.data(), dx.data(), dweight.data(), dbias.data(), sums.data()};
+    }
+    std::vector<float> x, dy, y, dx, dweight, dbias, inverse, sums;
+    std::vector<gs::channel_moments> moments, of_ranks;
+    gs::batch_shape of_shape;
+};
+
+/// By threads: what the device's arrays must hold.
+void check_by_threads(const std::vector<arrays_of_batch>& on_devices, std::span<const float> weight,
+                      std::span<const float> bias, float epsilon) {
+    const auto ranks = static_cast<std::uint32_t>(on_devices.size());
+    const gs::communicator group(ranks);
+    std::vector<arrays_of_batch> by_threads = on_devices;
+    std::vector<gs::batch_statistics> seen(ranks);
+    std::vector<gs::collective_fault> faults(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        auto& a = by_threads[r];
+        faults[r] = gs::sync_batch_norm(net, a.of_shape, a.x, {weight, bias}, epsilon, a.y, seen[r]);
+        if (!faults[r])
+            faults[r] =
+                gs::sync_batch_norm_backward(net, a.of_shape, a.x, a.dy, weight, seen[r], {a.dx, a.dweight, a.dbias});
+    });
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        const auto &a = on_devices[r], &b = by_threads[r];
+        CHECK_FALSE(faults[r]);
+        CHECK(a.y == b.y);
+        CHECK(a.dx == b.dx);
+        CHECK(a.dweight == b.dweight);
+        CHECK(a.dbias == b.dbias);
+        CHECK(a.moments == seen[r].of_channel);
+        CHECK(a.inverse == seen[r].inverse_deviation);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("batch normalisation of batches on devices has the bits of ranks that are threads", "[gradient][operators]") {
+    const auto seed = support::seed(GENERATE(range(1U, 9U)));
+    CAPTURE(seed);
+    support::random any(seed);
+    const auto ranks = static_cast<std::uint32_t>(1 + any.below(3));
+    const bool together = any.one_in(2);
+    const std::size_t channels = any.below(6);
+    const auto weight = numbers(channels, any), bias = numbers(channels, any);
+    gs::host::node node({.devices = together ? 1 : ranks, .sms = 4});
+    const gs::communicator group(ranks);
+    std::vector<gs::device_id> devices;
+    std::vector<gs::host::stream> streams;
+    std::vector<gs::member> members;
+    std::vector<arrays_of_batch> arrays;
+    std::vector<gs::device_batch> batches;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        members.push_back(group.rank(r));
+        arrays.emplace_back(gs::batch_shape{any.one_in(3) ? 0 : any.below(9), channels, 5}, ranks, any);
+        batches.push_back(arrays.back().batch(weight, bias));
+        if (together && r != 0) continue;
+        devices.push_back({r});
+        streams.push_back(node.make_stream(devices[r]));
+    }
+    const std::span<const gs::member> who(members);
+    const std::span<const gs::device_id> on(devices);
+    const auto gather = [&](auto ins, auto outs, std::size_t n) {
+        return together
+                   ? gs::submit_shared_all_gather<std::uint64_t>(node.gangs(), on[0], streams[0], who, ins, outs, n)
+                   : gs::submit_all_gather<std::uint64_t>(node.gangs(), on, std::span(streams), who, ins, outs, n);
+    };
+    const auto all_reduce = [&](auto ins, auto outs, std::size_t n, auto op) {
+        return together ? gs::submit_shared_all_reduce<float>(node.gangs(), on[0], streams[0], who, ins, outs, n, op)
+                        : gs::submit_all_reduce<float>(node.gangs(), on, std::span(streams), who, ins, outs, n, op);
+    };
+    constexpr float epsilon = 1e-5F;
+    CHECK(gs::submit_sync_batch_norm(std::span(streams), std::span<const gs::device_batch>(batches), epsilon, gather) ==
+          gs::errc::none);
+    CHECK(gs::submit_sync_batch_norm_backward(std::span(streams), std::span<const gs::device_batch>(batches),
+                                              all_reduce) == gs::errc::none);
+    for (auto& s : streams) s.record().wait(gs::never);
+    check_by_threads(arrays, weight, bias, epsilon);
+    batches.push_back(batches.back());
+    batches.back().shape.channels = channels + 1;
+    CHECK(gs::submit_sync_batch_norm(std::span(streams).first(1), std::span<const gs::device_batch>(batches), epsilon,
+                                     gather) == gs::errc::invalid_specification);
 }
 
 TEST_CASE("batch normalisation over unequal and empty batches is that over one batch, there and back",

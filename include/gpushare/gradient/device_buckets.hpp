@@ -23,8 +23,11 @@
 // staging array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which
 // packing rounds. With error feedback no rounding is lost: the next step adds it.
 //
-//   mine.feed_back(zeroed);        // of each rank, mine.feedback_bytes() of its device's memory
-//   mine.watch(flags);             // a word of each rank is 1 if a combined gradient isn't finite: then mine.skip()
+// The memory is mine.feedback_bytes() of each rank's device.
+//
+//   gpushare::device_buckets<float, gpushare::bfloat16> halves(ranks);
+//   halves.feed_back(zeroed);
+//   halves.watch(flags);           // a word of each rank is 1 if a combined gradient isn't finite: then halves.skip()
 //
 // `device_top_k` is an engine that sends the largest elements alone.
 #pragma once

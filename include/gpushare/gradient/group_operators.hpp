@@ -14,6 +14,11 @@
 //   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);   // weights: layer.own().size() rows
 //   for (std::size_t k = 0; k < layer.rows().size(); ++k) update(layer.rows()[k], layer.row_gradient(k));
 //
+// The same batch normalisation of batches on devices, on streams:
+//
+//   gpushare::submit_sync_batch_norm(std::span(streams), batches, 1e-5F, gather);       // a device_batch of each rank
+//   gpushare::submit_sync_batch_norm_backward(std::span(streams), batches, all_reduce);
+//
 // The last layer of a network may have more classes than one device can hold: each rank has the weights of its shard of
 // the classes, and all ranks compute one softmax cross-entropy, over all classes, or over the labels' classes and a sample
 // of the others. An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by
@@ -31,7 +36,9 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -44,9 +51,9 @@ struct batch_shape {
     std::size_t channels = 0;   ///< the same on all ranks
     std::size_t positions = 1;  ///< the same on all ranks
     /// How many elements that is.
-    [[nodiscard]] constexpr std::size_t elements() const noexcept { return samples * channels * positions; }
+    [[nodiscard]] GPUSHARE_HD constexpr std::size_t elements() const noexcept { return samples * channels * positions; }
     /// Where those of a sample's channel begin.
-    [[nodiscard]] constexpr std::size_t at(std::size_t n, std::size_t c) const noexcept {
+    [[nodiscard]] GPUSHARE_HD constexpr std::size_t at(std::size_t n, std::size_t c) const noexcept {
         return (n * channels + c) * positions;
     }
 };
@@ -60,7 +67,8 @@ struct channel_moments {
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
     /// The moments of both. An empty one changes nothing.
-    [[nodiscard]] static channel_moments merged(const channel_moments& a, const channel_moments& b) noexcept {
+    [[nodiscard]] GPUSHARE_HD static channel_moments merged(const channel_moments& a,
+                                                            const channel_moments& b) noexcept {
         if (a.count == 0) return b;
         if (b.count == 0) return a;
         const auto of_a = static_cast<double>(a.count), of_b = static_cast<double>(b.count), all = of_a + of_b;
@@ -82,9 +90,9 @@ namespace detail {
 /// floats, and x minus the first is exact where x lies close to it.
 class distance_from {
 public:
-    explicit distance_from(double mean) noexcept
+    GPUSHARE_HD explicit distance_from(double mean) noexcept
         : high_(static_cast<float>(mean)), low_(static_cast<float>(mean - static_cast<double>(high_))) {}
-    [[nodiscard]] float operator()(float x) const noexcept { return (x - high_) - low_; }
+    [[nodiscard]] GPUSHARE_HD float operator()(float x) const noexcept { return (x - high_) - low_; }
 
 private:
     float high_, low_;
@@ -191,6 +199,201 @@ template <host_transport Net>
             }
     }
     return {};
+}
+
+/// One rank's batch, in memory of its device; `channels` numbers where nothing else is said.
+struct device_batch {
+    batch_shape shape{};            ///< samples may differ between ranks, and be 0
+    const float* x = nullptr;       ///< the batch
+    float* y = nullptr;             ///< as large; may be `x` if no backward pass follows
+    const float* weight = nullptr;  ///< factors
+    const float* bias = nullptr;    ///< added
+    /// Of all ranks together, behind the forward pass, for the backward pass and for running averages.
+    channel_moments* moments = nullptr;
+    float* inverse_deviation = nullptr;   ///< as in batch_statistics
+    channel_moments* of_ranks = nullptr;  ///< scratch: channels * (ranks + 1)
+    const float* dy = nullptr;            ///< of the backward pass alone, as all below: as large as `x`
+    float* dx = nullptr;                  ///< as large; may be `dy`
+    float* dweight = nullptr;             ///< of this rank's batch alone
+    float* dbias = nullptr;               ///< of this rank's batch alone
+    float* sums = nullptr;                ///< scratch: 2 * channels
+};
+
+namespace detail {
+
+/// A kernel of a batch: f(context, batch, channel) for each channel, by a block.
+template <class F>
+struct of_channels {
+    device_batch batch;
+    F f;
+    [[nodiscard]] grid shape() const noexcept {
+        const std::size_t blocks = batch.shape.channels < 1024 ? batch.shape.channels : 1024;
+        return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        for (std::size_t c = ctx.block_rank(); c < batch.shape.channels; c += ctx.num_blocks()) f(ctx, batch, c);
+    }
+};
+
+/// Calls f(the place of an element) for the channel's elements that this thread has.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class C, class F>
+GPUSHARE_HD void each_element(const C& ctx, const batch_shape& shape, std::size_t channel, const F& f) {
+    const std::size_t all = shape.samples * shape.positions;
+    for (std::size_t k = ctx.thread_rank(); k < all; k += ctx.num_threads())
+        f(shape.at(k / shape.positions, channel) + k % shape.positions);
+}
+
+/// The moments of a channel of this rank.
+struct own_moments {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C>
+    GPUSHARE_HD void operator()(C& ctx, const device_batch& b, std::size_t c) const {
+        const std::size_t count = b.shape.samples * b.shape.positions;
+        channel_moments own;
+        if (count != 0) {
+            double sum = 0, m2 = 0;
+            each_element(ctx, b.shape, c, [&](std::size_t i) { sum += static_cast<double>(b.x[i]); });
+            const double mean = ctx.reduce_add(sum) / static_cast<double>(count);
+            each_element(ctx, b.shape, c, [&](std::size_t i) {
+                const double off = static_cast<double>(b.x[i]) - mean;
+                m2 += off * off;
+            });
+            own.count = count;
+            own.mean = mean;
+            own.m2 = ctx.reduce_add(m2);
+        }
+        if (ctx.thread_rank() == 0) b.of_ranks[c] = own;
+    }
+};
+/// What all ranks' moments make of a channel.
+struct normalise_channel {
+    std::uint32_t ranks;
+    float epsilon;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C>
+    GPUSHARE_HD void operator()(C& ctx, const device_batch& b, std::size_t c) const {
+        channel_moments m;
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            m = channel_moments::merged(m, b.of_ranks[(r + std::size_t{1}) * b.shape.channels + c]);
+        float inverse = 0;
+        if (m.count != 0)
+            inverse =
+                static_cast<float>(1.0 / std::sqrt(m.m2 / static_cast<double>(m.count) + static_cast<double>(epsilon)));
+        if (ctx.thread_rank() == 0) {
+            b.moments[c] = m;
+            b.inverse_deviation[c] = inverse;
+        }
+        const distance_from mean(m.mean);
+        const float scale = inverse * b.weight[c];
+        each_element(ctx, b.shape, c, [&](std::size_t i) { b.y[i] = mean(b.x[i]) * scale + b.bias[c]; });
+    }
+};
+/// The sums that a channel's gradients take.
+struct sums_of_channel {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C>
+    GPUSHARE_HD void operator()(C& ctx, const device_batch& b, std::size_t c) const {
+        double of_dy = 0, of_both = 0;
+        const distance_from mean(b.moments[c].mean);
+        const float inverse = b.inverse_deviation[c];
+        each_element(ctx, b.shape, c, [&](std::size_t i) {
+            of_dy += static_cast<double>(b.dy[i]);
+            of_both += static_cast<double>(b.dy[i]) * static_cast<double>(mean(b.x[i]) * inverse);
+        });
+        of_dy = ctx.reduce_add(of_dy);
+        of_both = ctx.reduce_add(of_both);
+        if (ctx.thread_rank() != 0) return;
+        b.sums[c] = b.dbias[c] = static_cast<float>(of_dy);
+        b.sums[b.shape.channels + c] = b.dweight[c] = static_cast<float>(of_both);
+    }
+};
+struct gradient_of_channel {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C>
+    GPUSHARE_HD void operator()(C& ctx, const device_batch& b, std::size_t c) const {
+        const channel_moments m = b.moments[c];
+        if (m.count == 0) return;
+        const auto count = static_cast<float>(m.count);
+        const float inverse = b.inverse_deviation[c], scale = inverse * b.weight[c];
+        const distance_from mean(m.mean);
+        const float mean_dy = b.sums[c] / count, mean_both = b.sums[b.shape.channels + c] / count;
+        each_element(ctx, b.shape, c, [&](std::size_t i) {
+            b.dx[i] = (b.dy[i] - mean_dy - mean(b.x[i]) * inverse * mean_both) * scale;
+        });
+    }
+};
+
+/// On each rank's stream, or on one that all have.
+template <class Stream, class F>
+void launch_on_batches(std::span<Stream> streams, std::span<const device_batch> batches, const F& f) {
+    for (std::size_t r = 0; r < batches.size(); ++r) {
+        const of_channels<F> kernel{batches[r], f};
+        streams[streams.size() == 1 ? 0 : r].launch(kernel.shape(), kernel);
+    }
+}
+template <class Stream>
+[[nodiscard]] bool batches_fit(std::span<Stream> streams, std::span<const device_batch> batches) noexcept {
+    if (batches.empty() || (streams.size() != batches.size() && streams.size() != 1)) return false;
+    for (const device_batch& b : batches)
+        if (b.shape.channels != batches[0].shape.channels || b.shape.positions != batches[0].shape.positions)
+            return false;
+    return true;
+}
+
+}  // namespace detail
+
+/// sync_batch_norm of ranks on devices: enqueues it on streams[r] of rank r, or on one stream for
+/// all, where they share a device. `gather(ins, outs, count)` enqueues an all-gather of words of 64
+/// bits: submit_all_gather (collective/submit_collectives.hpp), say, whose error it returns. Nobody waits for
+/// the device, so the call can be captured. The bits are those of sync_batch_norm, but for two things on a device: the
+/// threads of a block share a channel, whose sums are therefore added in another order, and a
+/// product and a sum may be rounded once. errc::invalid_specification where spans or shapes don't fit.
+template <launcher Stream, class Gather>
+[[nodiscard]] errc submit_sync_batch_norm(std::span<Stream> streams, std::span<const device_batch> batches,
+                                          float epsilon, const Gather& gather) {
+    if (!detail::batches_fit(streams, batches)) return errc::invalid_specification;
+    const std::size_t channels = batches[0].shape.channels;
+    if (channels == 0) return errc::none;
+    std::vector<const std::uint64_t*> own;
+    std::vector<std::uint64_t*> all;
+    for (const device_batch& b : batches) {
+        own.push_back(reinterpret_cast<const std::uint64_t*>(b.of_ranks));
+        all.push_back(reinterpret_cast<std::uint64_t*>(b.of_ranks + channels));
+    }
+    detail::launch_on_batches(streams, batches, detail::own_moments{});
+    constexpr std::size_t words = sizeof(channel_moments) / sizeof(std::uint64_t);
+    if (const errc why =
+            gather(std::span<const std::uint64_t* const>(own), std::span<std::uint64_t* const>(all), words * channels);
+        why != errc::none)
+        return why;
+    detail::launch_on_batches(streams, batches,
+                              detail::normalise_channel{static_cast<std::uint32_t>(batches.size()), epsilon});
+    return errc::none;
+}
+
+/// sync_batch_norm_backward of the same batches. `all_reduce(ins, outs, count, op)` is an engine of
+/// buckets (gradient/device_buckets.hpp) for floats and sum. In all else as submit_sync_batch_norm.
+template <launcher Stream, class AllReduce>
+[[nodiscard]] errc submit_sync_batch_norm_backward(std::span<Stream> streams, std::span<const device_batch> batches,
+                                                   const AllReduce& all_reduce) {
+    if (!detail::batches_fit(streams, batches)) return errc::invalid_specification;
+    if (batches[0].shape.channels == 0) return errc::none;
+    std::vector<const float*> ins;
+    std::vector<float*> outs;
+    for (const device_batch& b : batches) {
+        ins.push_back(b.sums);
+        outs.push_back(b.sums);
+    }
+    detail::launch_on_batches(streams, batches, detail::sums_of_channel{});
+    if (const errc why = all_reduce(std::span<const float* const>(ins), std::span<float* const>(outs),
+                                    2 * batches[0].shape.channels, sum{});
+        why != errc::none)
+        return why;
+    detail::launch_on_batches(streams, batches, detail::gradient_of_channel{});
+    return errc::none;
 }
 
 /// Which classes take part in a step.
