@@ -17,6 +17,10 @@
 // thread uses the transport: agree(net, took), tuner.step_took(took),
 // shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters of float32 in the
 // host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
+//
+// Tensors by Horovod's names (interop/horovod.hpp), in place:
+//
+//   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
 #pragma once
 
 #if __has_include(<torch/csrc/autograd/variable.h>)
@@ -43,6 +47,8 @@
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
+#include <gpushare/interop/horovod.hpp>
+#include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -187,6 +193,60 @@ private:
 
     std::shared_ptr<state> all_;
 };
+
+namespace horovod {
+
+namespace detail {
+/// Calls f with the elements of a dense tensor in the host's memory. Throws operation_error
+/// (errc::not_supported) for another one, and for types that can't be combined.
+template <class F>
+decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F& f) {
+    const auto elements = [&]<class T>(T) {
+        return std::span(static_cast<T*>(x.data_ptr()), static_cast<std::size_t>(x.numel()));
+    };
+    if (x.device().is_cpu() && x.is_contiguous()) switch (x.scalar_type()) {
+            case at::kFloat: return f(elements(float{}));
+            case at::kDouble: return f(elements(double{}));
+            case at::kHalf: return f(elements(float16{}));
+            case at::kBFloat16: return f(elements(bfloat16{}));
+            case at::kLong: return f(elements(std::int64_t{}));
+            default: break;
+        }
+    raise({.code = errc::not_supported}, {},
+          std::string(name) + ": a tensor that isn't of floats or of int64, dense, in the host's memory");
+}
+}  // namespace detail
+
+/// Hands a tensor over, in place: it stays until the handle is done. Throws as for spans, and
+/// errc::not_supported for a tensor that isn't of floats or of int64, dense, in the host's memory.
+[[nodiscard]] inline handle allreduce_async_(const at::Tensor& x, std::string_view name, reduce_op op = Average,
+                                             process_set& of = global_process_set()) {
+    return detail::with_elements(x, name, [&](auto all) { return allreduce_async(all, name, op, of); });
+}
+/// All ranks get the tensor of rank `root`, in place. Throws as allreduce_async_.
+[[nodiscard]] inline handle broadcast_async_(const at::Tensor& x, std::uint32_t root, std::string_view name,
+                                             process_set& of = global_process_set()) {
+    return detail::with_elements(x, name, [&](auto all) { return broadcast_async(all, root, name, of); });
+}
+/// Several tensors, by the names `name.0`, `name.1` and so on. Throws as allreduce_async_.
+[[nodiscard]] inline std::vector<handle> grouped_allreduce_async_(std::span<const at::Tensor> list,
+                                                                  std::string_view name, reduce_op op = Average,
+                                                                  process_set& of = global_process_set()) {
+    std::vector<handle> all;
+    for (std::size_t k = 0; k < list.size(); ++k)
+        all.push_back(allreduce_async_(list[k], std::string(name) + "." + std::to_string(k), op, of));
+    return all;
+}
+/// All ranks get rank `root`'s parameters, the result of a module's named_parameters(), and wait
+/// for them. Throws as allreduce_async_, and what synchronize throws.
+template <class Named>
+void broadcast_parameters(const Named& parameters, std::uint32_t root, process_set& of = global_process_set()) {
+    std::vector<handle> all;
+    for (const auto& p : parameters) all.push_back(broadcast_async_(p.value(), root, p.key(), of));
+    synchronize(std::span<const handle>(all));
+}
+
+}  // namespace horovod
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

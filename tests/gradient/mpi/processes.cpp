@@ -8,6 +8,7 @@
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
+#include <gpushare/interop/horovod.hpp>
 #include <gpushare/interop/mpi.hpp>
 
 #include <mpi.h>
@@ -226,6 +227,21 @@ void devices_in_processes() {
     const auto g = levels.all_reduce<float>(from, at, outer.rank() == 0 ? 300 : 200, gs::sum{}, in(60s));
     const std::uint32_t odd = outer.size() == 2 ? g.rank : 0;  // of two, either may be it
     if (g.code != gs::errc::mismatch || g.rank != odd) check(gs::describe(g).c_str(), "devices of another length");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// Process r has r + 1 batches, by Horovod's names: who has no more joins, and the others go on.
+void batches_differ() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    gs::horovod::init(net);
+    for (std::uint32_t b = 0; b <= net.rank(); ++b) {
+        std::vector<float> x(1000, static_cast<float>(net.rank()));
+        gs::horovod::allreduce(std::span(x), "batch " + std::to_string(b), gs::horovod::Average);
+        const float mean = static_cast<float>(b + net.size() - 1) / 2;  // of ranks b and above
+        if (x[999] != mean) check(std::to_string(x[999]), "batches differ");
+    }
+    if (gs::horovod::join() != net.size() - 1) check("another rank was last", "batches differ");
+    gs::horovod::shutdown();
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -473,6 +489,7 @@ int main(int argc, char** argv) {
     threads_in_processes(true);
     threads_in_processes(false);
     devices_in_processes();
+    batches_differ();
     one_piece_or_several();
     two_of_many_chunks();
     an_abort_is_heard();

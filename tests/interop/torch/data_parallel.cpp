@@ -203,6 +203,41 @@ void what_is_sensitive_stays_as_it_is() {
     check(bytes_from(0) == 2 * (large + small) + 4 * of_one_dimension, "large ones of one dimension");
 }
 
+/// Tensors by Horovod's names, handed over in other orders.
+void by_the_names_of_horovod() {
+    const gs::communicator group(ranks);
+    std::vector<int> wrong(ranks);
+    std::vector<std::jthread> threads;
+    for (std::uint32_t r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+            gs::thread_transport net(group.rank(r));
+            gs::horovod::process_set all(net);
+            const auto mine = static_cast<double>(r);
+            auto a = torch::full({3, 2}, mine, torch::kHalf), b = torch::full({4}, mine, torch::kDouble);
+            auto c = torch::full({2}, static_cast<std::int64_t>(r + 1), torch::kLong);
+            std::vector<gs::horovod::handle> under_way;
+            for (const bool first : {r == 0, r != 0})
+                under_way.push_back(first ? gs::horovod::allreduce_async_(a, "a", gs::horovod::Average, all)
+                                          : gs::horovod::allreduce_async_(b, "b", gs::horovod::Sum, all));
+            gs::horovod::synchronize(under_way);
+            const std::vector<torch::Tensor> list{c};
+            gs::horovod::synchronize(gs::horovod::grouped_allreduce_async_(list, "c", gs::horovod::Sum, all));
+            if (a[2][1].item<float>() != 0.5F || b[3].item<double>() != 1 || c[1].item<std::int64_t>() != 3) ++wrong[r];
+            torch::nn::Linear model(2, 1);
+            model->weight.data().fill_(mine);
+            gs::horovod::broadcast_parameters(model->named_parameters(), 1, all);
+            if (model->weight[0][1].item<float>() != 1) ++wrong[r];
+            try {
+                (void)gs::horovod::allreduce_async_(torch::ones({4, 4}).t(), "d", gs::horovod::Sum, all);
+                ++wrong[r];
+            } catch (const gs::operation_error& e) {
+                if (e.code() != gs::errc::not_supported) ++wrong[r];
+            }
+        });
+    threads.clear();
+    check(wrong == std::vector<int>(ranks), "Horovod's names");
+}
+
 void other_types_are_refused() {
     torch::nn::Linear model(2, 1);
     model->to(torch::kDouble);
@@ -236,6 +271,7 @@ int main() {
     infinite_steps_are_skipped();
     what_is_sensitive_stays_as_it_is();
     other_types_are_refused();
+    by_the_names_of_horovod();
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }

@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+// Horovod's names over any transport of gradient/: named arrays, handed over by each rank in
+// whatever order, are combined by a thread as soon as all ranks have them, small ones together.
+//
+//   using namespace gpushare::horovod;
+//   init(net);                                                 // a rank's end, for the whole process
+//   const auto sum = allreduce_async(std::span(gradient), "fc.weight");      // the average
+//   synchronize(sum);                                          // throws, and names the rank
+//   grouped_allreduce(gradients, "block", Sum);                // spans
+//   const std::uint32_t last = join();                         // this rank has no more batches
+//   shutdown();
+//
+// A process_set of your own is for some of the ranks, over a transport of these, or for ranks that
+// are threads of a process: it is the last argument then.
+//
+// What the lowest rank that hasn't joined doesn't have yet waits for it.
+// Sums and averages of floats of 16 to 64 bits, and sums of integers of 64; bits are those of the
+// transport. Tensors of libtorch: interop/torch_gradients.hpp.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+/// Horovod's names.
+namespace horovod {
+
+/// What becomes of the ranks' elements.
+enum class reduce_op : std::uint8_t {
+    average,  ///< their mean; beside ranks that have joined, of those that haven't
+    sum,      ///< their sum
+};
+inline constexpr reduce_op Average = reduce_op::average;  ///< by Horovod's name
+inline constexpr reduce_op Sum = reduce_op::sum;          ///< by Horovod's name
+
+/// The elements that can be combined.
+template <class T>
+concept number = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, float16> ||
+    std::same_as<T, bfloat16> || std::same_as<T, std::int64_t>;
+
+/// How a process_set works.
+struct process_set_options {
+    ns cycle = std::chrono::microseconds(200);  ///< between two questions for what isn't ready everywhere
+    bytes fusion{64 << 20};                     ///< arrays are combined together up to so many bytes
+    /// How long a rank waits for the others in a collective that all have agreed on.
+    ns patience = std::chrono::seconds(60);
+};
+
+namespace detail {
+
+/// What a rank wants. The thread fills in how it went.
+struct request {
+    std::string name;
+    std::byte* data = nullptr;
+    std::uint64_t count = 0;  // elements; bytes of a broadcast
+    std::uint64_t what = 0;   // type, operator, root: equal on all ranks
+    collective_fault fault{};
+    bool done = false;
+};
+
+/// The same in every process (FNV-1a).
+[[nodiscard]] constexpr std::uint64_t hash_of(std::string_view name) noexcept {
+    std::uint64_t h = 0xcbf2'9ce4'8422'2325U;
+    for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100'0000'01b3U;
+    return h;
+}
+
+inline constexpr std::uint64_t is_broadcast = 1U << 16, is_average = 1U << 17;
+
+/// Calls f(T{}) for the type of such a number.
+template <class F>
+decltype(auto) with_type(std::uint64_t what, const F& f) {
+    switch (static_cast<std::uint32_t>(what & 0xffffU)) {
+        case gpushare::detail::type_id<double>(): return f(double{});
+        case gpushare::detail::type_id<float16>(): return f(float16{});
+        case gpushare::detail::type_id<bfloat16>(): return f(bfloat16{});
+        case gpushare::detail::type_id<std::int64_t>(): return f(std::int64_t{});
+        default: return f(float{});
+    }
+}
+[[nodiscard]] inline std::size_t size_of(std::uint64_t what) {
+    if ((what & is_broadcast) != 0) return 1;
+    return with_type(what, []<class T>(T) { return sizeof(T); });
+}
+
+/// The collectives that a process_set needs, of whatever transport.
+class carrier {
+public:
+    carrier() = default;
+    carrier(const carrier&) = delete;
+    carrier& operator=(const carrier&) = delete;
+    virtual ~carrier() = default;
+    [[nodiscard]] virtual std::uint32_t rank() const = 0;
+    [[nodiscard]] virtual std::uint32_t size() const = 0;
+    [[nodiscard]] virtual collective_fault least(std::span<std::uint64_t> words, instant deadline) = 0;
+    [[nodiscard]] virtual collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
+                                                     instant deadline) = 0;
+    [[nodiscard]] virtual collective_fault broadcast_bytes(std::span<std::byte> data, std::uint32_t root,
+                                                           instant deadline) = 0;
+    [[nodiscard]] virtual collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count,
+                                                   bool averages, instant deadline) = 0;
+    virtual void abort(errc why) = 0;
+};
+template <host_transport Net>
+class carrier_over final : public carrier {
+public:
+    explicit carrier_over(Net& net) noexcept : net_(net) {}
+    [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }
+    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }
+    [[nodiscard]] collective_fault least(std::span<std::uint64_t> words, instant deadline) override {
+        return net_.all_reduce(std::span<const std::uint64_t>(words), words, minimum{}, deadline);
+    }
+    [[nodiscard]] collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
+                                             instant deadline) override {
+        return net_.broadcast(words, root, deadline);
+    }
+    [[nodiscard]] collective_fault broadcast_bytes(std::span<std::byte> data, std::uint32_t root,
+                                                   instant deadline) override {
+        return net_.broadcast(data, root, deadline);
+    }
+    [[nodiscard]] collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, bool averages,
+                                           instant deadline) override {
+        return with_type(what, [&]<class T>(T) {
+            const std::span<T> all(reinterpret_cast<T*>(data), count);
+            if constexpr (!std::integral<T>)
+                if (averages) return net_.all_reduce(std::span<const T>(all), all, average{}, deadline);
+            return net_.all_reduce(std::span<const T>(all), all, sum{}, deadline);
+        });
+    }
+    void abort(errc why) override { net_.abort(net_.rank(), why); }
+
+private:
+    Net& net_;
+};
+
+}  // namespace detail
+
+class process_set;
+
+/// An array that was handed over. Copies mean the same one. The set must outlive what uses it.
+class handle {
+public:
+    handle() = default;
+
+    /// Where it was handed over; null for one that nothing was.
+    [[nodiscard]] process_set* of() const noexcept { return set_; }
+
+private:
+    friend class process_set;
+    handle(std::shared_ptr<detail::request> one, process_set& of) noexcept : of_(std::move(one)), set_(&of) {}
+    std::shared_ptr<detail::request> of_;
+    process_set* set_ = nullptr;
+};
+
+/// One rank's end of a group. Its thread uses the transport until the end, and nothing else does.
+/// From any thread.
+class process_set {
+public:
+    /// `net` must outlive it.
+    template <host_transport Net>
+    explicit process_set(Net& net, const process_set_options& options = {})
+        : options_(options),
+          net_(std::make_unique<detail::carrier_over<Net>>(net)),
+          joined_(net.size()),
+          left_(net.size()) {
+        thread_ = std::thread([this] { work(); });
+    }
+    process_set(const process_set&) = delete;
+    process_set& operator=(const process_set&) = delete;
+    /// Returns once all ranks destroy theirs; what is still asked for fails with errc::stopped. If
+    /// the others don't within options.patience, the group is aborted.
+    ~process_set() {
+        std::unique_lock lock(mutex_);
+        leaves_ = true;
+        changed_.notify_all();
+        if (!changed_.wait_for(lock, options_.patience, [&] { return over_; })) {
+            lock.unlock();
+            net_->abort(errc::stopped);
+        } else {
+            lock.unlock();
+        }
+        thread_.join();
+    }
+
+    [[nodiscard]] std::uint32_t rank() const { return net_->rank(); }  ///< from 0
+    [[nodiscard]] std::uint32_t size() const { return net_->size(); }  ///< ranks
+
+    /// See allreduce_async. Throws operation_error: errc::duplicate_name while one of this name is under way.
+    template <number T>
+    [[nodiscard]] handle start_allreduce(std::span<T> data, std::string_view name, reduce_op op) {
+        if (op == Average && std::integral<T>)
+            raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "averaging integers");
+        const std::uint64_t what =
+            gpushare::detail::type_id<T>() | (op == Average ? detail::is_average : std::uint64_t{0});
+        return start(reinterpret_cast<std::byte*>(data.data()), data.size(), name, what);
+    }
+    /// See broadcast_async.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] handle start_broadcast(std::span<T> data, std::uint32_t root, std::string_view name) {
+        if (root >= size())
+            raise({errc::invalid_specification, root, 0, size(), reason::no_such_rank}, {}, "a broadcast");
+        return start(reinterpret_cast<std::byte*>(data.data()), data.size_bytes(), name,
+                     detail::is_broadcast | std::uint64_t{root} << 32);
+    }
+    /// Whether it is done, well or not.
+    [[nodiscard]] bool is_done(const handle& h) const {
+        const std::scoped_lock lock(mutex_);
+        return h.of_ == nullptr || h.of_->done;
+    }
+    /// Waits for it.
+    [[nodiscard]] collective_fault wait(const handle& h) {
+        std::unique_lock lock(mutex_);
+        if (h.of_ == nullptr) return {};
+        changed_.wait(lock, [&] { return h.of_->done; });
+        return h.of_->fault;
+    }
+    /// See join.
+    [[nodiscard]] std::uint32_t wait_for_all() {
+        std::unique_lock lock(mutex_);
+        joins_ = true;
+        const std::uint64_t before = joins_done_;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return joins_done_ != before || over_; });
+        if (joins_done_ == before) raise_fault(fault_);
+        return last_joined_;
+    }
+
+private:
+    [[nodiscard]] handle start(std::byte* data, std::size_t count, std::string_view name, std::uint64_t what) {
+        const std::scoped_lock lock(mutex_);
+        for (const auto& p : pending_)
+            if (p->name == name)
+                raise({.code = errc::duplicate_name}, {}, "handing over an array by a name that is under way");
+        auto r = std::make_shared<detail::request>(detail::request{std::string(name), data, count, what});
+        if (over_) {
+            r->fault = fault_;
+            r->done = true;
+        } else {
+            pending_.push_back(r);
+            changed_.notify_all();
+        }
+        return {std::move(r), *this};
+    }
+
+    // What follows is the thread's. It reads others' requests under the lock, and combines without.
+    using requests = std::vector<std::shared_ptr<detail::request>>;
+    static constexpr std::size_t words_of_a_request = 3;
+    // Answers, of which the least of all ranks counts.
+    static constexpr std::uint64_t not_yet = 0, differs = 1, has = 2;
+
+    void work() {
+        try {
+            while (!cycle()) {
+            }
+        } catch (...) {  // of the host's memory, say
+            const std::scoped_lock lock(mutex_);
+            fault_ = {errc::aborted, collective_kind::all_reduce, rank(), 0};
+            net_->abort(errc::aborted);
+        }
+        const std::scoped_lock lock(mutex_);
+        if (!fault_) fault_ = {errc::stopped, collective_kind::all_reduce, rank(), 0};
+        for (const auto& p : pending_) finish(*p, fault_);
+        pending_.clear();
+        over_ = true;
+        changed_.notify_all();
+    }
+    void finish(detail::request& r, const collective_fault& f) {
+        r.fault = f;
+        r.done = true;
+    }
+    [[nodiscard]] std::uint32_t leader() const {
+        return static_cast<std::uint32_t>(std::find(joined_.begin(), joined_.end(), false) - joined_.begin());
+    }
+    /// The ranks agree once on what comes next, and do it. True at the end.
+    [[nodiscard]] bool cycle() {
+        requests mine;
+        if (leader() == rank()) mine = wait_for_work();
+        std::uint64_t n = mine.size();
+        if (failed(net_->broadcast(std::span(&n, 1), leader(), never))) return true;
+        std::vector<std::uint64_t> asked(n * words_of_a_request);
+        for (std::size_t k = 0; k < mine.size(); ++k) {
+            asked[k * words_of_a_request] = detail::hash_of(mine[k]->name);
+            asked[k * words_of_a_request + 1] = mine[k]->count;
+            asked[k * words_of_a_request + 2] = mine[k]->what;
+        }
+        if (n != 0 && failed(net_->broadcast(std::span(asked), leader(), deadline()))) return true;
+        auto answers = answer_to(asked, mine);
+        if (failed(net_->least(std::span(answers), deadline()))) return true;
+        note_who_joined(std::span(answers).subspan(n));
+        const bool moved = n != 0 && combine(asked, answers, mine);
+        if (fault_of_all()) return true;
+        if (std::find(left_.begin(), left_.end(), false) == left_.end()) return true;
+        if (moved) return false;
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, options_.cycle, [&] { return leaves_; });
+        return false;
+    }
+    [[nodiscard]] instant deadline() const {
+        return saturating_add(std::chrono::steady_clock::now(), options_.patience);
+    }
+    [[nodiscard]] bool failed(const collective_fault& f) {
+        const std::scoped_lock lock(mutex_);
+        if (f && !fault_) fault_ = f;
+        return static_cast<bool>(f);
+    }
+    [[nodiscard]] bool fault_of_all() {
+        const std::scoped_lock lock(mutex_);
+        return static_cast<bool>(fault_);
+    }
+    [[nodiscard]] requests wait_for_work() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return !pending_.empty() || joins_ || leaves_; });
+        return pending_;
+    }
+    /// An answer for each that the leader has; behind them, for each rank, whether it has joined, and whether it leaves.
+    /// `mine` becomes this rank's request for each; null where there is none.
+    [[nodiscard]] std::vector<std::uint64_t> answer_to(std::span<const std::uint64_t> asked, requests& mine) {
+        const std::size_t n = asked.size() / words_of_a_request;
+        std::vector<std::uint64_t> answers(n + 2 * size(), 1);
+        const std::scoped_lock lock(mutex_);
+        const bool joins = joins_ && pending_.empty();
+        mine.assign(n, nullptr);
+        for (std::size_t k = 0; k < n; ++k) {
+            const auto one = asked.subspan(k * words_of_a_request, words_of_a_request);
+            for (const auto& p : pending_)
+                if (detail::hash_of(p->name) == one[0]) mine[k] = p;
+            if (mine[k] == nullptr)
+                answers[k] = joins ? has : not_yet;
+            else
+                answers[k] = mine[k]->count == one[1] && mine[k]->what == one[2] ? has : differs;
+        }
+        answers[n + rank()] = joins ? 1 : 0;
+        answers[n + size() + rank()] = leaves_ ? 1 : 0;
+        return answers;
+    }
+    void note_who_joined(std::span<const std::uint64_t> words) {
+        const std::scoped_lock lock(mutex_);
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            if (words[r] != 0 && !joined_[r]) last_joined_ = r;
+            joined_[r] = words[r] != 0;
+            left_[r] = words[size() + r] != 0;
+        }
+        if (leader() != size()) return;
+        joins_ = false;
+        joined_.assign(size(), false);
+        ++joins_done_;
+        changed_.notify_all();
+    }
+    /// Whether something got done.
+    [[nodiscard]] bool combine(std::span<const std::uint64_t> asked, std::span<const std::uint64_t> answers,
+                               const requests& mine) {
+        bool moved = false;
+        const std::size_t n = mine.size();
+        for (std::size_t k = 0; k < n;) {
+            if (answers[k] != has) {
+                moved = (answers[k] == differs && refuse(mine[k])) || moved;
+                ++k;
+                continue;
+            }
+            moved = true;
+            const auto what = [&](std::size_t i) { return asked[i * words_of_a_request + 2]; };
+            std::size_t end = k + 1, elements = asked[k * words_of_a_request + 1];
+            for (; end < n && answers[end] == has && what(end) == what(k) && (what(k) & detail::is_broadcast) == 0;
+                 ++end) {
+                const std::size_t more = asked[end * words_of_a_request + 1];
+                if ((elements + more) * detail::size_of(what(k)) > options_.fusion.count()) break;
+                elements += more;
+            }
+            const auto f = together(asked, std::span(mine).subspan(k, end - k), k, what(k), elements);
+            done(std::span(mine).subspan(k, end - k), f);
+            if (failed(f)) return true;
+            k = end;
+        }
+        return moved;
+    }
+    [[nodiscard]] bool refuse(const std::shared_ptr<detail::request>& r) {
+        done(std::span(&r, 1), {errc::mismatch, collective_kind::all_reduce, leader_for_names(), 0});
+        return true;
+    }
+    [[nodiscard]] std::uint32_t leader_for_names() const { return leader() == size() ? 0 : leader(); }
+    void done(std::span<const std::shared_ptr<detail::request>> some, const collective_fault& f) {
+        const std::scoped_lock lock(mutex_);
+        for (const auto& r : some) {
+            if (r == nullptr) continue;
+            finish(*r, f);
+            pending_.erase(std::remove(pending_.begin(), pending_.end(), r), pending_.end());
+        }
+        changed_.notify_all();
+    }
+    /// Requests of one kind, of so many elements in all: packed, unless it is one that this rank has.
+    [[nodiscard]] collective_fault together(std::span<const std::uint64_t> asked,
+                                            std::span<const std::shared_ptr<detail::request>> some, std::size_t first,
+                                            std::uint64_t what, std::size_t elements) {
+        const std::size_t size_of_one = detail::size_of(what);
+        const bool packs = some.size() != 1 || some[0] == nullptr;
+        if (packs) packed_.assign(elements * size_of_one, std::byte{});
+        const auto each = [&](const auto& f) {
+            std::byte* at = packed_.data();
+            for (std::size_t k = 0; k < some.size(); ++k) {
+                const std::size_t n = asked[(first + k) * words_of_a_request + 1] * size_of_one;
+                if (n != 0 && some[k] != nullptr) f(at, some[k]->data, n);
+                at += n;
+            }
+        };
+        if (packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
+        std::byte* const data = packs ? packed_.data() : some[0]->data;
+        collective_fault f;
+        if ((what & detail::is_broadcast) != 0)
+            f = net_->broadcast_bytes({data, elements}, static_cast<std::uint32_t>(what >> 32), deadline());
+        else
+            f = reduce(what, data, elements);
+        if (!f && packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
+        return f;
+    }
+    [[nodiscard]] collective_fault reduce(std::uint64_t what, std::byte* data, std::size_t elements) {
+        const auto gone = static_cast<std::uint32_t>(std::count(joined_.begin(), joined_.end(), true));
+        const bool averages = (what & detail::is_average) != 0;
+        const auto f = net_->combine(what, data, elements, averages && gone == 0, deadline());
+        if (f || !averages || gone == 0) return f;
+        detail::with_type(what, [&]<class T>(T) {
+            using wide = std::conditional_t<std::same_as<T, double>, double, float>;
+            for (T& x : std::span(reinterpret_cast<T*>(data), elements))
+                x = static_cast<T>(static_cast<wide>(x) / static_cast<wide>(size() - gone));
+        });
+        return f;
+    }
+
+    process_set_options options_;
+    std::unique_ptr<detail::carrier> net_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    requests pending_;  // in the order in which they came
+    bool joins_ = false, leaves_ = false, over_ = false;
+    std::uint64_t joins_done_ = 0;
+    std::uint32_t last_joined_ = 0;
+    collective_fault fault_{};
+    std::vector<bool> joined_, left_;  // of each rank; the thread's
+    std::vector<std::byte> packed_;    // the thread's
+    std::thread thread_;
+};
+
+namespace detail {
+/// The process's own end.
+[[nodiscard]] inline std::unique_ptr<process_set>& of_process() {
+    static std::unique_ptr<process_set> all;
+    return all;
+}
+}  // namespace detail
+
+/// The end that init() made. Throws operation_error: errc::invalid_specification before init().
+[[nodiscard]] inline process_set& global_process_set() {
+    if (detail::of_process() == nullptr)
+        raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
+    return *detail::of_process();
+}
+/// Makes this process's end, which is used where no set is named. By one thread.
+template <host_transport Net>
+void init(Net& net, const process_set_options& options = {}) {
+    detail::of_process() = std::make_unique<process_set>(net, options);
+}
+/// Ends it, as process_set's destructor. By one thread.
+inline void shutdown() { detail::of_process().reset(); }
+/// Whether there is one.
+[[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
+[[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }  ///< of this process
+[[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
+
+/// Hands an array over, in place: it stays as long as the handle isn't done, and nobody else touches it. The same name,
+/// length, type and operator on all ranks; else all get errc::mismatch. Throws operation_error:
+/// errc::duplicate_name while one of this name is under way, errc::invalid_specification for an
+/// average of integers.
+template <number T>
+[[nodiscard]] handle allreduce_async(std::span<T> data, std::string_view name, reduce_op op = Average,
+                                     process_set& of = global_process_set()) {
+    return of.start_allreduce(data, name, op);
+}
+/// All ranks get the array of rank `root`. Throws as allreduce_async, and for a rank that isn't there.
+template <class T>
+[[nodiscard]] handle broadcast_async(std::span<T> data, std::uint32_t root, std::string_view name,
+                                     process_set& of = global_process_set()) {
+    return of.start_broadcast(data, root, name);
+}
+/// Several arrays, by the names `name.0`, `name.1` and so on.
+template <number T>
+[[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const std::span<T>> list, std::string_view name,
+                                                          reduce_op op = Average,
+                                                          process_set& of = global_process_set()) {
+    std::vector<handle> all;
+    for (std::size_t k = 0; k < list.size(); ++k)
+        all.push_back(allreduce_async(list[k], std::string(name) + "." + std::to_string(k), op, of));
+    return all;
+}
+/// Whether it is done, well or not.
+[[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
+/// Waits for it. Throws operation_error: the fault, which names the rank.
+inline void synchronize(const handle& h) {
+    if (h.of() != nullptr) raise_fault(h.of()->wait(h));
+}
+/// Waits for all of them. Throws as for one.
+inline void synchronize(std::span<const handle> all) {
+    for (const handle& h : all) synchronize(h);
+}
+/// Hands over, and waits.
+template <number T>
+void allreduce(std::span<T> data, std::string_view name, reduce_op op = Average,
+               process_set& of = global_process_set()) {
+    synchronize(allreduce_async(data, name, op, of));
+}
+/// Hands over, and waits.
+template <number T>
+void grouped_allreduce(std::span<const std::span<T>> list, std::string_view name, reduce_op op = Average,
+                       process_set& of = global_process_set()) {
+    synchronize(std::span<const handle>(grouped_allreduce_async(list, name, op, of)));
+}
+/// This rank has no more batches: until all ranks have joined, it brings zeros to what the others
+/// hand over. An average is that of the ranks that haven't joined. Returns the rank that joined
+/// last. Call it with nothing under way. Throws as synchronize.
+inline std::uint32_t join(process_set& of = global_process_set()) { return of.wait_for_all(); }
+
+}  // namespace horovod
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
