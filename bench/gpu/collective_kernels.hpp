@@ -15,6 +15,7 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace bench {
@@ -46,6 +47,10 @@ struct transformer_step {
 /// By the plan of the group's table.
 [[nodiscard]] gpushare::errc launch_all_reduce(const rank_group& ranks, const float* in, float* out, std::size_t n,
                                                const gpushare::launch_options& shape);
+
+/// All gradients of a step, in buckets. `staging`: an array of each rank.
+[[nodiscard]] gpushare::errc launch_buckets(const rank_group& ranks, gpushare::device_buckets<float>& gradients,
+                                            std::span<float* const> staging, const gpushare::launch_options& shape);
 
 /// The whole step in one launch, from `x` to `out`.
 [[nodiscard]] gpushare::errc launch_fused(const rank_group& ranks, const transformer_step& step,

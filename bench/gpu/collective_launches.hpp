@@ -87,6 +87,17 @@ gpushare::errc launch_all_reduce(const rank_group& g, const float* in, float* ou
                                                      outs.all(), n, gpushare::sum{}, shape);
 }
 
+gpushare::errc launch_buckets(const rank_group& g, gpushare::device_buckets<float>& gradients,
+                              std::span<float* const> staging, const gpushare::launch_options& shape) {
+    for (std::uint32_t r = 0; r < gradients.ranks(); ++r)
+        for (std::uint32_t k = 0; k < gradients.size(); ++k) (void)gradients.ready(r, k);
+    const auto engine = [&](auto ins, auto outs, std::size_t n, auto op) {
+        return gpushare::submit_shared_all_reduce<float>(g.node.gangs(), g.device, g.stream, g.members, ins, outs, n,
+                                                         op, shape);
+    };
+    return gradients.advance(std::span(&g.stream, 1), staging, engine, gpushare::sum{});
+}
+
 gpushare::errc launch_fused(const rank_group& g, const transformer_step& step, const gpushare::launch_options& shape) {
     namespace gs = gpushare;
     const std::size_t n = step.of_rank();

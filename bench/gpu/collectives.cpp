@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,6 +20,7 @@
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
 
 #include "collective_kernels.hpp"
 #include "experiments.hpp"
@@ -252,6 +255,164 @@ void collective_fused(report& r) {
     r.figure("gpu.fused_gain_min", {least}, "x");
     r.figure("gpu.fused_gain_field_min", {least_field}, "x");
     expect_none(r, "gpu.fused_results_off", off, "elements");
+}
+
+namespace {
+
+/// The parameters of a ResNet-50: convolutions, each with a norm's weights and biases, and the last layer.
+std::vector<std::size_t> of_resnet50() {
+    std::vector<std::size_t> sizes;
+    const auto convolution = [&](std::size_t in, std::size_t out, std::size_t window) {
+        sizes.insert(sizes.end(), {in * out * window * window, out, out});
+    };
+    convolution(3, 64, 7);
+    std::size_t in = 64;
+    for (const auto& [blocks, width] : {std::pair<int, std::size_t>{3, 64}, {4, 128}, {6, 256}, {3, 512}})
+        for (int b = 0; b < blocks; ++b) {
+            convolution(in, width, 1);
+            convolution(width, width, 3);
+            convolution(width, 4 * width, 1);
+            if (b == 0) convolution(in, 4 * width, 1);
+            in = 4 * width;
+        }
+    sizes.insert(sizes.end(), {2048 * 1000, 1000});
+    return sizes;
+}
+/// Those of a BERT of 12 layers.
+std::vector<std::size_t> of_bert() {
+    constexpr std::size_t width = 768;
+    std::vector<std::size_t> sizes{30'522 * width, 512 * width, 2 * width, width, width};
+    const auto linear = [&](std::size_t in, std::size_t out) { sizes.insert(sizes.end(), {in * out, out}); };
+    for (int layer = 0; layer < 12; ++layer) {
+        for (int k = 0; k < 4; ++k) linear(width, width);  // query, key, value, output
+        sizes.insert(sizes.end(), {width, width});
+        linear(width, 4 * width);
+        linear(4 * width, width);
+        sizes.insert(sizes.end(), {width, width});
+    }
+    linear(width, width);
+    return sizes;
+}
+
+/// What a step of gradients takes, in microseconds.
+struct gradient_times {
+    double flat = 0, in_place = 0, packed = 0, each = 0;
+};
+
+/// Gradients of all ranks: each with all ranks' parts one behind the other, so that buckets are packed, and, in the same
+/// memory, all of a rank's in one piece.
+class gradient_setting {
+public:
+    gradient_setting(rig& device, std::uint32_t ranks, const std::vector<std::size_t>& sizes)
+        : sizes_(sizes),
+          ranks_(ranks),
+          all_(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0})),
+          group_(device, ranks, sized(device.properties().sms * 2 / ranks, 2)),
+          memory_(device, ranks * all_),
+          apart_(ranks),
+          one_piece_(ranks),
+          staging_of_(ranks) {
+        for (std::size_t before = 0; const std::size_t n : sizes) {
+            apart_.add("", places(ranks * before, n), n);
+            one_piece_.add("", places(before, all_), n);
+            before += n;
+        }
+        if (one_piece_.packed_elements() != 0) throw std::runtime_error("one piece is packed");
+        const std::size_t staged = apart_.staging_bytes().count() / sizeof(float);
+        staging_.emplace(device, ranks * staged);
+        for (std::uint32_t r = 0; r < ranks; ++r) staging_of_[r] = staging_->data() + r * staged;
+    }
+
+    /// Elements that packed buckets sum up wrong. Leaves zeros, since sums of sums grow.
+    [[nodiscard]] double wrong_sums() {
+        std::vector<float> x(ranks_ * all_);
+        each_part([&](std::size_t at, std::uint32_t r, std::size_t i) { x[at] = element(r, i); });
+        put(x);
+        group_.check(launch_buckets(group_.all(), apart_, staging_of_, shape_));
+        const auto sums = memory_.read(group_.stream(), ranks_ * all_);
+        double wrong = 0;
+        each_part([&](std::size_t at, std::uint32_t, std::size_t i) {
+            float sum = 0;
+            for (std::uint32_t r = 0; r < ranks_; ++r) sum += element(r, i);
+            wrong += sums[at] != sum ? 1 : 0;
+        });
+        put(std::vector<float>(ranks_ * all_));
+        return wrong;
+    }
+    [[nodiscard]] gradient_times times() {
+        const auto time = [&](const auto& launch) {
+            return median(group_.times(sized<std::size_t>(5, 1), 1, [&] { group_.check(launch()); }));
+        };
+        float* const all = memory_.data();
+        gradient_times took;
+        took.flat = time([&] { return launch_all_reduce(group_.all(), all, all, all_, shape_); });
+        took.in_place = time([&] { return launch_buckets(group_.all(), one_piece_, staging_of_, shape_); });
+        took.packed = time([&] { return launch_buckets(group_.all(), apart_, staging_of_, shape_); });
+        took.each = time([&] {
+            gpushare::errc code = gpushare::errc::none;
+            for (std::size_t k = 0, first = 0; k < sizes_.size() && code == gpushare::errc::none;
+                 first += ranks_ * sizes_[k++])
+                code = launch_all_reduce(group_.all(), all + first, all + first, sizes_[k], shape_);
+            return code;
+        });
+        return took;
+    }
+
+private:
+    /// Rank r's is `step` elements behind rank r - 1's.
+    [[nodiscard]] std::vector<float*> places(std::size_t first, std::size_t step) {
+        std::vector<float*> at;
+        for (std::uint32_t r = 0; r < ranks_; ++r) at.push_back(memory_.data() + first + r * step);
+        return at;
+    }
+    /// f(where it lies, the rank, which element of its gradient), for gradients that lie apart.
+    template <class F>
+    void each_part(const F& f) const {
+        std::size_t at = 0;
+        for (const std::size_t n : sizes_)
+            for (std::uint32_t r = 0; r < ranks_; ++r)
+                for (std::size_t i = 0; i < n; ++i) f(at++, r, i);
+    }
+    void put(const std::vector<float>& x) {
+        group_.stream().copy(memory_.data(), x.data(), x.size() * sizeof(float));
+        group_.stream().record().wait(never);
+    }
+
+    std::vector<std::size_t> sizes_;
+    std::uint32_t ranks_;
+    std::size_t all_;
+    gpushare::launch_options shape_{.threads = block()};
+    shared_ranks group_;
+    device_array<float> memory_;
+    gpushare::device_buckets<float> apart_, one_piece_;
+    std::optional<device_array<float>> staging_;
+    std::vector<float*> staging_of_;
+};
+
+}  // namespace
+
+void gradients(report& r) {
+    rig device;
+    double vs_flat = std::numeric_limits<double>::infinity(), packed_vs_flat = vs_flat, vs_each = vs_flat, wrong = 0;
+    for (const bool bert : {false, true}) {
+        std::vector<std::size_t> sizes = bert ? of_bert() : of_resnet50();
+        if (small_form)
+            for (std::size_t& n : sizes) n = std::max<std::size_t>(n / 20'000, 1);
+        for (const std::uint32_t ranks : {2U, 4U, 8U}) {
+            gradient_setting setting(device, ranks, sizes);
+            wrong += setting.wrong_sums();
+            const gradient_times took = setting.times();
+            std::printf("# %s, %u ranks: flat %.0f us, buckets in place %.0f, packed %.0f, each alone %.0f\n",
+                        bert ? "BERT" : "ResNet-50", ranks, took.flat, took.in_place, took.packed, took.each);
+            vs_flat = std::min(vs_flat, took.flat / took.in_place);
+            packed_vs_flat = std::min(packed_vs_flat, took.flat / took.packed);
+            vs_each = std::min(vs_each, took.each / took.in_place);
+        }
+    }
+    r.figure("gpu.buckets_vs_flat", {vs_flat}, "x");
+    r.figure("gpu.buckets_packed_vs_flat", {packed_vs_flat}, "x");
+    r.figure("gpu.buckets_vs_each", {vs_each}, "x");
+    expect_none(r, "gpu.bucket_sums_wrong", wrong, "elements");
 }
 
 }  // namespace bench

@@ -34,6 +34,7 @@ void partition_isolation(report& r);
 void collective_sums(report& r);
 void collective_speed(report& r);
 void collective_fused(report& r);
+void gradients(report& r);
 // faults.cpp
 void fault_in_primary_context(report& r);
 void fault_in_partition(report& r);
@@ -69,6 +70,7 @@ inline constexpr std::array experiments{
     experiment{"collective_sums", 40, collective_sums},
     experiment{"collective_speed", 60, collective_speed},
     experiment{"collective_fused", 40, collective_fused},
+    experiment{"gradients", 110, gradients},
     experiment{"malloc_granularity", 30, malloc_granularity},
     experiment{"pool_rounding", 30, pool_rounding},
     experiment{"pool_reuse", 30, pool_reuse},
