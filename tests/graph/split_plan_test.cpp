@@ -530,9 +530,13 @@ TEST_CASE("a plan's text says all of the plan", "[graph]") {
             if (any.one_in(3)) node.name = std::string("a b\\\n#\xc3\xa4\xff") + static_cast<char>(any.below(256));
         const split_planner planner(g, support::random_times(any, g.nodes.size(), 1'000'000),
                                     {.limit = 1ms, .per_piece = 10us});
-        const auto text = to_text(planner.plan(), g);
+        static const std::vector<std::string> engines{"", "onnxruntime", "b=2", "\xc3\xa4"};
+        auto plan = planner.plan();
+        for (auto& p : plan.pieces) p.engine = any.of(engines);
+        const auto text = to_text(plan, g);
         CAPTURE(text);
-        CHECK(parse_split_plan(text, g) == planner.plan());
+        CHECK(parse_split_plan(text, g) == plan);
+        CHECK(planner.priced(plan) == plan);
     }
 }
 
@@ -565,6 +569,10 @@ TEST_CASE("a plan that somebody changed counts, where the graph can run that way
     CHECK(plan.pieces[0].crossing == 20_B);  // found anew
     CHECK(plan.pieces[0].takes == 500ns);
     CHECK_FALSE(plan.pieces[1].over);
+    CHECK(plan.pieces[0].engine.empty());
+    p.replace("piece takes=500ns", "piece engine=openvino takes=500ns");
+    CHECK(parse_split_plan(p.text, p.g).pieces[0].engine == "openvino");
+    p.replace("engine=openvino ", "");
     p.replace("piece takes=1us\n", "");
     CHECK(ends_of(parse_split_plan(p.text, p.g)) == order{3});
     p.replace("node 0 Conv_0\n", "node 0 Conv_0\npiece takes=7us\n");
@@ -625,6 +633,10 @@ TEST_CASE("a plan that can't be is refused with line and reason", "[graph]") {
     CHECK(p.with("piece takes=1us", "piece\npiece", &line) == kind::empty_piece);
     CHECK(line == 9);
     CHECK(p.with("piece takes=1us", "piece soon") == kind::bad_line);
+    CHECK(p.with("piece takes=1us", "piece engine=", &line) == kind::bad_value);
+    CHECK(line == 9);
+    CHECK(p.with("piece takes=1us", "piece engine=a\\b") == kind::bad_value);
+    CHECK(p.with("piece takes=1us", "piece engine=a takes=1us crosses=0B over now") == kind::bad_line);
     small_plan other = p;
     other.g.values[1].shape[0].extent = 31;
     CHECK(kind_of(other.text, other.g, &line) == kind::graph_changed);

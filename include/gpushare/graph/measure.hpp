@@ -116,6 +116,9 @@ public:
     /// The time of each node, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return times_; }
 
+    /// Each value as the last run made it, by index.
+    [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
+
     /// The median time of some nodes as one piece: as the table has it, else measured and kept. Nothing: the engine can't
     /// run these by themselves. After run_nodes(). Throws what a submission fails with beside that, and as tenant::submit.
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {

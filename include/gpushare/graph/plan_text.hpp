@@ -11,12 +11,13 @@
 // - `graph 9e3779b97f4a7c15`: the graph's fingerprint(); without this line, only names are compared
 // - `limit 5ms`: the limit of a piece
 // - `piece takes=4912us crosses=602112B`: begins a piece, with its length and the bytes that live
-//  over the cut behind it; `over` at the end of the line says that the piece exceeds the limit
+//   over the cut behind it; `engine=openvino` says what runs the piece, and `over` at the end of
+//   the line that the piece exceeds the limit
 // - `node 0 conv1 Conv`: a node by its number in the graph, its name and its type
 //
 // Nodes run from top to bottom. To move a cut, move a `piece` line; to remove one, delete its line.
-// The words behind `piece` and the type behind a node's name are for the reader: `takes` is kept,
-// the rest is found anew. A line that begins with # is a comment. Characters of names that can't be
+// The words behind `piece` and the type behind a node's name are for the reader: `engine` and
+// `takes` are kept, the rest is found anew. A line that begins with # is a comment. Characters of names that can't be
 // printed, blanks and backslashes are written as `\x20`.
 #pragma once
 
@@ -193,7 +194,7 @@ private:
             wants(2, 2), once(limited_), plan_.limit = time(w.all[1]);
             if (plan_.limit == ns{}) refuse(kind::bad_value, line_, "a limit must be above 0");
         } else if (first == "piece") {
-            wants(1, 4), read_piece(w);
+            wants(1, 5), read_piece(w);
         } else if (first == "node") {
             wants(2, 4), read_node(w);
         } else {
@@ -209,6 +210,11 @@ private:
         if (n.code != gpushare::detail::parse_code::ok || !fits)
             refuse(kind::bad_value, line_, "a time must be a whole number of ns, us, ms or s, such as 5ms");
         return ns{static_cast<std::int64_t>(n.value)};
+    }
+    [[nodiscard]] std::string engine(std::string_view name) const {
+        if (name.empty() || as_word(name) != name)
+            refuse(kind::bad_value, line_, "an engine's name is a word that can be printed");
+        return std::string(name);
     }
     void read_graph(std::string_view text) const {
         std::uint64_t h = 0;
@@ -226,8 +232,10 @@ private:
         for (std::size_t i = 1; i < w.count; ++i) {
             if (w.all[i].starts_with("takes="))
                 plan_.pieces.back().takes = time(w.all[i].substr(6));
+            else if (w.all[i].starts_with("engine="))
+                plan_.pieces.back().engine = engine(w.all[i].substr(7));
             else if (w.all[i] != "over" && !w.all[i].starts_with("crosses="))
-                refuse(kind::bad_line, line_, "behind `piece` stand takes=, crosses= and over");
+                refuse(kind::bad_line, line_, "behind `piece` stand engine=, takes=, crosses= and over");
         }
     }
     void read_node(const plan_words& w) {
@@ -312,8 +320,9 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
     std::string text =
         "split_plan 1\ngraph " + std::string(hash.data()) + "\nlimit " + detail::exact_time(p.limit) + '\n';
     for (const auto& piece : p.pieces) {
-        text += "piece takes=" + detail::exact_time(piece.takes) +
-                " crosses=" + std::to_string(piece.crossing.count()) + (piece.over ? "B over\n" : "B\n");
+        text += piece.engine.empty() ? "piece" : "piece engine=" + detail::as_word(piece.engine);
+        text += " takes=" + detail::exact_time(piece.takes) + " crosses=" + std::to_string(piece.crossing.count()) +
+                (piece.over ? "B over\n" : "B\n");
         for (const std::uint32_t n : p.nodes(piece.places))
             text += "node " + std::to_string(n) + ' ' + detail::as_word(g.nodes[n].name) + ' ' +
                     detail::as_word(g.nodes[n].type) + '\n';

@@ -60,10 +60,11 @@ struct split_options {
 
 /// Consecutive nodes that run as one.
 struct planned_piece {
-    node_range places{};  ///< in the plan's order
-    ns takes{};           ///< measured, or predicted
-    bytes crossing{};     ///< of the values that live over the cut behind the piece; 0 behind the last one
-    bool over = false;    ///< whether the piece takes longer than the limit: the plan's author found no cut within
+    node_range places{};   ///< in the plan's order
+    ns takes{};            ///< measured, or predicted
+    bytes crossing{};      ///< of the values that live over the cut behind the piece; 0 behind the last one
+    bool over = false;     ///< whether the piece takes longer than the limit: the plan's author found no cut within
+    std::string engine{};  ///< what runs the piece (choice.hpp), a word; empty: the only engine there is
 
     friend bool operator==(const planned_piece&, const planned_piece&) = default;
 };
@@ -209,7 +210,9 @@ public:
         for (auto& piece : p.pieces) {
             const auto u = units_of(piece.places);
             require(u.has_value(), "pricing a plan: no cut is possible there");
+            std::string engine = std::move(piece.engine);
             piece = priced(*u, p.limit);
+            piece.engine = std::move(engine);
         }
         return p;
     }
@@ -316,7 +319,7 @@ private:
     }
     [[nodiscard]] planned_piece priced(unit_range u, ns limit) const {
         const ns takes = length(u);
-        return {places_of(u), takes, costs_->crossing(places_of(u).behind), takes > limit};
+        return {places_of(u), takes, costs_->crossing(places_of(u).behind), takes > limit, {}};
     }
 
     // Takes the piece into account as the last one of a plan until its end.
