@@ -21,9 +21,11 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/graph/choice.hpp>
 #include <gpushare/graph/measure.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
+#include <gpushare/graph/openvino.hpp>
 #include <gpushare/graph/plan_text.hpp>
 #include <gpushare/graph/run.hpp>
 #include <gpushare/tenant/tenancy.hpp>
@@ -48,7 +50,8 @@ using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
 
 constexpr std::size_t repeats = 15;
-constexpr ns limit = 4ms;  // of the plan: a run of a piece may take longer than its median
+constexpr ns longest = 4700us;  // of the page detector's plan: a run of a piece may take longer than most
+constexpr ns beside_sound = 3ms;
 constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
 
 /// ONNX Runtime, with the time of each piece; or without one piece, whose outputs stay as they are.
@@ -65,11 +68,12 @@ struct watched_engine {
             }
             const auto began = std::chrono::steady_clock::now();
             engine.run(piece, in, out);
-            longest = std::max<ns>(longest, std::chrono::steady_clock::now() - began);
+            took.resize(engine.size());
+            took[piece] = std::chrono::steady_clock::now() - began;
         });
     }
     onnxruntime_engine engine;
-    ns longest{};
+    std::vector<ns> took{};  // each piece, when it ran last
     std::uint32_t left_out = ~0U;
 };
 
@@ -97,7 +101,7 @@ struct loaded_plan {
 
 /// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but tensors of known type.
 split_plan plan_of(const model_graph& g, std::uint32_t each) {
-    split_plan p{.of_graph = fingerprint(g), .limit = limit};
+    split_plan p{.of_graph = fingerprint(g), .limit = longest};
     p.order.resize(g.nodes.size());
     std::iota(p.order.begin(), p.order.end(), 0U);
     const auto n = static_cast<std::uint32_t>(g.nodes.size());
@@ -147,14 +151,32 @@ loaded_plan whole_of(rig& on, const loaded_model& plain) {
     return {on.pages, on.library, plain, plain.model.graph(), whole_plan(plain), 99};
 }
 
-/// A plan whose pieces keep the limit, by measurements.
-std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m) {
+/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a run of all of them,
+/// where caches are cold.
+std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m, ns limit) {
     onnxruntime_engine engine(on.library, {.optimisation = 0});
     gpushare::operator_table table;
-    gpushare::graph::piece_measurer times(on.pages, m.model, engine, table, {.engine = "onnxruntime"});
+    gpushare::graph::piece_measurer times(on.pages, m.model, engine, table, {.engine = "onnxruntime", .repeats = 7});
     times.run_nodes(m.inputs);
     gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = limit});
-    refine(planner, [&](auto nodes) { return times.measure(nodes); });
+    const auto measure = [&](auto nodes) { return times.measure(nodes); };
+    for (int round = 0; round < 6; ++round) {
+        const split_plan plan = refine(planner, measure);
+        loaded_plan cut(on.pages, on.library, m, times.graph(), plan);
+        std::vector<std::vector<double>> took(plan.pieces.size());
+        for (std::size_t run = 0; run < repeats; ++run) {
+            (void)cut.run();
+            for (std::size_t i = 0; run > 0 && i < took.size(); ++i)
+                took[i].push_back(gpushare::in_seconds(cut.engine.took[i]));
+        }
+        for (std::size_t i = 0; i < took.size(); ++i) {
+            std::ranges::sort(took[i]);  // what else runs on this machine takes the upper ones
+            planner.measured(plan.pieces[i].places, ns{std::llround(1e9 * took[i][took[i].size() / 4])});
+        }
+        if (planner.settled() && planner.plan().pieces.size() == plan.pieces.size() &&
+            planner.plan().longest() <= limit)
+            break;
+    }
     return {times.graph(), planner.plan()};
 }
 
@@ -162,18 +184,17 @@ std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m) {
 void detector(bench::report& r) {
     rig on;
     const loaded_model plain(page_detector()), m(page_detector(), &on.library);
-    const auto [g, plan] = planned(on, m);
+    const auto [g, plan] = planned(on, m, longest);
     r.setting("pieces", std::to_string(plan.pieces.size()) + ", planned longest " +
                             std::to_string(plan.longest().count() / 1000) + " us");
     loaded_plan whole = whole_of(on, plain), cut(on.pages, on.library, m, g, plan);
-    const auto longest = [](loaded_plan& p) {
-        p.engine.longest = {};
+    const auto longest_of = [](loaded_plan& p) {
         (void)p.run();
-        return 1e3 * gpushare::in_seconds(p.engine.longest);
+        return 1e3 * gpushare::in_seconds(std::ranges::max(p.engine.took));
     };
-    const auto of_whole = bench::repeated(repeats, [&] { return longest(whole); });
+    const auto of_whole = bench::repeated(repeats, [&] { return longest_of(whole); });
     r.figure("graph.whole_ms", of_whole, "ms");
-    r.figure("graph.longest_piece_ms", bench::repeated(repeats, [&] { return longest(cut); }), "ms",
+    r.figure("graph.longest_piece_ms", bench::repeated(repeats, [&] { return longest_of(cut); }), "ms",
              {bench::at_most(5), bench::value_of(bench::statistic::median, of_whole), "the model as one piece"});
     const auto overhead = [&](loaded_plan& p) {
         return bench::repeated(repeats, [&] {
@@ -186,6 +207,196 @@ void detector(bench::report& r) {
              {bench::at_most(5), bench::value_of(bench::statistic::median, overhead(each)), "a cut behind each node"});
     r.figure("graph.held_mib", {static_cast<double>(cut.model->held().count()) / (1 << 20)}, "MiB");
     r.text("plan", to_text(plan, g));
+}
+
+using stream = tenant::stream;
+using engines = gpushare::graph::engine_set<stream>;
+
+/// An engine that is fast, since it computes nothing.
+struct idle_engine {
+    std::uint32_t add(std::string_view) { return pieces++; }
+    void remove_last() { --pieces; }
+    void enqueue(stream& to, std::uint32_t, std::span<const tensor* const>, std::span<tensor* const> out) {
+        to.launch({.blocks = 1}, [out](const auto&) {
+            for (tensor* t : out) std::memset(t->place(t->type, t->shape), 0, t->size());
+        });
+    }
+    std::uint32_t pieces = 0;
+};
+
+/// The engines that a model may run on, and the time of each piece.
+struct all_engines {
+    all_engines(const onnxruntime_library& a, const gpushare::graph::openvino_library& b) : first(a), second(b) {
+        set.add("onnxruntime", first);
+        set.add("openvino", second);
+        set.add("idle", idle);
+    }
+    void enqueue(stream& to, std::uint32_t piece, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        at.resize(set.size());
+        at[piece].first = to.record();
+        set.enqueue(to, piece, in, out);
+        at[piece].second = to.record();
+    }
+    onnxruntime_engine first;
+    gpushare::graph::openvino_engine second;
+    idle_engine idle;
+    engines set;
+    std::vector<std::pair<stream::point, stream::point>> at{};
+};
+
+/// A model whose pieces run where a plan says.
+struct chosen_model {
+    chosen_model(rig& on, const gpushare::graph::openvino_library& openvino, const gpushare::graph::onnx_model& m,
+                 const model_graph& g, const split_plan& plan)
+        : outputs(g.outputs.size()), engine(on.library, openvino) {
+        engine.set.load(m, plan);
+        model = std::make_unique<cut_model<tenant, all_engines>>(
+            on.pages, g, plan, engine, gpushare::graph::cut_options{.submit = {.key = 1, .width = one_of_two}});
+    }
+    /// How long each piece takes, in milliseconds.
+    std::vector<double> run(std::span<const tensor> inputs) {
+        for (auto& o : outputs) o = {};
+        model->run(inputs, outputs);
+        std::vector<double> took;
+        for (const auto& [begin, end] : engine.at) took.push_back(1e3 * gpushare::in_seconds(elapsed(begin, end)));
+        return took;
+    }
+    std::vector<tensor> outputs;
+    all_engines engine;
+    std::unique_ptr<cut_model<tenant, all_engines>> model;
+};
+
+/// A plan with one engine for all pieces, but for those for which that one was left out.
+template <class Chooser>
+split_plan forced(split_plan p, const std::string& engine, const Chooser& choice) {
+    for (auto& piece : p.pieces) {
+        const auto nodes = p.nodes(piece.places);
+        const bool can = std::ranges::none_of(
+            choice.left_out(), [&](const auto& l) { return l.engine == engine && std::ranges::equal(l.nodes, nodes); });
+        if (can) piece.engine = engine;
+    }
+    return p;
+}
+
+/// Runs of one model in turn: with the engine that a plan has for each piece, and with either one for all.
+struct choice_runs {
+    using times = std::vector<std::vector<double>>;  // of each piece, by run
+    times chosen{}, first{}, second{};
+
+    /// The worse engine's time over the chosen one's, by run; of one piece, or of all of them. Which engine is the worse one
+    /// for a piece, all runs together say.
+    [[nodiscard]] std::vector<double> gains(std::size_t piece = ~std::size_t{0}) const {
+        std::vector<double> all;
+        for (std::size_t run = 0; run < chosen.size(); ++run) {
+            double worse = 0, taken = 0;
+            for (std::size_t i = 0; i < chosen[run].size(); ++i) {
+                if (piece != ~std::size_t{0} && piece != i) continue;
+                worse += (second_is_slower(i) ? second : first)[run][i];
+                taken += chosen[run][i];
+            }
+            all.push_back(worse / taken);
+        }
+        return all;
+    }
+    [[nodiscard]] static double median_of(const times& of, std::size_t piece) {
+        std::vector<double> took;
+        for (const auto& run : of) took.push_back(run[piece]);
+        return bench::value_of(bench::statistic::median, took);
+    }
+    [[nodiscard]] bool second_is_slower(std::size_t piece) const {
+        return median_of(second, piece) > median_of(first, piece);
+    }
+};
+
+std::string described(const choice_runs& runs, const split_plan& plan) {
+    std::string text;
+    for (std::size_t i = 0; i < plan.pieces.size(); ++i) {
+        const auto gains = runs.gains(i);
+        const auto [least, most] = std::ranges::minmax(gains);
+        char line[160];
+        (void)std::snprintf(
+            line, sizeof line, "piece %zu %s onnxruntime %.2f ms openvino %.2f ms gain %.2f (%.2f to %.2f)\n", i,
+            plan.pieces[i].engine.c_str(), choice_runs::median_of(runs.first, i),
+            choice_runs::median_of(runs.second, i), bench::value_of(bench::statistic::median, gains), least, most);
+        text += line;
+    }
+    return text;
+}
+
+/// One model, planned with the fastest engine for each piece.
+struct choice_rig {
+    explicit choice_rig(const model_case& of)
+        : plain(of),
+          model(gpushare::graph::onnx_model::parse(
+              optimised(on.library, plain.model.whole(), 1),  // by ONNX's own operators
+              {.inputs = of.shapes,
+               .other_domains = gpushare::graph::onnxruntime_domains(),
+               .like = &plain.model.graph()})),
+          choice(on.pages, model, all.set, table) {
+        choice.run_nodes(plain.inputs);
+        gpushare::graph::split_planner planner(choice.graph(), choice.nodes(), {.limit = longest});
+        plan = choice.chosen(refine(planner, [&](auto nodes) { return choice.measure(nodes); }));
+        const auto names = [&](const char* engine) {
+            std::size_t n = 0;
+            for (const auto& p : plan.pieces) n += p.engine == engine;
+            return std::to_string(n) + " on " + engine;
+        };
+        pieces = names("onnxruntime") + ", " + names("openvino") + ", " + names("idle") + "; left out " +
+                 std::to_string(choice.left_out().size()) + " times of " + std::to_string(planner.measurements());
+    }
+    chosen_model with(const split_plan& p) { return {on, openvino, model, choice.graph(), p}; }
+    /// Each piece on the slower engine.
+    [[nodiscard]] split_plan slowest(const choice_runs& runs) const {
+        split_plan p = forced(plan, "onnxruntime", choice);
+        const split_plan other = forced(plan, "openvino", choice);
+        for (std::size_t i = 0; i < p.pieces.size(); ++i)
+            if (runs.second_is_slower(i)) p.pieces[i].engine = other.pieces[i].engine;
+        return p;
+    }
+
+    rig on;
+    const gpushare::graph::openvino_library openvino{GPUSHARE_BENCH_OPENVINO};
+    const loaded_model plain;
+    const gpushare::graph::onnx_model model;
+    all_engines all{on.library, openvino};
+    gpushare::operator_table table;
+    gpushare::graph::piece_chooser<tenant, gpushare::graph::onnx_model, std::string> choice;
+    split_plan plan;
+    std::string pieces;
+};
+
+/// The fastest engine for each piece beside the slower one.
+void choice(bench::report& r, const model_case& of, const std::string& name) {
+    choice_rig rig(of);
+    r.setting("pieces" + name, rig.pieces);
+    auto best = rig.with(rig.plan), first = rig.with(forced(rig.plan, "onnxruntime", rig.choice)),
+         second = rig.with(forced(rig.plan, "openvino", rig.choice));
+    const auto& inputs = rig.plain.inputs;
+    const auto in_turn = [&](chosen_model& chosen) {
+        choice_runs runs;
+        for (std::size_t run = 0; run <= repeats; ++run) {
+            auto a = chosen.run(inputs), b = first.run(inputs), c = second.run(inputs);
+            if (run == 0) continue;  // a warm-up
+            runs.chosen.push_back(std::move(a)), runs.first.push_back(std::move(b)),
+                runs.second.push_back(std::move(c));
+        }
+        return runs;
+    };
+    const choice_runs runs = in_turn(best);
+    auto slowest = rig.with(rig.slowest(runs));
+    r.figure("graph.choice_gain" + name, runs.gains(), "x",
+             {bench::at_least(1.03), bench::value_of(bench::statistic::median, in_turn(slowest).gains()),
+              "the slower engine of each piece"});
+    r.text("choice" + name, described(runs, rig.plan));
+    auto faulty = rig.plan;
+    faulty.pieces.back().engine = "idle";
+    auto idle = rig.with(faulty);
+    loaded_plan whole = whole_of(rig.on, rig.plain);
+    (void)whole.run();
+    (void)idle.run(inputs);
+    r.figure("graph.choice_max_abs_error" + name, {error_of(whole.outputs, best.outputs)}, "",
+             {bench::at_most(1e-4), error_of(whole.outputs, idle.outputs),
+              "the last piece on an engine that computes nothing"});
 }
 
 /// The error of one model in pieces, and of one of which a piece didn't run.
@@ -273,8 +484,8 @@ void beside(bench::report& r) {
         on.shared.admit({.name = "urgent", .memory = 64_MiB, .compute = 100_pct, .level = gpushare::priority{1}});
     const loaded_model plain_page(page_detector()), page(page_detector(), &on.library), plain_text(text_reader()),
         text(text_reader(), &on.library), sound(voice_detector());
-    const auto [page_graph, page_plan] = planned(on, page);
-    const auto [text_graph, text_plan] = planned(on, text);
+    const auto [page_graph, page_plan] = planned(on, page, beside_sound);
+    const auto [text_graph, text_plan] = planned(on, text, beside_sound);
     loaded_plan voice(urgent, on.library, sound, sound.model.graph(), whole_plan(sound), 99);
     loaded_plan pages(on.pages, on.library, page, page_graph, page_plan),
         lines(texts, on.library, text, text_graph, text_plan);
@@ -304,11 +515,15 @@ void beside(bench::report& r) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"detector", "equality", "beside"});
+        const bench::arguments asked(argc, argv, {"detector", "choice", "equality", "beside"});
         bench::start_a_second_thread();
         bench::report r("one host device of 2 SMs; ONNX Runtime, one thread a session");
         r.setting("engine", GPUSHARE_BENCH_ENGINE);
         if (asked.wants("detector")) detector(r);
+        if (asked.wants("choice")) {
+            choice(r, page_detector(), "");
+            choice(r, text_reader(), "_reader");
+        }
         if (asked.wants("equality")) equality(r);
         if (asked.wants("beside")) beside(r);
         r.write(asked.json());

@@ -89,6 +89,11 @@ TEST_CASE("no two values that live together overlap", "[graph]") {
     CHECK(all < 1.1 * least);
 }
 
+TEST_CASE("where the largest first leaves a gap, another order is taken", "[graph]") {
+    const std::vector<buffer_need> needs{{bytes{4}, 3, 5}, {bytes{3}, 2, 4}, {bytes{2}, 0, 2}, {bytes{4}, 0, 0}};
+    CHECK(place_buffers(needs, 1).total == bytes{7});  // 9 with the largest first
+}
+
 /// The smallest block over all orders of placing each value at the lowest offset that is free: one
 /// of them is optimal.
 std::uint64_t smallest(const std::vector<buffer_need>& needs) {
