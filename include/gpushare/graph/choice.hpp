@@ -186,8 +186,8 @@ public:
     ~piece_chooser() = default;
 
     /// Runs the model by the first engine, node by node and as a whole, as piece_measurer::run_nodes() has it. Values of
-    /// that run are what pieces have to compute. Throws model_error (engine) where the two runs don't agree within the
-    /// tolerance, and what a submission fails with.
+    /// that run are what pieces have to compute. `inputs` stay where they are for as long as pieces are measured. Throws
+    /// model_error (engine) where the two runs don't agree within the tolerance, and what a submission fails with.
     void run_nodes(std::span<const tensor> inputs) {
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
