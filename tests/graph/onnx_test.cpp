@@ -235,6 +235,52 @@ TEST_CASE("a file of 2 GiB is refused before it is read", "[graph][onnx]") {
     CHECK(onnx_model::try_load(path).code() == gpushare::errc::size_overflow);
 }
 
+TEST_CASE("a model with 3 GiB of weights elsewhere is cut, and no piece of it reads 2 GiB", "[graph][onnx]") {
+    const folder f;
+    std::ofstream(f.path / "w.bin") << "x";
+    fs::resize_file(f.path / "w.bin", std::uintmax_t{3} << 30);  // with a hole
+    onnx_builder b;
+    b.input("x", {4}).weight("small", {4}).weight("w0", {4}).weight("w1", {4});
+    b.node("Add", {"x", "small"}, {"a"}).node("Mul", {"a", "w0"}, {"b"}).node("Mul", {"b", "w1"}, {"c"});
+    for (int i = 1; i < 3; ++i) {
+        auto& w = *b.m.mutable_graph()->mutable_initializer(i);
+        w.clear_float_data();
+        w.set_dims(0, std::int64_t{3} << 27);  // of 4 bytes
+        w.set_data_location(onnx::TensorProto::EXTERNAL);
+        for (const auto& [key, text] : {std::pair<const char*, std::string>{"location", "w.bin"},
+                                        {"offset", i == 1 ? "0" : "1610612736"},
+                                        {"length", "1610612736"}}) {
+            auto& e = *w.add_external_data();
+            e.set_key(key);
+            e.set_value(text);
+        }
+    }
+    b.m.mutable_graph()
+        ->mutable_input(0)
+        ->mutable_type()
+        ->mutable_tensor_type()
+        ->mutable_shape()
+        ->mutable_dim(0)
+        ->set_dim_value(1);
+    b.m.mutable_graph()->mutable_initializer(0)->set_dims(0, 1);
+    b.m.mutable_graph()->mutable_initializer(0)->mutable_float_data()->Truncate(1);
+    b.output("c");
+    const auto model = onnx_model::parse(b.bytes(), {.folder = f.path});
+    REQUIRE(model.graph().nodes.size() == 3);
+    CHECK(onnx_model::parse(model.extract({0, 1})).graph().nodes.size() == 1);
+    const auto fault = [&](gpushare::graph::node_range of) {
+        try {
+            (void)model.extract(of);
+        } catch (const model_error& e) {
+            return refused(e.fault(), e.node());
+        }
+        return refused(model_fault::no_file, "");
+    };
+    CHECK(fault({0, 3}) == refused(model_fault::too_large, "Add_0"));
+    CHECK(fault({1, 3}) == refused(model_fault::too_large, "Mul_1"));
+    CHECK_THROWS_AS(model.whole(), model_error);
+}
+
 TEST_CASE("nodes in a wrong order are put in one in which they can run", "[graph][onnx]") {
     auto b = support::two_layers();
     auto& nodes = *b.m.mutable_graph()->mutable_node();

@@ -106,9 +106,7 @@ public:
         const auto edges = edges_of(graph_, nodes);
         for (const std::uint32_t v : edges.inputs) describe(*g.add_input(), v);
         for (const std::uint32_t v : edges.outputs) describe(*g.add_output(), v);
-        if (piece.ByteSizeLong() > detail::most_bytes)
-            throw model_error(model_fault::too_large, graph_.nodes[nodes.front()].name,
-                              "the piece that begins here has 2 GiB or more of weights");
+        if (piece.ByteSizeLong() > detail::most_bytes) refuse_large(nodes.front());
         return piece.SerializeAsString();
     }
     /// The whole model, with its nodes in graph()'s order and all weights inside; inputs and outputs are in the model's
@@ -213,6 +211,7 @@ private:
             if (!wanted[reader]) continue;
             for (auto& name : detail::reads_of(node)) read.insert(std::move(name));
         }
+        require_small(nodes.front(), read);
         for (const int n : order_)
             if (wanted[static_cast<std::size_t>(n)]) *to.add_node() = g.node(n);
         for (auto& n : *to.mutable_node()) take_in_all(n);
@@ -223,6 +222,20 @@ private:
             }
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
+    }
+    /// Before any weight is read from its file: those of too large a piece might fill the memory.
+    void require_small(std::uint32_t first, const std::unordered_set<std::string>& read) const {
+        bytes all{};
+        for (const auto& w : proto_.graph().initializer()) {
+            if (!read.contains(w.name())) continue;
+            const bool elsewhere = w.data_location() == onnx::TensorProto::EXTERNAL;
+            all += bytes{elsewhere ? detail::file_of(w, folder_).size : w.ByteSizeLong()};
+        }
+        if (all > bytes{detail::most_bytes}) refuse_large(first);
+    }
+    [[noreturn]] void refuse_large(std::uint32_t first) const {
+        throw model_error(model_fault::too_large, graph_.nodes[first].name,
+                          "the piece that begins here has 2 GiB or more of weights");
     }
     /// Weights of attributes and bodies that lie in files.
     void take_in_all(onnx::NodeProto& n) const {
