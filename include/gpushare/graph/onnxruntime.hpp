@@ -14,7 +14,8 @@
 //
 // Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and outputs are where the
 // tensors say, and aren't copied, but for outputs of unknown shape. What a session has for itself (weights, values within a
-// piece) is ONNX Runtime's; interop/onnxruntime.hpp puts a whole process' sessions on one tenant's memory.
+// piece) is ONNX Runtime's, in one arena for all sessions: what a piece gives back, the next one finds in the processor's
+// caches. interop/onnxruntime.hpp puts a whole process' sessions on one tenant's memory.
 #pragma once
 
 #include <cstddef>
@@ -79,6 +80,15 @@ private:
     explicit onnxruntime_library(functions f) : api_(checked(f.table)) {
         check(api_.CreateEnv(3, "gpushare", &env_));  // 3: errors are logged
         check(api_.CreateCpuMemoryInfo(0, 0, &info_));
+        share_arena();
+    }
+    /// One arena for the sessions of the process, unless somebody has registered an allocator before.
+    void share_arena() {
+        void* arena = nullptr;
+        check(api_.CreateCpuMemoryInfo(1, 0, &arena));  // 1: of an arena
+        void* const registered = api_.CreateAndRegisterAllocator(env_, arena, nullptr);
+        api_.ReleaseMemoryInfo(arena);
+        if (registered != nullptr) api_.ReleaseStatus(registered);
     }
     static void* const* checked(const void* table) {
         if (table == nullptr) throw model_error(model_fault::engine, {}, "ONNX Runtime is older than 1.17");
@@ -112,6 +122,7 @@ namespace detail {
     const std::unique_ptr<void, void (*)(void*)> release(options, api.ReleaseSessionOptions);
     library.check(api.SetIntraOpNumThreads(options, threads));
     library.check(api.SetSessionGraphOptimizationLevel(options, optimisation));
+    library.check(api.AddSessionConfigEntry(options, "session.use_env_allocators", "1"));
     if (keep != nullptr) library.check(api.SetOptimizedModelFilePath(options, keep));
     void* made = nullptr;
     library.check(api.CreateSessionFromArray(library.environment(), model.data(), model.size(), options, &made));
@@ -126,8 +137,9 @@ namespace detail {
 }
 
 /// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own layouts; in ONNX's
-/// format, with its own operators. `optimisation`: as in onnxruntime_options. Goes through a file of the system's temporary
-/// folder. Throws model_error: engine, no_file.
+/// format, with its own operators. `optimisation`: as in onnxruntime_options; with 1 by ONNX's operators alone. Goes through
+/// a file of the system's temporary folder. ONNX Runtime orders and names some nodes by chance: keep the result for as long
+/// as plans and table rows should fit. Throws model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
     std::string path = (std::filesystem::temp_directory_path() / "gpushare_model_XXXXXX").string();

@@ -27,7 +27,7 @@ struct onnxruntime_api {
         at(62, GetDimensions), at(65, GetTensorTypeAndShape), at(69, CreateCpuMemoryInfo), at(76, AllocatorFree);
         at(78, GetAllocatorWithDefaultOptions), at(92, ReleaseEnv), at(93, ReleaseStatus), at(94, ReleaseMemoryInfo);
         at(95, ReleaseSession), at(96, ReleaseValue), at(99, ReleaseTensorTypeAndShapeInfo);
-        at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry);
+        at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(144, CreateAndRegisterAllocator);
     }
 
     static constexpr std::uint32_t version = 17;  ///< of the interface; newer libraries offer it, too
@@ -64,6 +64,7 @@ struct onnxruntime_api {
     void (*ReleaseTensorTypeAndShapeInfo)(void*);
     void (*ReleaseSessionOptions)(void*);
     void* (*AddSessionConfigEntry)(void* options, const char* name, const char* value);
+    void* (*CreateAndRegisterAllocator)(void* env, const void* info, const void* arena);
 };
 
 }  // namespace graph::detail
