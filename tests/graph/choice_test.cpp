@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Pieces of models run on the fastest engine that computes them right. Engines that are wrong in some way are named and
 // left out.
 #include <array>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; and real models, where they have been fetched.
+// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; on OpenVINO, too; and real models, where they have
+// been fetched.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/graph/choice.hpp>
 #include <gpushare/graph/measure.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
+#include <gpushare/graph/openvino.hpp>
 #include <gpushare/graph/run.hpp>
 
 #include "graph/onnx_models.hpp"
@@ -27,6 +30,12 @@ TEST_CASE("a library that isn't ONNX Runtime is refused", "[graph][onnx]") {
     CHECK_THROWS_AS(onnxruntime_library("no_such_library.so"), gpushare::graph::model_error);
     CHECK_THROWS_WITH(onnxruntime_library("libm.so.6"), Catch::Contains("isn't ONNX Runtime"));
     CHECK_THROWS_AS(onnxruntime_library::linked(nullptr), gpushare::graph::model_error);
+}
+
+TEST_CASE("a library that isn't OpenVINO is refused", "[graph][onnx]") {
+    using gpushare::graph::openvino_library;
+    CHECK_THROWS_AS(openvino_library("no_such_library.so"), gpushare::graph::model_error);
+    CHECK_THROWS_WITH(openvino_library("libm.so.6"), Catch::Contains("OpenVINO has no ov_"));
 }
 
 #ifdef GPUSHARE_ONNXRUNTIME
@@ -122,6 +131,71 @@ TEST_CASE("a model of ONNX in pieces computes on ONNX Runtime what the whole one
     }
 }
 
+TEST_CASE("one cut model runs batches of any size", "[graph][onnx]") {
+    one_tenant t;
+    const auto m = onnx_model::parse(support::two_layers().bytes());
+    const auto plan = pieces_of(m.graph(), 2);
+    onnxruntime_engine engine(library());
+    for (const auto& p : plan.pieces) engine.add(m.extract(plan.nodes(p.places)));
+    cut_model model(t.chat, m.graph(), plan, engine);
+    for (const std::int64_t n : {2, 64, 1, 7}) {
+        CAPTURE(n);
+        const auto fixed = onnx_model::parse(support::two_layers().bytes(), {.sizes = {{"n", n}}});
+        given with(fixed.graph());
+        std::vector<tensor> out(2);
+        model.run(with.in, out);
+        std::string all;
+        for (const auto& o : out) all.append(static_cast<const char*>(o.data), o.size());
+        CHECK(out[1].shape == std::vector<std::int64_t>{n, 8});
+        CHECK(all == outputs(t, fixed, fixed.graph(), pieces_of(fixed.graph(), 100), with));
+    }
+}
+
+namespace {
+
+/// x, five times a weight more, and x again: what is between is a loop.
+support::onnx_builder with_a_loop() {
+    support::onnx_builder b;
+    b.input("x", {4}).weight("w", {4}).integers("five", {5}).node("Relu", {"x"}, {"a"});
+    b.node("Loop", {"five", "", "a"}, {"b"}).node("Add", {"b", "x"}, {"y"}).output("y");
+    auto& body = *b.m.mutable_graph()->mutable_node(1)->add_attribute();
+    body.set_name("body");
+    body.set_type(onnx::AttributeProto::GRAPH);
+    auto& g = *body.mutable_g();
+    g.set_name("body");
+    for (const char* name : {"round", "go"}) {
+        auto& v = *g.add_input();
+        support::onnx_builder::describe(v, name, {});
+        v.mutable_type()->mutable_tensor_type()->set_elem_type(name[0] == 'r' ? onnx::TensorProto::INT64
+                                                                              : onnx::TensorProto::BOOL);
+    }
+    support::onnx_builder::describe(*g.add_input(), "sum", {4});
+    support::onnx_builder::add_node(g, "Identity", {"go"}, {"on"});
+    support::onnx_builder::add_node(g, "Add", {"sum", "w"}, {"more"});
+    auto& on = *g.add_output();
+    support::onnx_builder::describe(on, "on", {});
+    on.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::BOOL);
+    support::onnx_builder::describe(*g.add_output(), "more", {4});
+    return b;
+}
+
+}  // namespace
+
+TEST_CASE("a loop is one node, and cuts before and behind it change nothing", "[graph][onnx]") {
+    one_tenant t;
+    const auto m = onnx_model::parse(with_a_loop().bytes());
+    REQUIRE(m.graph().nodes.size() == 3);
+    given with(m.graph());
+    const auto whole = outputs(t, m, m.graph(), pieces_of(m.graph(), 100), with);
+    const auto plan = pieces_of(m.graph(), 1);
+    CHECK(plan.pieces.size() == 3);
+    CHECK(outputs(t, m, m.graph(), plan, with) == whole);
+    float first = 0;
+    std::memcpy(&first, whole.data(), sizeof first);
+    const float x = *static_cast<const float*>(with.in[0].data);
+    CHECK(first == Approx(std::max(x, 0.F) + 5 * -2.F + x));
+}
+
 TEST_CASE("what ONNX Runtime says against a piece is passed on", "[graph][onnx]") {
     one_tenant t;
     onnxruntime_engine engine(library(), {.threads = 1});
@@ -199,4 +273,104 @@ TEST_CASE("pieces of what ONNX Runtime made of a model give the bits of the mode
     }
 }
 
+#ifdef GPUSHARE_OPENVINO
+
+namespace {
+
+using gpushare::graph::openvino_engine;
+static_assert(gpushare::graph::piece_engine<openvino_engine, host::stream>);
+
+const gpushare::graph::openvino_library& openvino() {
+    static const gpushare::graph::openvino_library one(GPUSHARE_OPENVINO);
+    return one;
+}
+struct both_engines {
+    both_engines() {
+        set.add("onnxruntime", first);
+        set.add("openvino", second);
+    }
+    onnxruntime_engine first{library()};
+    openvino_engine second{openvino()};
+    gpushare::graph::engine_set<host::stream> set;
+};
+
+}  // namespace
+
+TEST_CASE("a model in pieces on OpenVINO gives what it gives on ONNX Runtime", "[graph][onnx]") {
+    one_tenant t;
+    const auto m = onnx_model::parse(support::two_layers().bytes(), {.sizes = {{"n", 6}}});
+    const auto open = onnx_model::parse(support::two_layers().bytes());  // no size is known before
+    given with(m.graph());
+    both_engines engines;
+    gpushare::operator_table table;
+    gpushare::graph::piece_chooser choice(t.chat, open, engines.set, table, {.measure = {.warm_up = 0, .repeats = 1}});
+    choice.run_nodes(with.in);
+    for (const auto* from : {&m, &open})
+        for (std::uint32_t each = 1; each < 8; ++each) {
+            CAPTURE(each, from == &m);
+            auto plan = pieces_of(from->graph(), each);
+            for (std::size_t i = 0; i < plan.pieces.size(); ++i)
+                plan.pieces[i].engine = i % 2 == each % 2 ? "onnxruntime" : "openvino";
+            engines.set.load(*from, plan);
+            cut_model model(t.chat, from->graph(), plan, engines.set);
+            std::vector<tensor> out(2);
+            for (int run = 0; run < 2; ++run) {
+                model.run(with.in, out);
+                CHECK(choice.difference(out).empty());
+                for (auto& o : out) o = {};
+            }
+            engines.set.clear();
+        }
+    std::vector<std::uint32_t> piece{0, 1, 2};
+    CHECK(choice.choose(piece));
+    CHECK(choice.left_out().empty());
+}
+
+TEST_CASE("a piece on OpenVINO takes places and shapes as they come", "[graph][onnx]") {
+    const auto m =
+        onnx_model::parse(support::onnx_builder().input("x", {-1, 2}).node("Relu", {"x"}, {"y"}).output("y").bytes());
+    openvino_engine engine(openvino());
+    engine.add(m.extract({0, 1}));
+    std::vector<float> x{-1, 2, 3, -4, 5, 6}, mine(6);
+    one_tenant t;
+    gpushare::graph::tensor_blocks blocks(t.chat.memory(), 1);
+    const auto run = [&](std::int64_t rows, tensor y) {
+        const tensor in{element::f32, {rows, 2}, x.data(), x.size() * sizeof(float)};
+        const tensor* ins[]{&in};
+        tensor* outs[]{&y};
+        engine.run(0, ins, outs);
+        CHECK(y.shape == in.shape);
+        const auto* made = static_cast<const float*>(y.data);
+        return std::vector<float>(made, made + 2 * rows);
+    };
+    const std::vector<float> right{0, 2, 3, 0, 5, 6};
+    const tensor open{element::f32, {-1, 2}, nullptr, 0, &blocks, 0};
+    const auto placed = [&](std::int64_t rows) { return tensor{element::f32, {rows, 2}, mine.data(), 24}; };
+    CHECK(run(3, placed(3)) == right);
+    CHECK(mine == right);
+    CHECK(run(3, open) == right);
+    x[1] = 7;
+    CHECK(run(2, open) == std::vector<float>{0, 7, 3, 0});
+    CHECK(mine == right);  // the request has forgotten it
+    CHECK(run(1, placed(1)) == std::vector<float>{0, 7});
+    CHECK(mine[1] == 7);
+}
+
+TEST_CASE("what OpenVINO says against a piece is passed on", "[graph][onnx]") {
+    openvino_engine engine(openvino(), {.threads = 1});
+    CHECK_THROWS_WITH(engine.add("no model"), Catch::Contains("OpenVINO: "));
+    CHECK(engine.size() == 0);
+    const auto m = onnx_model::parse(support::two_layers().bytes());
+    engine.add(m.extract({0, 8}));
+    std::vector<float> x(7);
+    tensor in{element::f32, {1, 7}, x.data(), 28}, y{}, z{};
+    const tensor* ins[]{&in};
+    tensor* outs[]{&y, &z};
+    CHECK_THROWS_WITH(engine.run(0, ins, outs), Catch::Contains("OpenVINO: "));
+    in = {element::f32, {1, 8}, x.data(), 28};
+    CHECK_THROWS_WITH(engine.run(0, ins, outs), Catch::Contains("larger than its buffer"));
+    CHECK_THROWS_WITH(engine.run(0, {}, outs), Catch::Contains("another number"));
+}
+
+#endif
 #endif

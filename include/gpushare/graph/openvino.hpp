@@ -27,8 +27,6 @@
 #include <gpushare/config.hpp>
 #include <gpushare/graph/detail/openvino_api.hpp>
 #include <gpushare/graph/graph.hpp>
-#include <gpushare/graph/model_error.hpp>
-#include <gpushare/graph/tensors.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -9,7 +9,7 @@
 #include <dlfcn.h>
 
 #include <gpushare/config.hpp>
-#include <gpushare/graph/model_error.hpp>
+#include <gpushare/graph/graph.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
