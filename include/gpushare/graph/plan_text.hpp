@@ -11,14 +11,14 @@
 // - `graph 9e3779b97f4a7c15`: the graph's fingerprint(); without this line, only names are compared
 // - `limit 5ms`: the limit of a piece
 // - `piece takes=4912us crosses=602112B`: begins a piece, with its length and the bytes that live
-//   over the cut behind it; `engine=openvino` says what runs the piece, and `over` at the end of
-//   the line that the piece exceeds the limit
+//  over the cut behind it; `engine=openvino` says what runs the piece, `over` at the end of the
+//  line that the piece exceeds the limit
 // - `node 0 conv1 Conv`: a node by its number in the graph, its name and its type
 //
 // Nodes run from top to bottom. To move a cut, move a `piece` line; to remove one, delete its line.
 // The words behind `piece` and the type behind a node's name are for the reader: `engine` and
-// `takes` are kept, the rest is found anew. A line that begins with # is a comment. Characters of names that can't be
-// printed, blanks and backslashes are written as `\x20`.
+// `takes` are kept, the rest is found anew. A line that begins with # is a comment. Characters of
+// names that can't be printed, blanks and backslashes are written as `\x20`.
 #pragma once
 
 #include <algorithm>
