@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone
-// Pieces of models run on the fastest engine that computes them right. Engines that are wrong in some way are named and
-// left out.
+// Tags: alone Pieces of models run on the fastest engine that computes them right. Engines that are
+// wrong in some way are named and left out.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +56,8 @@ struct chain_model {
     [[nodiscard]] static node_list extract(std::span<const std::uint32_t> of) { return {of.begin(), of.end()}; }
 };
 
-/// Computes pieces of the chain, each node in its time, and may do wrong what has more nodes than one, or any piece.
+/// Computes pieces of the chain, each node in its time, and may do wrong what has more nodes than
+/// one, or any piece.
 class chain_engine {
 public:
     using results = std::span<float>;

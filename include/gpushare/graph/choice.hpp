@@ -11,23 +11,21 @@
 //   engines.load(model, plan);
 //   gpushare::graph::cut_model pages(chat, choice.graph(), plan, engines);
 //
-// The planner joins pieces that the faster engine leaves short, and measures what it joins on all engines again. Choices
-// are rows of the operator table, and to_text() writes them with the plan.
+// The planner joins pieces that the faster engine leaves short, and measures what it joins on all
+// engines again. Choices are rows of the operator table, and to_text() writes them with the plan.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <functional>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -50,8 +48,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// Engines by name, and pieces on them: a piece_engine itself. `Piece` is what a model's extract() makes. Pieces are added by
-/// one thread before any runs. Neither copied nor moved; the engines must outlive it, and get pieces from nobody else.
+/// Engines by name, and pieces on them: a piece_engine itself. `Piece` is what a model's extract()
+/// makes. Pieces are added by one thread before any runs. Neither copied nor moved; the engines
+/// must outlive it, and get pieces from nobody else.
 template <timeline Stream, class Piece = std::string>
 class engine_set {
 public:
@@ -60,7 +59,8 @@ public:
     engine_set& operator=(const engine_set&) = delete;
     ~engine_set() = default;
 
-    /// `name`: a word that can be printed, and no other engine's; else throws operation_error (invalid_specification).
+    /// `name`: a word that can be printed, and no other engine's; else throws operation_error
+    /// (invalid_specification).
     template <class Engine>
     requires piece_engine<Engine, Stream> && requires(Engine& e, const Piece& p) {
         { e.add(p) } -> std::convertible_to<std::uint32_t>;
@@ -99,8 +99,9 @@ public:
     }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// All pieces of a plan, in place of those that were there: each on the engine that the plan names, else on the first.
-    /// Throws model_error (engine) for an engine that isn't there, and what an engine throws; then no piece is left.
+    /// All pieces of a plan, in place of those that were there: each on the engine that the plan
+    /// names, else on the first. Throws model_error (engine) for an engine that isn't there, and
+    /// what an engine throws; then no piece is left.
     template <class Model>
     void load(const Model& model, const split_plan& plan) {
         clear();
@@ -158,9 +159,10 @@ struct left_out_engine {
     std::string why{};                   ///< for people: what was thrown, or which output is wrong
 };
 
-/// Chooses engines for pieces of one model, for one shape of inputs. Holds all values of a run in the tenant's memory.
-/// Neither copied nor moved; for one thread. Tenant, model, engines and table must outlive it; the engines have no other
-/// pieces meanwhile. `Model` has graph() and extract(nodes) as onnx_model.
+/// Chooses engines for pieces of one model, for one shape of inputs. Holds all values of a run in
+/// the tenant's memory. Neither copied nor moved; for one thread. Tenant, model, engines and table
+/// must outlive it; the engines have no other pieces meanwhile. `Model` has graph() and
+/// extract(nodes) as onnx_model.
 template <class Tenant, class Model, class Piece>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream>
 class piece_chooser {
@@ -168,7 +170,8 @@ class piece_chooser {
     using set = engine_set<stream, Piece>;
 
 public:
-    /// Runs nothing yet. Throws operation_error (invalid_specification) for a set without an engine.
+    /// Runs nothing yet. Throws operation_error (invalid_specification) for a set without an
+    /// engine.
     piece_chooser(Tenant& by, const Model& model, set& engines, operator_table& table, choice_options o = {})
         : by_(&by),
           model_(&model),
@@ -185,9 +188,10 @@ public:
     piece_chooser& operator=(const piece_chooser&) = delete;
     ~piece_chooser() = default;
 
-    /// Runs the model by the first engine, node by node and as a whole, as piece_measurer::run_nodes() has it. Values of
-    /// that run are what pieces have to compute. `inputs` stay where they are for as long as pieces are measured. Throws
-    /// model_error (engine) where the two runs don't agree within the tolerance, and what a submission fails with.
+    /// Runs the model by the first engine, node by node and as a whole, as
+    /// piece_measurer::run_nodes() has it. Values of that run are what pieces have to compute.
+    /// `inputs` stay where they are for as long as pieces are measured. Throws model_error (engine)
+    /// where the two runs don't agree within the tolerance, and what a submission fails with.
     void run_nodes(std::span<const tensor> inputs) {
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
@@ -208,9 +212,10 @@ public:
     /// The time of each node by the first engine, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return reference_.nodes(); }
 
-    /// The fastest engine that computes these nodes right, and its median time: as the table has it, else measured by
-    /// select_operator and kept. Nothing: there is no such engine. After run_nodes(). Throws what isn't an engine's fault:
-    /// that the tenant is closed, has no memory left, or its device is lost.
+    /// The fastest engine that computes these nodes right, and its median time: as the table has
+    /// it, else measured by select_operator and kept. Nothing: there is no such engine. After
+    /// run_nodes(). Throws what isn't an engine's fault: that the tenant is closed, has no memory
+    /// left, or its device is lost.
     [[nodiscard]] std::optional<operator_choice> choose(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(fingerprint(graph()), nodes);
         if (const auto* known = table_->find(operation_, key); known != nullptr && engines_->find(known->candidate))
@@ -243,8 +248,8 @@ public:
         const auto best = choose(nodes);
         return best ? std::optional(best->took) : std::nullopt;
     }
-    /// A plan with the engine and time of each piece. Throws model_error (engine) for a piece that no engine computes right,
-    /// with the reason of each; and as choose().
+    /// A plan with the engine and time of each piece. Throws model_error (engine) for a piece that
+    /// no engine computes right, with the reason of each; and as choose().
     [[nodiscard]] split_plan chosen(split_plan p) {
         for (auto& piece : p.pieces) {
             const auto nodes = p.nodes(piece.places);
@@ -256,12 +261,14 @@ public:
         }
         return p;
     }
-    /// Engines that failed or were wrong, with the pieces, as they were found; not those of choices that the table had.
+    /// Engines that failed or were wrong, with the pieces, as they were found; not those of choices
+    /// that the table had.
     [[nodiscard]] std::span<const left_out_engine> left_out() const noexcept { return left_out_; }
 
-    /// How outputs of the model, for the inputs of run_nodes(), differ from those of the uncut model by the first engine:
-    /// empty where they agree within the tolerance, else a description, for people. Errors of pieces add up: call this for
-    /// a run of the whole plan. Throws what a submission fails with.
+    /// How outputs of the model, for the inputs of run_nodes(), differ from those of the uncut
+    /// model by the first engine: empty where they agree within the tolerance, else a description,
+    /// for people. Errors of pieces add up: call this for a run of the whole plan. Throws what a
+    /// submission fails with.
     [[nodiscard]] std::string difference(std::span<const tensor> outputs) {
         if (outputs.size() != whole_.size()) return "another number of outputs";
         for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -306,7 +313,8 @@ private:
         o.engine = engines.name(0);
         return o;
     }
-    /// Tensors for a piece's inputs, which stay as they are, and its outputs, in blocks of their own.
+    /// Tensors for a piece's inputs, which stay as they are, and its outputs, in blocks of their
+    /// own.
     void place(std::span<const std::uint32_t> nodes) {
         for (const tensor& t : out_) scratch_.release(t.number);
         const auto edges = edges_of(graph(), nodes);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of models by OpenVINO, on the CPU, each on the thread of the SM that the limiter lets it have.
+// Pieces of models by OpenVINO, on the CPU, each on the thread of the SM that the limiter lets it
+// have.
 //
 //   const gpushare::graph::openvino_library library("libopenvino_c.so");
 //   gpushare::graph::openvino_engine engine(library);
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
 //
-// OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the model, or what optimised() makes of it with
-// `optimisation` 1. Needs no header of OpenVINO: its C functions are found by name. Inputs and outputs are where the tensors
-// say, but for outputs of unknown shape, which are copied. What a compiled piece has for itself is OpenVINO's.
+// OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the model, or what
+// optimised() makes of it with `optimisation` 1. Needs no header of OpenVINO: its C functions are
+// found by name. Inputs and outputs are where the tensors say, but for outputs of unknown shape,
+// which are copied. What a compiled piece has for itself is OpenVINO's.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,10 +33,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// OpenVINO's library and its core. Thread-safe; neither copied nor moved. The library stays loaded.
+/// OpenVINO's library and its core. Thread-safe; neither copied nor moved. The library stays
+/// loaded.
 class openvino_library {
 public:
-    /// The shared library of OpenVINO's C functions of that path. Throws model_error (engine) where it can't be loaded.
+    /// The shared library of OpenVINO's C functions of that path. Throws model_error (engine) where
+    /// it can't be loaded.
     explicit openvino_library(const std::string& path) : api_(loaded(path)) { check(api_.core_create(&core_)); }
     openvino_library(const openvino_library&) = delete;
     openvino_library& operator=(const openvino_library&) = delete;
@@ -63,13 +66,15 @@ private:
     void* core_ = nullptr;
 };
 
-/// How pieces are compiled. Floats are computed as floats, even where the processor has faster numbers.
+/// How pieces are compiled. Floats are computed as floats, even where the processor has faster
+/// numbers.
 struct openvino_options {
     int threads = 1;  ///< of a piece; with more than one OpenVINO's own threads compute, beside the SM
 };
 
-/// Pieces that OpenVINO compiled. A piece_engine. Pieces are added by one thread before any runs; different pieces may run
-/// at the same time, one piece once at a time. Neither copied nor moved. The library must outlive it.
+/// Pieces that OpenVINO compiled. A piece_engine. Pieces are added by one thread before any runs;
+/// different pieces may run at the same time, one piece once at a time. Neither copied nor moved.
+/// The library must outlive it.
 class openvino_engine {
 public:
     /// No pieces.
@@ -77,8 +82,8 @@ public:
     openvino_engine(const openvino_engine&) = delete;
     openvino_engine& operator=(const openvino_engine&) = delete;
 
-    /// A model in ONNX's format, as extract() makes it; returns its number. Throws model_error (engine): what OpenVINO says
-    /// against it.
+    /// A model in ONNX's format, as extract() makes it; returns its number. Throws model_error
+    /// (engine): what OpenVINO says against it.
     std::uint32_t add(std::string_view model) {
         const auto& api = library_->api();
         void* read = nullptr;
@@ -107,7 +112,8 @@ public:
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room throws.
+    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room
+    /// throws.
     void run(std::uint32_t number, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) {
         compiled_piece& p = pieces_[number];
         if (inputs.size() != p.inputs.size() || outputs.size() != p.outputs.size())
