@@ -65,8 +65,8 @@
 #else
 #define GPUSHARE_INLINE inline
 #endif
-/// Before the instantiations of compiled.hpp, which cmake/compiled*.cpp compile and all others
-/// declare.
+/// Before the instantiations of tenant/detail/compiled.hpp, which cmake/compiled*.cpp compile and all
+/// others declare.
 #if defined(GPUSHARE_INSTANTIATING)
 #define GPUSHARE_EXTERN
 #else

@@ -578,5 +578,5 @@ tenancy(Node&, ...) -> tenancy<Node>;
 }  // namespace gpushare
 
 #if defined(GPUSHARE_COMPILED)
-#include <gpushare/compiled.hpp>  // at the end: it needs all of the above
+#include <gpushare/tenant/detail/compiled.hpp>  // at the end: it needs all of the above
 #endif
