@@ -10,12 +10,12 @@
 //   const std::uint32_t last = join();                         // this rank has no more batches
 //   shutdown();
 //
-// A process_set of your own is for some of the ranks, over a transport of these, or for ranks that
-// are threads of a process: it is the last argument then.
+// Pass a process_set of your own as the last argument where only some of the ranks take part, or
+// where ranks are threads of one process. A process_set stands on a transport of its ranks.
 //
-// What the lowest rank that hasn't joined doesn't have yet waits for it.
-// Sums and averages of floats of 16 to 64 bits, and sums of integers of 64; bits are those of the
-// transport. Tensors of libtorch: interop/torch_gradients.hpp.
+// An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements are
+// floats of 16 to 64 bits (sums and averages) or integers of 64 (sums). The transport decides the
+// bits of a sum. For tensors of libtorch see interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ inline namespace GPUSHARE_ABI {
 /// Horovod's names.
 namespace horovod {
 
-/// What becomes of the ranks' elements.
+/// How the ranks' elements are combined.
 enum class reduce_op : std::uint8_t {
     average,  ///< their mean; beside ranks that have joined, of those that haven't
     sum,      ///< their sum
@@ -165,7 +165,7 @@ class handle {
 public:
     handle() = default;
 
-    /// Where it was handed over; null for one that nothing was.
+    /// The set that got the array; null for a handle made by default.
     [[nodiscard]] process_set* of() const noexcept { return set_; }
 
 private:
