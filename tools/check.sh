@@ -81,10 +81,11 @@ in_time() {  # MINUTES WHAT
 # it is left out, but not by CI.
 check_torch() {
     if (uses libtorch); then
-        build host test_torch test_torch_tenant test_torch_decoder
+        build host test_torch test_torch_tenant test_torch_decoder test_torch_server
         step "libtorch" "$(build_dir host)/tests/interop/test_torch"
         step "libtorch as a tenant" "$(build_dir host)/tests/interop/test_torch_tenant"
         step "a decoder on libtorch" "$(build_dir host)/tests/interop/test_torch_decoder"
+        step "the server with models of libtorch" "$(build_dir host)/tests/interop/test_torch_server"
     elif [[ ${CI-} == true ]]; then
         fail 1 "libtorch isn't installed"
     else

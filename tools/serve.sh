@@ -3,9 +3,9 @@
 # The example server: `./dev serve`, and its clients in `./dev check`.
 
 # Builds the example server, with the engines that are there. Its program is `server`.
-build_server() {
-    build host inference_server
-    server=$(build_dir host)/examples/inference_server/inference_server
+build_server() {  # [PROGRAM]
+    build host "${1:-inference_server}"
+    server=$(build_dir host)/examples/inference_server/${1:-inference_server}
 }
 
 # Without engines that are fetched for it: they would take as long again. A developer without a
@@ -33,8 +33,9 @@ clients() {  # [NAME...]
 serve() {  # [--demo | ARG...]
     local folder=$root/build/serve needed=(serve)
     [[ " $* " != *" --gemma-terms-accepted "* ]] || needed+=(--gemma-terms-accepted)
+    [[ " $* " != *" --torch "* ]] || needed+=(libtorch)
     uses "${needed[@]}"
-    build_server
+    if [[ " $* " == *" --torch "* ]]; then build_server inference_server_with_torch; else build_server; fi
     mkdir -p "$folder"
     if [[ ${1-} == --demo ]]; then
         step "demo" python3 "$root/tests/clients/demo.py" "$server" "$folder/demo.svg" "${@:2}"

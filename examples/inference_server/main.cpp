@@ -29,6 +29,9 @@
 #ifdef INFERENCE_SERVER_ONNX
 #include "inference_server/onnx_models.hpp"
 #endif
+#ifdef INFERENCE_SERVER_TORCH
+#include "inference_server/torch_engines.hpp"
+#endif
 
 namespace {
 
@@ -48,6 +51,7 @@ constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION.
   --memory MIB         of the device (1024)
   --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
   --drain S            seconds that answers may take at the end (20)
+  --torch FOLDER       with its models as TorchScript: NAME.pt, described by NAME.json; see torch_engines.hpp
   --gemma-terms-accepted   with Gemma 3 270M, whose weights are under Google's terms, https://ai.google.dev/gemma/terms
 )";
 
@@ -57,6 +61,7 @@ struct options {
     std::uint16_t grpc_port = 8001;
     std::chrono::milliseconds drain{20'000};
     bool gemma = false;
+    std::string torch;  ///< a folder of models; empty: none
 };
 
 unsigned number(std::string_view name, std::string_view text, unsigned most) {
@@ -94,6 +99,8 @@ options parse(const std::vector<std::string_view>& words) {
             o.grpc_port = port();
         else if (name == "--admin-port")
             o.http.admin_port = port();
+        else if (name == "--torch")
+            o.torch = value;
         else if (name == "--sms")
             o.service.node.sms = number(name, value, 1024);
         else if (name == "--memory")
@@ -137,6 +144,12 @@ std::vector<model_source> models([[maybe_unused]] const options& o) {
 #else
     if (o.gemma)
         throw std::invalid_argument("--gemma-terms-accepted: built without OpenVINO; ./dev serve builds with it");
+#endif
+    if (o.torch.empty()) return all;
+#ifdef INFERENCE_SERVER_TORCH
+    for (auto& m : torch_models(o.torch)) all.push_back(std::move(m));
+#else
+    throw std::invalid_argument("--torch: built without libtorch; ./dev serve --torch builds with it");
 #endif
     return all;
 }

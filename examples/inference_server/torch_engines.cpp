@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inference_server/torch_engines.hpp"
+
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#include <torch/script.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "inference_server/json.hpp"
+#include "inference_server/read_file.hpp"
+
+namespace inference_server {
+
+namespace {
+
+/// None: torch has no such type, or it isn't one of numbers.
+std::optional<at::ScalarType> scalar_type_of(datatype t) {
+    switch (t) {
+        case datatype::boolean: return at::kBool;
+        case datatype::uint8: return at::kByte;
+        case datatype::int8: return at::kChar;
+        case datatype::int16: return at::kShort;
+        case datatype::int32: return at::kInt;
+        case datatype::int64: return at::kLong;
+        case datatype::fp16: return at::kHalf;
+        case datatype::bf16: return at::kBFloat16;
+        case datatype::fp32: return at::kFloat;
+        case datatype::fp64: return at::kDouble;
+        case datatype::uint16:
+        case datatype::uint32:
+        case datatype::uint64:
+        case datatype::bytes: break;
+    }
+    return std::nullopt;
+}
+
+/// First member of an engine, so that it goes last: gives what was freed back to the system. The
+/// next load would find it otherwise, and be measured as smaller than it is.
+struct gives_back {
+    gives_back() = default;
+    gives_back(const gives_back&) = delete;
+    gives_back& operator=(const gives_back&) = delete;
+    ~gives_back() { ::malloc_trim(0); }
+};
+
+/// What f() returns. Torch's errors end with a trace of this program, no client's business.
+template <class F>
+auto without_trace(F f) try {
+    return f();
+} catch (const c10::Error& e) {
+    throw std::runtime_error(e.what_without_backtrace());
+}
+
+class script final : public engine {
+public:
+    script(const std::string& path, const model_info& info)
+        : outputs_(info.outputs), module_(without_trace([&] { return torch::jit::load(path, at::kCPU); })) {
+        module_.eval();
+        const auto method = module_.find_method("forward");
+        if (!method) throw std::logic_error("the model has no forward()");
+        const auto& takes = method->function().getSchema().arguments();  // with the module
+        const auto needed = std::ranges::count_if(takes, [](const auto& a) { return !a.default_value(); });
+        if (std::cmp_greater(needed, info.inputs.size() + 1) || takes.size() < info.inputs.size() + 1)
+            throw std::logic_error("the model takes " + std::to_string(takes.size() - 1) +
+                                   " tensors, its description has " + std::to_string(info.inputs.size()));
+    }
+
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+        without_trace([&] { forward(inputs, outputs); });
+    }
+
+private:
+    void forward(std::span<const tensor> inputs, std::vector<tensor>& outputs) {
+        const c10::InferenceMode only_forward;  // of this thread
+        std::vector<c10::IValue> arguments;
+        for (const auto& t : inputs)
+            arguments.emplace_back(at::from_blob(const_cast<std::byte*>(t.data.data()), t.shape,
+                                                 at::TensorOptions(scalar_type_of(t.type).value())));
+        const auto results = tensors_of(module_.forward(std::move(arguments)));
+        if (results.size() != outputs_.size())
+            throw std::logic_error("the model gives " + std::to_string(results.size()) +
+                                   " tensors, its description has " + std::to_string(outputs_.size()));
+        for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(copied(results[i], outputs_[i]));
+    }
+    [[nodiscard]] static std::vector<at::Tensor> tensors_of(const c10::IValue& result) {
+        if (result.isTensor()) return {result.toTensor()};
+        if (result.isTensorList()) return result.toTensorVector();
+        if (!result.isTuple()) throw std::logic_error("the model gives something else than tensors");
+        std::vector<at::Tensor> all;
+        for (const auto& e : result.toTuple()->elements()) all.push_back(e.toTensor());
+        return all;
+    }
+    [[nodiscard]] static tensor copied(const at::Tensor& from, const tensor_info& as) {
+        if (from.scalar_type() != scalar_type_of(as.type))
+            throw std::logic_error("the model's tensor '" + as.name + "' isn't of the type that is described");
+        const auto rows = from.cpu().contiguous();
+        const auto bytes = std::as_bytes(std::span(static_cast<const char*>(rows.data_ptr()), rows.nbytes()));
+        return {as.name, as.type, rows.sizes().vec(), {bytes.begin(), bytes.end()}};
+    }
+
+    gives_back last_;
+    std::vector<tensor_info> outputs_;
+    torch::jit::Module module_;
+};
+
+std::vector<tensor_info> infos_of(json::value model, std::string_view member) {
+    std::vector<tensor_info> all;
+    for (const auto& v : model.at(member).elements(most_tensors)) {
+        const auto type = datatype_of(v.at("datatype").string());
+        if (!type || !scalar_type_of(*type)) throw json::error("a datatype that torch hasn't");
+        auto& info = all.emplace_back(tensor_info{v.at("name").string(), *type, {}});
+        for (const auto& e : v.at("shape").elements(most_extents)) info.shape.push_back(e.number<std::int64_t>());
+    }
+    return all;
+}
+
+model_source source_of(const std::filesystem::path& weights) {
+    auto described = weights;
+    described.replace_extension(".json");
+    const auto text = read_file(described.string()).first;
+    try {
+        const auto v = json::parse(text);
+        model_info info{weights.stem().string(), "pytorch_torchscript", infos_of(v, "inputs"), infos_of(v, "outputs")};
+        if (const auto most = v.find("max_batch_size")) info.max_batch = most->number<std::uint32_t>();
+        const auto load = [path = weights.string(), info](const surroundings&) {
+            return std::make_unique<script>(path, info);
+        };
+        return {std::move(info), load, {}, true};
+    } catch (const std::exception& e) {
+        throw std::runtime_error(described.string() + ": " + e.what());
+    }
+}
+
+}  // namespace
+
+std::vector<model_source> torch_models(const std::string& folder) {
+    at::set_num_threads(1);  // the block of the device is the model's thread
+    std::vector<std::filesystem::path> files;
+    for (const auto& f : std::filesystem::directory_iterator(folder))
+        if (f.path().extension() == ".pt") files.push_back(f.path());
+    if (files.empty()) throw std::runtime_error(folder + ": no model, as NAME.pt");
+    std::ranges::sort(files);
+    std::vector<model_source> all;
+    for (const auto& f : files) all.push_back(source_of(f));
+    return all;
+}
+
+}  // namespace inference_server
