@@ -142,6 +142,7 @@ infer_request read_infer(const inference::ModelInferRequest& m) try {
     r.id = m.id();
     check_parameters(m);
     if (const auto timeout = number(m, "timeout")) r.timeout_us = *timeout;
+    if (const auto priority = number(m, "priority")) r.priority = *priority;
     if (static_cast<std::size_t>(std::max(m.inputs_size(), m.outputs_size())) > most_tensors)
         throw refused(400, "more than 64 tensors");
     int raw = 0;

@@ -164,8 +164,9 @@ struct lane::batch {
     std::vector<request> requests;
     std::vector<request> late;  // to be refused: their deadlines are over
     std::vector<call> calls;
-    std::span<std::byte> room;         // leased until its work is over
-    gpushare::ns took{};               // all calls
+    std::span<std::byte> room;  // leased until its work is over
+    gpushare::ns took{};        // all calls
+    gpushare::priority level = gpushare::no_priority;
     bool starved = false;              // there was no memory to take requests
     std::atomic<bool> entered{false};  // the engine: it may be in any state where that throws
     // Of a model in pieces: a step is a submission, piece after piece of one call after the other.
@@ -297,6 +298,7 @@ void lane::infer(infer_request r, on_answer reply) {
     const auto deadline = r.timeout_us == 0 || r.timeout_us > 86'400'000'000U
                               ? gpushare::never
                               : now + std::chrono::microseconds(static_cast<std::int64_t>(r.timeout_us));
+    const auto level = level_of(r);
     request mine{std::move(r), std::move(reply), now, rows};
     auto why = errc::closed;
     {
@@ -305,7 +307,7 @@ void lane::infer(infer_request r, on_answer reply) {
         rule.max_size = at_once();
         rule.max_waiting = limit();
         waiting_.set_rule(rule);
-        if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
+        if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline, level);
         if (why == errc::none) asked(now);
     }
     if (why == errc::none && deadline != gpushare::never) settings_.on_deadline(deadline);
@@ -339,12 +341,24 @@ void lane::refuse(request& r, const refused& why) noexcept {
     r.reply(why);
 }
 
-gpushare::submit_options lane::options(bool text) const {
-    return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = settings_.stream};
+gpushare::submit_options lane::options(bool text, gpushare::priority level) const {
+    return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U),
+            .priority = level,
+            .stream = settings_.stream};
+}
+
+// The tenant's ceiling for 1, a level below it for 2, and so on; the tenant's own level at the least.
+gpushare::priority lane::level_of(const infer_request& r) const {
+    if (r.priority == 0) return gpushare::no_priority;
+    const auto spec = tenant_->spec();
+    const auto most = spec.ceiling.value_or(spec.level);
+    const auto room = static_cast<std::uint64_t>(std::max(most.level - spec.level.level, 0));
+    const auto below = static_cast<int>(std::min(r.priority - 1, room));
+    return static_cast<std::uint64_t>(below) == room ? gpushare::no_priority : gpushare::priority{most.level - below};
 }
 
 gpushare::submit_options lane::options(const batch& b, std::uint32_t step) const {
-    auto how = options(false);
+    auto how = options(false, b.level);
     if (b.cut == nullptr) return how;
     const std::uint32_t which = step % b.cut->pieces();
     how.key += std::uint64_t{2} * which;  // the last bit tells texts
@@ -354,8 +368,8 @@ gpushare::submit_options lane::options(const batch& b, std::uint32_t step) const
 
 // Under no lock. A tenant that sleeps is woken.
 template <class Run, class Done>
-errc lane::hand_over(const Run& run, const gpushare::submit_options& how, const Done& done) {
-    const auto submit = [&] { return tenant_->try_submit(run, how, done); };
+errc lane::hand_over(const Run& run, const gpushare::submit_options& o, const Done& done) {
+    const auto submit = [&] { return tenant_->try_submit(run, o, done); };
     auto ticket = submit();
     if (ticket.code() == errc::asleep) {
         if (const auto why = tenant_->try_wake(); why.code != gpushare::errc::none)
@@ -371,9 +385,13 @@ void lane::pump() {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
+        // Pieces of two calls would meet in one engine. Other models take a more urgent request beside a
+        // batch that was handed over at a lower level.
         const bool cut = engine_->pieces() > 1;
-        if (batches_ >= (cut ? 1 : ahead)) return;  // pieces of two calls would meet in one engine
+        if (cut ? batches_ >= 1 : batches_ >= ahead && waiting_.level() <= level_) return;
         next = std::make_shared<batch>();
+        next->level = waiting_.level();
+        level_ = std::max(level_, next->level);
         if (cut) {
             next->cut = engine_;
             next->due = ahead - 1;
@@ -505,7 +523,8 @@ void lane::take(batch& b) {
         const auto now = tenant_->now();
         b.late = waiting_.take_expired(now);
         b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
-        if (b.on != nullptr) b.requests = waiting_.take_now(now);
+        // What came for a batch of a higher level went with another one: these go at their own.
+        if (b.on != nullptr && waiting_.level() >= b.level) b.requests = waiting_.take_now(now);
     }
     b.starved = false;
     refuse_late(b);
@@ -573,7 +592,8 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
               .longest_piece = b.longest,
               .batch = true,
               .broken = std::move(broken),
-              .starved = b.starved};
+              .starved = b.starved,
+              .level = b.level};
     b.requests.clear();
     b.calls.clear();
     end(std::move(all));
@@ -593,6 +613,7 @@ void lane::end(ended what) noexcept {
         const std::lock_guard lock(mutex_);
         --submitted_;
         if (what.batch) --batches_;
+        if (what.batch && what.level == level_) level_ = gpushare::no_priority;
         if (what.text) --texts_;
         over(what.requests);
         if (what.call_took != gpushare::ns{})

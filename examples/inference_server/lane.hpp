@@ -171,6 +171,7 @@ private:
         bool batch = false, text = false;
         std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
         bool starved = false;              ///< there was no memory for a batch: what waits is looked at again later
+        gpushare::priority level = gpushare::no_priority;
     };
 
     void when_loaded(std::function<void(const refused*)> done, bool limited);
@@ -182,7 +183,7 @@ private:
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
     template <class Run, class Done>
-    gpushare::errc hand_over(const Run& run, const gpushare::submit_options& how, const Done& done);
+    gpushare::errc hand_over(const Run& run, const gpushare::submit_options& o, const Done& done);
     void pump();
     void pump_or_later() noexcept;
     void submit(std::shared_ptr<batch> mine) noexcept;
@@ -195,7 +196,8 @@ private:
     void refuse(request& r, const refused& why) noexcept;
     [[nodiscard]] refused full();
     /// Of a batch, or of a piece of a text: what takes how long is learnt of each.
-    [[nodiscard]] gpushare::submit_options options(bool text) const;
+    [[nodiscard]] gpushare::submit_options options(bool text, gpushare::priority level = gpushare::no_priority) const;
+    [[nodiscard]] gpushare::priority level_of(const infer_request& r) const;
     /// Of a piece: what takes how long is learnt of each.
     [[nodiscard]] gpushare::submit_options options(const batch& b, std::uint32_t step) const;
     [[nodiscard]] std::shared_ptr<engine> loaded_engine();
@@ -224,11 +226,12 @@ private:
     std::unique_ptr<gpushare::workspace> beside_;
     gpushare::batch_queue<request> waiting_;
     std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
-    std::size_t texts_ = 0;                      // that are being continued
-    std::deque<piece> for_memory_;               // first ones of texts, first come first served
-    bool trying_ = false;                        // the first of them is on the device
-    gpushare::ns call_takes_{};                  // smoothed; 0: not known
-    gpushare::ns longest_piece_{};               // since the last load
+    gpushare::priority level_ = gpushare::no_priority;  // the highest of those batches, until one of it ends
+    std::size_t texts_ = 0;                             // that are being continued
+    std::deque<piece> for_memory_;                      // first ones of texts, first come first served
+    bool trying_ = false;                               // the first of them is on the device
+    gpushare::ns call_takes_{};                         // smoothed; 0: not known
+    gpushare::ns longest_piece_{};                      // since the last load
     gpushare::sleep_levels sleep_;
 };
 

@@ -36,7 +36,7 @@ std::vector<json::value> list(json::value of, std::string_view name) { return of
 
 constexpr std::string_view not_spoken[] = {
     "classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size",
-    "sequence_id",    "sequence_start",       "sequence_end",         "priority"};
+    "sequence_id",    "sequence_start",       "sequence_end"};
 
 /// Of a request, an input or an output.
 void check_parameters(json::value of) {
@@ -79,6 +79,7 @@ infer_request read_infer(json::value v, std::string_view rest) {
     check_parameters(v);
     r.binary_by_default = flag(v, "binary_data_output", false);
     if (const auto timeout = parameter(v, "timeout")) r.timeout_us = timeout->number<std::uint64_t>();
+    if (const auto priority = parameter(v, "priority")) r.priority = priority->number<std::uint64_t>();
     for (const auto& input : list(v, "inputs")) r.inputs.push_back(read_input(input, rest));
     if (!rest.empty()) throw json::error("bytes behind the last tensor");
     if (v.find("outputs"))

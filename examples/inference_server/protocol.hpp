@@ -79,6 +79,7 @@ struct infer_request {
     std::vector<requested_output> outputs{};  ///< empty: all
     bool binary_by_default = false;
     std::uint64_t timeout_us = 0;  ///< 0: none
+    std::uint64_t priority = 0;    ///< as Triton counts: 1 goes first, 2 behind it, ...; 0: as usual for its tenant
 };
 struct infer_response {
     std::string model, version, id;
@@ -86,7 +87,7 @@ struct infer_response {
 };
 
 /// Throws refused (400) for a parameter of Triton's that would change what is answered and isn't spoken: classes, shared memory,
-/// sequences, a priority of the request's own. Whatever else is in `parameters` is ignored.
+/// sequences. Whatever else is in `parameters` is ignored.
 void check_parameter(std::string_view name);
 /// Throws refused (400) where two inputs, or two outputs that are asked for, have one name.
 void check_names(const infer_request& r);

@@ -75,7 +75,7 @@ def wrong_requests(server, stub, _):
     shared, classes, ranked = row(), row(), row()
     shared.inputs[0].parameters['shared_memory_region'].string_param = 'mine'
     classes.outputs.add(name='OUTPUT').parameters['classification'].int64_param = 3
-    ranked.parameters['priority'].uint64_param = 1
+    ranked.parameters['priority'].int64_param = -1
     negative = row()
     negative.parameters['timeout'].int64_param = -1
     invalid = [input(shape=[-1, 1]), input(shape=[1 << 62, 1 << 62]), input(shape=[2, 1]), input(shape=[1] * 9), input(shape=[]),

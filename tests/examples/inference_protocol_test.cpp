@@ -243,10 +243,11 @@ TEST_CASE("what would change an answer and isn't supported is refused, not ignor
                                       {});
                }) == 400;
     };
-    CHECK_FALSE(refuses(R"(,"parameters":{"timeout":5,"of_mine":"x"})", R"(,"parameters":{"of_mine":1})",
+    CHECK_FALSE(refuses(R"(,"parameters":{"timeout":5,"priority":1,"of_mine":"x"})", R"(,"parameters":{"of_mine":1})",
                         R"(,"parameters":{"binary_data":true})"));
     CHECK(refuses(R"(,"parameters":{"sequence_id":7,"sequence_start":true,"sequence_end":false})", "", ""));
-    CHECK(refuses(R"(,"parameters":{"priority":1})", "", ""));
+    CHECK(refuses(R"(,"parameters":{"priority":-1})", "", ""));
+    CHECK(refuses(R"(,"parameters":{"priority":"first"})", "", ""));
     CHECK(refuses("", R"(,"parameters":{"shared_memory_region":"r","shared_memory_byte_size":4})", ""));
     CHECK(refuses("", "", R"(,"parameters":{"classification":3})"));
     CHECK(refuses("", "", R"(,"parameters":{"shared_memory_region":"r","shared_memory_byte_size":4})"));

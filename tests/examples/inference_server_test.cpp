@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -73,6 +74,29 @@ private:
     std::shared_ptr<std::atomic<bool>> go_;
 };
 
+/// The same, and notes in which order requests come.
+class noting final : public engine {
+public:
+    struct notes {
+        std::mutex mutex;
+        std::vector<float> came;
+    };
+    noting(std::shared_ptr<std::atomic<bool>> go, std::shared_ptr<notes> n)
+        : go_(std::move(go)), notes_(std::move(n)) {}
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+        {
+            const std::lock_guard lock(notes_->mutex);
+            notes_->came.push_back(inputs[0].as<float>()[0]);
+        }
+        while (!go_->load()) std::this_thread::sleep_for(1ms);
+        outputs.push_back(inputs[0]);
+    }
+
+private:
+    std::shared_ptr<std::atomic<bool>> go_;
+    std::shared_ptr<notes> notes_;
+};
+
 /// Says letters; the one at `breaks_at` waits until it is let go, and throws.
 class fragile final : public engine {
 public:
@@ -132,6 +156,8 @@ struct server {
         slow.name = "slow";  // to load
         fragile_info.name = "fragile";
         fragile_info.streams = true;
+        auto noting_info = info;
+        noting_info.name = "noting";
         auto how = service_how;
         how.tenants = *files / "tenants";
         how.journal = *files / "usage";
@@ -149,6 +175,8 @@ struct server {
                      while (!g->load()) std::this_thread::sleep_for(1ms);
                      return std::make_unique<held>(g);
                  }},
+                {noting_info,
+                 [g = go, n = notes](std::pmr::memory_resource&) { return std::make_unique<noting>(g, n); }},
                 {fragile_info, [s = script](std::pmr::memory_resource&) { return std::make_unique<fragile>(s); }}});
     }
     void rewrite(std::string_view tenants) const {
@@ -164,6 +192,7 @@ struct server {
 
     std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<fragile::script> script = std::make_shared<fragile::script>();
+    std::shared_ptr<noting::notes> notes = std::make_shared<noting::notes>();
     std::unique_ptr<folder> files;
     service_options service_how;
     std::unique_ptr<service> core;
@@ -370,6 +399,43 @@ TEST_CASE("who waits past a deadline is told then, whatever runs or is loaded me
     s.go->store(true);
     for (auto& t : told) CHECK(t.get() == 504);
     for (auto& c : running) CHECK(c.answer().status == 200);
+}
+
+TEST_CASE("a request with a priority goes before its tenant's others, as far as the tenant's ceiling lets it",
+          "[examples]") {
+    const std::string ceiling = GENERATE("", " ceiling=3");
+    CAPTURE(ceiling);
+    server s({}, "name=chat api_key=key-of-chat memory=16MiB compute=60%" + ceiling + "\n");
+    std::vector<connection> all;
+    const auto send = [&](int i, std::string_view priority) {
+        std::string body = one(std::to_string(i), "[1]");
+        if (!priority.empty())
+            body.insert(body.size() - 1, R"(,"parameters":{"priority":)" + std::string(priority) + "}");
+        all.push_back(s.connect());
+        all.back().send_request("POST", "/v2/models/noting/infer", chat_key, body);
+        // The first runs, the second may have been taken, and so are more urgent ones. The others wait.
+        const int taken = ceiling.empty() || i < 5 ? 1 : i == 5 ? 2 : 3;
+        eventually([&] {
+            const std::lock_guard lock(s.notes->mutex);
+            if (s.notes->came.empty()) return false;
+            const auto tenants = json::parse(s.core->status_json()).at("tenants").elements();
+            return tenants[0].at("waiting").number<int>() >= i - taken;
+        });
+    };
+    for (int i = 0; i < 5; ++i) send(i, "");
+    send(5, "2");
+    send(6, "1");
+    send(7, "0");
+    s.go->store(true);
+    for (auto& c : all) CHECK(c.answer().status == 200);
+    const auto& came = s.notes->came;
+    REQUIRE(came.size() == 8);
+    const auto place = [&](float n) { return std::ranges::find(came, n) - came.begin(); };
+    for (const float urgent : {5.F, 6.F}) {
+        CHECK((place(urgent) < place(2)) == !ceiling.empty());
+        CHECK((place(urgent) > place(4)) == ceiling.empty());
+    }
+    for (const auto& [first, then] : {std::pair(2.F, 3.F), {3.F, 4.F}, {4.F, 7.F}}) CHECK(place(first) < place(then));
 }
 
 TEST_CASE("short calls of a model without batches go together, and each has an answer of its own", "[examples]") {

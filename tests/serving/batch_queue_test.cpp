@@ -57,6 +57,27 @@ TEST_CASE("a batch goes when it is full, when it has waited, or in time for a de
     CHECK(values(q.take(at(16ms))) == std::vector{3});
 }
 
+TEST_CASE("items of a higher level go first, and the oldest of all still says when a batch is due", "[serving]") {
+    queue q({.max_size = 2, .max_delay = 10ms, .slack = 0ms});
+    CHECK(q.level() == gpushare::no_priority);
+    const auto push_at = [&](int level, int value, gpushare::instant now) {
+        REQUIRE(q.try_push(std::make_unique<int>(value), now, never, {level}) == errc::none);
+    };
+    CHECK(push(q, 1, at(1ms)) == errc::none);
+    push_at(2, 2, at(2ms));
+    CHECK(q.level().level == 2);
+    CHECK(q.due() == instant::min());
+    q.set_rule({.max_size = 9, .max_delay = 10ms, .slack = 0ms});
+    CHECK(q.due() == at(11ms));  // the first that came, wherever it stands
+    push_at(3, 3, at(3ms));
+    push_at(2, 4, at(4ms));
+    push_at(-5, 5, at(5ms));
+    CHECK(push(q, 6, at(6ms)) == errc::none);
+    CHECK(q.take(at(10ms)).empty());
+    CHECK(q.due() == at(11ms));
+    CHECK(values(q.take(at(11ms))) == std::vector{3, 2, 4, 5, 1, 6});
+}
+
 TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
     queue q({.max_size = 2, .max_delay = 10ms, .takes = 4ms, .slack = 0ms});
     CHECK(push(q, 0, at(7ms), at(10ms)) == errc::deadline_exceeded);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -33,10 +34,11 @@ struct batch_rule {
         200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
 };
 
-/// Items that wait to be run together, in the order in which they came. Items need only be movable;
+/// Items that wait to be run together: those of a higher level first, and of one level in the order
+/// in which they came. Items need only be movable;
 /// where the host's memory runs out (std::bad_alloc), none is lost. Expired items are kept for
 /// take_expired() and count for nothing else. Not thread-safe. push is O(1), except in a queue full
-/// of expired items; the rest is O(waiting).
+/// of expired items or above others' level; the rest is O(waiting).
 template <class T>
 class batch_queue {
 public:
@@ -46,11 +48,13 @@ public:
     }
 
     /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is
-    /// where it was. Throws what moving it throws, and std::bad_alloc.
-    [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never) {
+    /// where it was. Throws what moving it throws, and std::bad_alloc. Above all others' level, an
+    /// item may be without end in front of them.
+    [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never, priority level = no_priority) {
         if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
-        waiting_.emplace_back(std::move(item), now, deadline);  // moved once there is room for it
+        waiting_.emplace_back(std::move(item), now, deadline, level);  // moved once there is room for it
+        for (auto at = waiting_.end() - 1; at != waiting_.begin() && at[-1].level < level; --at) std::swap(at[-1], *at);
         earliest_ = std::min(earliest_, deadline);
         return errc::none;
     }
@@ -61,7 +65,7 @@ public:
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
-        return std::min(saturating_add(waiting_.front().arrived, rule_.max_delay),
+        return std::min(saturating_add(came_first(), rule_.max_delay),
                         earliest_ == never ? never : saturating_add(latest_begin(earliest_), -rule_.slack));
     }
 
@@ -86,7 +90,9 @@ public:
         return late;
     }
 
-    /// A batch, the oldest first; none before it is due. Items that have expired aren't in it: take_expired() has them.
+    /// The level of the first item; no_priority where none waits.
+    [[nodiscard]] priority level() const noexcept { return waiting_.empty() ? no_priority : waiting_.front().level; }
+    /// A batch, the highest level first; none before it is due. Items that have expired aren't in it: take_expired() has them.
     [[nodiscard]] std::vector<T> take(instant now) {
         if (due_of_live(now) > now) return {};
         return take_now(now);
@@ -135,10 +141,19 @@ public:
 
 private:
     struct entry {
-        entry(T&& i, instant a, instant d) : item(std::move(i)), arrived(a), deadline(d) {}
+        entry(T&& i, instant a, instant d, priority l) : item(std::move(i)), arrived(a), deadline(d), level(l) {}
         T item;
         instant arrived, deadline;
+        priority level;
     };
+
+    // Of items of one level, the first one.
+    [[nodiscard]] instant came_first() const noexcept {
+        instant first = never;
+        if (waiting_.front().level == waiting_.back().level) return waiting_.front().arrived;
+        for (const auto& e : waiting_) first = std::min(first, e.arrived);
+        return first;
+    }
 
     [[nodiscard]] bool expired(const entry& e, instant now) const noexcept { return latest_begin(e.deadline) < now; }
     // due() of the items that haven't expired.
@@ -148,7 +163,8 @@ private:
         instant first = never, earliest = never;
         for (const auto& e : waiting_) {
             if (expired(e, now)) continue;
-            if (n++ == 0) first = saturating_add(e.arrived, rule_.max_delay);
+            ++n;
+            first = std::min(first, saturating_add(e.arrived, rule_.max_delay));
             earliest = std::min(earliest, e.deadline);
         }
         if (n >= rule_.max_size) return instant::min();
