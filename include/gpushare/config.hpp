@@ -59,9 +59,10 @@
 #else
 #define GPUSHARE_BODIES 1
 #endif
-/// Before such a body, which is inline either way: the library has a copy of each, called or not.
+/// Before such a body. The library's are not inline, so the library has a copy of each, called or not.
+/// ([[gnu::used]] isn't enough: clang keeps the constructors of base classes only.)
 #if defined(GPUSHARE_COMPILING)
-#define GPUSHARE_INLINE [[gnu::used]] inline
+#define GPUSHARE_INLINE
 #else
 #define GPUSHARE_INLINE inline
 #endif

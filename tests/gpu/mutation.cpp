@@ -30,7 +30,7 @@ struct trial {
 
     [[nodiscard]] std::string trouble() const {
         if (converts) return trouble_of_conversions();
-        if (packs) return trouble_of_packing(how.seed);
+        if (packs) return trouble_of_packing(how.seed) + trouble_of_feedback(how.seed);
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
     [[nodiscard]] std::string name() const {

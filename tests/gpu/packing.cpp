@@ -145,7 +145,7 @@ std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
         for (std::size_t j = 0; j < k; ++j) {
             places.push_back(static_cast<std::uint32_t>(3 * j + any() % 3));
             values.push_back(static_cast<float>(any() % 1000) / 7);
-            if (!finite && r == 1 && j == k - 1) values.back() = -HUGE_VALF;
+            if (!finite && j % 7 == 0) values.back() = -HUGE_VALF;  // several threads find one
             expected[places.back()] += values.back();
         }
     for (float& x : expected) x /= static_cast<float>(ranks);
