@@ -149,11 +149,12 @@ void logic(table& t, const std::string& type) {
 }
 
 void predicates(table& t) {
-    define(t, "and.pred", 2, [](word a, word b, word) { return a & b; });
-    define(t, "or.pred", 2, [](word a, word b, word) { return a | b; });
-    define(t, "xor.pred", 2, [](word a, word b, word) { return a ^ b; });
-    define(t, "not.pred", 1, [](word a, word, word) { return a ^ 1; });
-    define(t, "mov.pred", 1, [](word a, word, word) { return a; });
+    // An immediate is true where it isn't zero: nvcc writes `mov.pred %p1, -1`.
+    define(t, "and.pred", 2, [](word a, word b, word) { return word{a != 0 && b != 0}; });
+    define(t, "or.pred", 2, [](word a, word b, word) { return word{a != 0 || b != 0}; });
+    define(t, "xor.pred", 2, [](word a, word b, word) { return word{(a != 0) != (b != 0)}; });
+    define(t, "not.pred", 1, [](word a, word, word) { return word{a == 0}; });
+    define(t, "mov.pred", 1, [](word a, word, word) { return word{a != 0}; });
 }
 
 // ---- 9.7.6: comparisons; 9.7.9.1: moves and selections

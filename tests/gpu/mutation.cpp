@@ -146,6 +146,7 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
     for (const std::uint32_t which : {24U, 25U})
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
     for (std::uint32_t n = 0; n < 4; ++n) some.medley(n);
+    for (std::uint64_t n = 0; n < 4; ++n) some.packing(n);
     for (const std::uint32_t which : kinds_of_bodies)
         for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
     for (const std::uint32_t which : {0U, 24U})  // what is seen in a short moment only

@@ -236,6 +236,12 @@ TEST_CASE("logic, counts, moves and choices, bit by bit", "[ptx]") {
             CHECK(run("not.pred", a) == 1 - a);
             CHECK(run("mov.pred", a) == a);
         }
+    // An immediate is true where it isn't zero. nvcc writes -1.
+    CHECK(run("mov.pred", ~word{0}) == 1);
+    CHECK(run("not.pred", ~word{0}) == 0);
+    CHECK(run("xor.pred", ~word{0}, 1) == 0);
+    CHECK(run("and.pred", ~word{0}, 1) == 1);
+    CHECK(run("or.pred", ~word{0}, 0) == 1);
     // One address space, in which the others are parts.
     for (const std::string space : {"to.global.", "global.", "param.", "to.param.", "local.", "to.local."})
         CHECK(run("cvta." + space + "u64", 0x1234'5678'9abc) == 0x1234'5678'9abc);
