@@ -418,7 +418,9 @@ TEST_CASE("a request with a priority goes before its tenant's others, as far as 
         eventually([&] {
             const std::lock_guard lock(s.notes->mutex);
             if (s.notes->came.empty()) return false;
-            const auto tenants = json::parse(s.core->status_json()).at("tenants").elements();
+            const auto text = s.core->status_json();  // the values point into the text
+            const auto status = json::parse(text);
+            const auto tenants = status.at("tenants").elements();
             return tenants[0].at("waiting").number<int>() >= i - taken;
         });
     };

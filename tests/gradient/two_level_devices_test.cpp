@@ -221,6 +221,7 @@ outcome faults_of(const gs::two_level_options& options, const gs::launch_options
     all.each([&](unsigned p) {
         seen.first[p] = f(p, *all.nodes[p], x[p]);
         seen.again[p] = all.nodes[p]->all_reduce(x[p], x[p], 500, gs::sum{});
+        all.nodes[p]->wait();  // after a fault, too, what is enqueued uses the arrays
     });
     return seen;
 }
@@ -267,6 +268,7 @@ TEST_CASE("a node that never comes is named by its first rank", "[gradient]") {
     all.each([&](unsigned p) {
         if (p != 1)
             faults[p] = all.nodes[p]->all_reduce(x[p], x[p], 500, gs::sum{}, std::chrono::steady_clock::now() + 100ms);
+        all.nodes[p]->wait();
     });
     for (const unsigned p : {0U, 2U}) {
         CHECK(faults[p].code == errc::deadline_exceeded);

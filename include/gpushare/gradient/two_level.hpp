@@ -507,7 +507,8 @@ public:
     /// enqueued behind it on a rank's stream finds the result. Waits for the devices and for the
     /// other processes, so what it waits for must not wait for the caller, and it can't be captured
     /// (errc::capturing). By the deadline the fault of the rank that is late, here or there. After a
-    /// fault outputs hold anything, and later calls return it again.
+    /// fault outputs hold anything, and later calls return it again. What was enqueued before the fault
+    /// still uses the arrays: wait for the streams before you free them.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
