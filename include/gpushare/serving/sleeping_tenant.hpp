@@ -559,7 +559,8 @@ public:
     /// Has the memory of these groups again: moved blocks with their contents, dropped ones without.
     /// Waits for bytes until the deadline. Groups that are awake are left as they are. Codes:
     /// invalid_specification; deadline_exceeded; what an allocation fails with; closed; what a copy
-    /// failed with. The group that failed sleeps on, and has nothing on the device.
+    /// failed with. The group that failed sleeps on, and has nothing on the device: what had come is
+    /// copied back, which may take until after the deadline.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     failure try_wake(const Tags& tags = {}, instant deadline = never) {
         return change(choose(tags), state::awake, deadline);
@@ -682,7 +683,8 @@ private:
         for (auto& b : g.blocks) {
             why = obtain(b, deadline);
             if (why.code == errc::none) continue;
-            for (auto& back : g.blocks) (void)part_with(back, deadline);
+            // The deadline is over by now, as a rule: what came is copied back all the same.
+            for (auto& back : g.blocks) (void)part_with(back, never);
             return state::asleep;
         }
         return state::awake;
