@@ -78,7 +78,7 @@ public:
             .to(embedding_.device());
     }
 
-    /// What follows each of these tokens at these positions, one row each, before the head.
+    /// The activations behind each of these tokens at these positions, one row each, before the head.
     /// `attend(layer, query, key, value)` gives the attention of rows to what they can see.
     template <class Attend>
     [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, Attend attend) const {

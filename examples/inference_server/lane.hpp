@@ -38,7 +38,7 @@ using tenant = tenancy::tenant;
 class lane;
 class token_stream;
 
-/// Whose an engine is.
+/// The owner of an engine.
 struct owner {
     tenant& who;
 };

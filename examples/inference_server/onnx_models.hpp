@@ -23,7 +23,7 @@
 
 namespace inference_server {
 
-/// Computes pieces of one loaded model. One call at a time. What it throws is a gpushare::graph::model_error, or what a
+/// Computes pieces of one loaded model. One call at a time. Throws gpushare::graph::model_error, or what a
 /// tensor's room throws.
 class piece_runner {
 public:
@@ -45,7 +45,7 @@ struct onnx_engine {
     std::string name{};  ///< as `engine=` has it
     /// `cut`: for pieces of what `fused` made; else for a whole model, with which it does what it likes.
     std::function<std::unique_ptr<piece_runner>(bool cut)> make{};
-    /// What the engine makes of a whole model, so that no cut undoes a fusion; empty: the model is cut as it is.
+    /// The engine's own form of a whole model, so that no cut undoes a fusion; empty: the model is cut as it is.
     std::function<std::string(const std::string& model)> fused{};
     std::vector<std::string> domains{};  ///< of the operators in what `fused` makes
 };

@@ -8,7 +8,7 @@
 //     model=detector.onnx cut_to=5ms
 //
 // A model is the tenant's alone. Its name is the file's without `.onnx`; its folder is that of this
-// file where the path doesn't begin with a slash. What follows it is about it:
+// file where the path doesn't begin with a slash. The settings behind it belong to that model:
 //   cut_to=5ms              runs in pieces that take no longer; else as one
 //   shape=INPUT:1x3x64x64   extents of an input with which pieces are measured, where the model leaves any open
 //   batch=8                 the first extent of all inputs and outputs is a batch of up to so many

@@ -36,10 +36,8 @@
 #include <gpushare/graph/detail/differences.hpp>
 #include <gpushare/graph/graph.hpp>
 #include <gpushare/graph/measure.hpp>
-
 #include <gpushare/graph/plan_text.hpp>
 #include <gpushare/graph/split_plan.hpp>
-
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/serving/operator_selection.hpp>
 #include <gpushare/units.hpp>
