@@ -51,3 +51,14 @@ build() {  # PRESET TARGET...
     configure "$preset"
     step "build $preset: $*" cmake --build "$(build_dir "$preset")" -j "$jobs" --target "$@"
 }
+
+# Runs a preset's tests. What failed is printed once more at the end: in between, the output of
+# other tests may be thousands of lines long.
+run_tests() {  # PRESET [ARGUMENT OF CTEST...]
+    local run=() status=0
+    # ThreadSanitizer doesn't know how far newer kernels randomise addresses.
+    if [[ $1 == tsan ]] && setarch -R true 2>/dev/null; then run=(setarch -R); fi
+    (cd "$root" && "${run[@]}" ctest --preset "$@") || status=$?
+    ((status == 0)) || awk -f "$root/tools/failures.awk" "$(build_dir "$1")/Testing/Temporary/LastTest.log"
+    return "$status"
+}

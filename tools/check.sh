@@ -39,7 +39,7 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
     if in_time 20 "long tests, by -O2, and MPIs of PyPI"; then
         uses mpis
         build long long_tests
-        if in_time 8 "running long tests, by -O2, and MPIs of PyPI"; then (cd "$root" && ctest --preset long); fi
+        if in_time 8 "running long tests, by -O2, and MPIs of PyPI"; then run_tests long; fi
     fi
     if in_time 8 "each header alone"; then build host self_contained; fi
     if in_time 5 "training by libtorch"; then check_torch; fi
@@ -47,13 +47,8 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
 }
 
 sanitize() {  # PRESET
-    local run=()
     build "$1" unit_tests
-    # ThreadSanitizer doesn't know how far newer kernels randomise addresses.
-    if [[ $1 == tsan ]] && setarch -R true 2>/dev/null; then
-        run=(setarch -R)
-    fi
-    if in_time 7 "tests of $1"; then (cd "$root" && "${run[@]}" ctest --preset "$1"); fi
+    if in_time 7 "tests of $1"; then run_tests "$1"; fi
 }
 
 # What can't be had is left out of the tables, with a line that says so.

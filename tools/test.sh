@@ -26,7 +26,7 @@ test_() {  # [AREA]
     if [[ -z $area ]]; then
         setup test
         build host all
-        cd "$root" && ctest --preset host
+        run_tests host
         return
     fi
     if grep -qwF -- "$area" <<<"$built"; then
@@ -39,7 +39,7 @@ test_() {  # [AREA]
     else
         fail 2 "unknown area '$area'; the areas are: ${built//$'\n'/ } ${others[*]}"
     fi
-    cd "$root" && ctest --preset host -L "^$area\$"
+    run_tests host -L "^$area\$"
 }
 
 walk() {  # [--write]
