@@ -274,7 +274,7 @@ bool compute_limiter<Stream, Clock, Policy>::close(client_id c, instant deadline
     deadline = engine_.patience(c, deadline);
     engine_.drive(lock, look::now);
     const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
-    if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
+    if (engine_.wait(lock, detail::question(drained), nullptr, deadline, stop) != errc::none) return false;
     if (!core.contains(c)) return true;
     if (account != nullptr) {
         (void)core.final_usage(c);
@@ -296,7 +296,7 @@ bool compute_limiter<Stream, Clock, Policy>::sleep(client_id c, instant deadline
     engine_.drive(lock, look::now);
     const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
     const auto drained = [&] { return awake() || engine_.is_over(c); };
-    const bool over = engine_.wait(lock, drained, nullptr, deadline, stop) == errc::none;
+    const bool over = engine_.wait(lock, detail::question(drained), nullptr, deadline, stop) == errc::none;
     if (over || awake()) return over && !awake();
     engine_.clients().wake(c, engine_.policy_time());
     engine_.drive(lock, look::now);
@@ -348,7 +348,7 @@ auto compute_limiter<Stream, Clock, Policy>::submit(client_id c, Stream& s, subm
     const auto now = engine_.arrival_time(o);
     engine_.clients().describe(mine, c, o, now);
     engine_.clients().arrive(mine, now);
-    auto stay = engine_.came_for([] { return true; }, &mine);
+    typename engine::need stay{.own = &mine};
     engine_.drive(lock, now, look::if_due, stay);
     if (mine.at.load(std::memory_order_relaxed) == detail::submission_stage::waiting) mine.waits_since = engine_.now();
     return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
@@ -364,10 +364,9 @@ template <timeline Stream, clock Clock, compute_policy Policy>
 void compute_limiter<Stream, Clock, Policy>::run(const std::stop_token& stop) {
     const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
     std::unique_lock lock(engine_.mutex());
-    auto stay = engine_.came_for([&] { return stop.stop_requested(); });
+    typename engine::need stay{.done = detail::question(false), .stop = &stop};
     engine_.drive(lock, engine_.policy_time(), look::now, stay);
-    engine_.wait(
-        lock, [] { return false; }, nullptr, never, stop);
+    engine_.wait(lock, stay.done, nullptr, never, stop);
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
@@ -460,7 +459,7 @@ auto compute_limiter<Stream, Clock, Policy>::acquire(lock_type& lock, client_id 
     -> result<permit> {
     if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
         engine_.core().count_refused(c, why);
-        auto stay = engine_.came_for([] { return true; });
+        typename engine::need stay;
         engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
         return why;
     }
@@ -479,7 +478,7 @@ errc compute_limiter<Stream, Clock, Policy>::wait_for_room(lock_type& lock, clie
     const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
     auto& waiting = engine_.clients().queue(c).waits_for_room;
     ++waiting;
-    const auto waited = engine_.wait(lock, room, nullptr, o.room_by, stop);
+    const auto waited = engine_.wait(lock, detail::question(room), nullptr, o.room_by, stop);
     --waiting;
     return waited == errc::stopped ? waited : why;
 }

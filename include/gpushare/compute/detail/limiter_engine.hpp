@@ -58,14 +58,37 @@ enum class look : bool { if_due, now };
 /// most, and ends the one that it is at then. If a callback is due, it calls one.
 inline constexpr ns beyond_need{100'000};
 
-/// The reason why a thread is here. It drives for others while it isn't `met()`, and after that for
+/// A question that the caller answers: a callable, which outlives the question, or always the same
+/// answer. Not a template's argument, so that one engine is compiled for all callers.
+class question {
+public:
+    /// For the same answer each time.
+    explicit constexpr question(bool answer) noexcept : ask_(answer ? &yes : &no) {}
+    template <std::predicate F>
+    explicit constexpr question(const F& asked) noexcept
+        : of_(&asked), ask_([](const void* of) -> bool { return (*static_cast<const F*>(of))(); }) {}
+
+    bool operator()() const { return ask_(of_); }
+
+private:
+    static bool yes(const void*) { return true; }
+    static bool no(const void*) { return false; }
+
+    const void* of_ = nullptr;
+    bool (*ask_)(const void*);
+};
+
+/// The reason why a thread is here. It drives for others until the need is met, and after that for
 /// at most `beyond`. It leaves the rest to a thread that sleeps in the limiter or, if none does, to
-/// the next that comes. So an endless supply of work keeps no thread.
-template <class Met, class Submission>
+/// the next that comes. So an endless supply of work keeps no thread. The need is met when `done`
+/// is true, at the deadline, or by a stop request.
+template <class Submission>
 struct need {
-    Met met;
-    duty<Submission>* duties = nullptr;
+    question done{true};
     const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
+    instant deadline = never;
+    const std::stop_token* stop = nullptr;
+    duty<Submission>* duties = nullptr;
     ns beyond = beyond_need;
     instant since = never;  // it has been running callables of others, or is at the one in which it was met
     bool called = false;    // a callback
@@ -159,23 +182,13 @@ public:
 
     // ---- who drives
 
-    template <std::predicate Met>
-    [[nodiscard]] static need<Met, submission> came_for(Met met, const submission* own = nullptr) noexcept {
-        return {.met = std::move(met), .own = own};
-    }
-    /// Until `done`, the deadline or a stop request. All of these must outlast it.
-    template <std::predicate Done>
-    [[nodiscard]] auto waits_for(const Done& done, const submission* own, const instant& deadline,
-                                 const std::stop_token& stop) const noexcept {
-        return came_for(
-            [&] { return done() || stop.stop_requested() || (deadline != never && clock_.now() >= deadline); }, own);
-    }
+    using need = detail::need<submission>;
+
     /// Notes what is done and admits what can go, for who came for nothing else.
     void drive(lock_type& lock, look how) noexcept;
     /// The same, staying as `stay` says. One thread at a time enqueues work of a level: it also
     /// picks up submissions of other threads, which keeps them in order of admission.
-    template <class Need>
-    void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
+    void drive(lock_type& lock, instant now, look how, need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, now, how, stay);
         while (!told_.is_being_called() && !ready_left_ && told_.take_held_up())
@@ -191,10 +204,9 @@ public:
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up
     /// for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if
     /// nothing will end it.
-    template <std::predicate Done>
-    errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
+    errc wait(lock_type& lock, question done, submission* own, instant deadline, const std::stop_token& stop) {
         const presence here(*this);
-        const auto stay = waits_for(done, own, deadline, stop);
+        const need stay{.done = done, .own = own, .deadline = deadline, .stop = &stop};
         waiter<submission> me{.own = own, .deadline = deadline};
         const auto drive_on = [&](instant now) {
             auto anew = stay;
@@ -364,8 +376,7 @@ private:
 
     // ---- admission
 
-    template <class Need>
-    void drive_once(lock_type& lock, instant now, look how, Need& stay) noexcept {
+    void drive_once(lock_type& lock, instant now, look how, need& stay) noexcept {
         ready_left_ = false;
         observe(lock, how);
         if (core_.any_unsettled()) settle_charges();
@@ -383,8 +394,7 @@ private:
     }
 
     // Admits what can go, one after the other, and enqueues it; at the gate that is for the thread that waits.
-    template <class Need>
-    void admit_ready(lock_type& lock, instant now, Need& stay) noexcept {
+    void admit_ready(lock_type& lock, instant now, need& stay) noexcept {
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot() && core_.is_ready(a, now, other_stream);) {
             if (told_.holds(a.level)) return;
@@ -455,8 +465,7 @@ private:
     // ---- enqueue
 
     // Returns when its callable began; `never` if it didn't.
-    template <class Need>
-    instant enqueue(lock_type& lock, submission& s, Need& stay) noexcept {
+    instant enqueue(lock_type& lock, submission& s, need& stay) noexcept {
         core_.set_enqueuing(s.admitted, true);
         auto& usual = clients_.queue(s.client).callables;
         if (!usual.are_short()) leave_watch(stay);
@@ -691,12 +700,11 @@ private:
     // isn't called from within itself. A thread that has stayed for long leaves the rest to a
     // thread that sleeps or, after one callback, to the next that comes. Without that one callback,
     // none might ever run if all who come have a long callable to run.
-    template <class Need>
-    void call_back(lock_type& lock, Need& stay) noexcept {
+    void call_back(lock_type& lock, need& stay) noexcept {
         const auto turn = told_.take_turn();
         if (!turn) return;
         while (!told_.empty()) {
-            if (stay.met() && !is_short(stay) && (stay.called || !sleepers().empty())) {
+            if (is_met(stay) && !is_short(stay) && (stay.called || !sleepers().empty())) {
                 ready_left_ = true;
                 sleepers().call_one(instant::min());
                 break;
@@ -729,11 +737,14 @@ private:
 
     // ---- how long a thread stays
 
+    [[nodiscard]] bool is_met(const need& stay) const noexcept {
+        return stay.done() || (stay.stop != nullptr && stay.stop->stop_requested()) ||
+               (stay.deadline != never && clock_.now() >= stay.deadline);
+    }
     // Whether the calling thread leaves this one, which is next, to another.
-    template <class Need>
-    [[nodiscard]] bool leaves(const submission& next, Need& stay) noexcept {
+    [[nodiscard]] bool leaves(const submission& next, need& stay) noexcept {
         if (!next.queued || &next == stay.own) return false;
-        if (!stay.met()) {
+        if (!is_met(stay)) {
             stay.since = never;
             return false;
         }
@@ -741,8 +752,7 @@ private:
         if (!sleepers().empty() && clients_.queue(next.client).callables.are_long()) return true;
         return !is_short(stay);
     }
-    template <class Need>
-    [[nodiscard]] bool is_short(Need& stay) const noexcept {
+    [[nodiscard]] bool is_short(need& stay) const noexcept {
         if (stay.beyond <= ns{0}) return false;
         const auto now = clock_.now();
         stay.since = std::min(stay.since, now);
@@ -754,8 +764,7 @@ private:
     [[nodiscard]] auto& sleepers() noexcept { return watch_.sleeping(); }
     [[nodiscard]] const auto& sleepers() const noexcept { return watch_.sleeping(); }
     // It may be long in code of the user's, and isn't expected back.
-    template <class Need>
-    void leave_watch(Need& stay) noexcept {
+    void leave_watch(need& stay) noexcept {
         if (stay.duties == nullptr) return;
         if (const auto* const own = stay.duties->looks_at) clients_.queue(own->client).attendant = {};
         watch_.hand_over(*stay.duties);
@@ -902,7 +911,7 @@ limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
     for (auto& b : batches_.all())
         for (auto* s = b.first; s != nullptr; s = s->next_member)
             if (s->queued && !s->told) finish(*s, errc::closed);
-    auto stay = came_for([] { return false; });
+    need stay{.done = question(false)};
     call_back(lock, stay);
 }
 
@@ -926,10 +935,10 @@ errc limiter_engine<Stream, Clock, Policy>::wait_at_gate(lock_type& lock, submis
                                                          const std::stop_token& stop) {
     const presence here(*this);
     const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
-    auto stay = waits_for(admitted, &s, deadline, stop);
+    need stay{.done = question(admitted), .own = &s, .deadline = deadline, .stop = &stop};
     s.waits_since = clock_.now();
     drive(lock, now, look::if_due, stay);
-    auto why = wait(lock, admitted, &s, deadline, stop);
+    auto why = wait(lock, stay.done, &s, deadline, stop);
     if (why != errc::none) {
         if (deadline == instant::min())
             core_.count_refused(s.client, unrun::no_room);
@@ -965,7 +974,7 @@ void limiter_engine<Stream, Clock, Policy>::place(submission& s, Stream& stream)
     auto now = batch_time();
     lock_type lock(mutex_);
     if (batches_.any_due(now)) {
-        auto stay = came_for([] { return true; });
+        need stay;
         stay.beyond = ns{0};  // its own work comes first
         stay.called = true;
         drive(lock, policy_time(), look::if_due, stay);
@@ -1018,7 +1027,7 @@ void limiter_engine<Stream, Clock, Policy>::give_back(submission& s) noexcept {
 
 template <timeline Stream, clock Clock, compute_policy Policy>
 void limiter_engine<Stream, Clock, Policy>::drive(lock_type& lock, look how) noexcept {
-    auto stay = came_for([] { return true; });
+    need stay;
     drive(lock, policy_time(), how, stay);
 }
 
@@ -1064,9 +1073,9 @@ bool limiter_engine<Stream, Clock, Policy>::wait_for(submission& s, instant dead
     lock_type lock(mutex_);
     const presence here(*this);
     const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
-    auto stay = waits_for(done, &s, deadline, stop);
+    need stay{.done = question(done), .own = &s, .deadline = deadline, .stop = &stop};
     drive(lock, policy_time(), look::now, stay);
-    const auto why = wait(lock, done, &s, deadline, stop);
+    const auto why = wait(lock, stay.done, &s, deadline, stop);
     if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
     return why == errc::none;
 }
