@@ -239,21 +239,13 @@ template <splittable Amount>
     return {};
 }
 
-}  // namespace detail
-
-/// Splits over exactly the devices given. Codes and their figures:
-///   invalid_specification             no device, nothing to split, or no unit
-///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
-///   duplicate_device, different_nodes `asked` is the offending device's id
-///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units free on
-///                                          the fullest device, and its total if the description says so
+/// try_equal_split_over, for one kind of description.
 template <device_rooms Rooms>
-[[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split_over(
-    total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+[[nodiscard]] result<partition_of<amount_in<Rooms>>> split_over(total_in<Rooms> total, const Rooms& devices,
+                                                                amount_in<Rooms> unit) {
     using traits = amount_traits<amount_in<Rooms>>;
     const auto count = static_cast<std::uint64_t>(std::ranges::distance(devices));
-    if (const auto broken = detail::check_split(traits::count(total), count, traits::count(unit));
-        broken.code != errc::none)
+    if (const auto broken = check_split(traits::count(total), count, traits::count(unit)); broken.code != errc::none)
         return broken;
     const auto part = traits::count(total) / count;
     room_of<amount_in<Rooms>> fullest = *std::ranges::begin(devices);  // a copy: a view may make it up as it goes
@@ -275,6 +267,24 @@ template <device_rooms Rooms>
     return p;
 }
 
+}  // namespace detail
+
+/// Splits over exactly the devices given. Codes and their figures:
+///   invalid_specification             no device, nothing to split, or no unit
+///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
+///   duplicate_device, different_nodes `asked` is the offending device's id
+///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units free on
+///                                          the fullest device, and its total if the description says so
+template <device_rooms Rooms>
+[[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split_over(
+    total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+    using described = std::span<const room_of<amount_in<Rooms>>>;
+    if constexpr (std::convertible_to<const Rooms&, described> && !std::same_as<Rooms, described>)
+        return try_equal_split_over(total, described(devices), unit);  // compiled once for vectors and spans
+    else
+        return detail::split_over(total, devices, unit);
+}
+
 /// Chooses the `count` devices of one node with the most room (ties: lowest ids), then splits over them. Codes as
 /// above, and too_few_devices (`left` is how many the best node has).
 template <device_rooms Rooms>
@@ -287,24 +297,29 @@ template <device_rooms Rooms>
         broken.code != errc::none)
         return broken;
     std::vector<room> sorted(std::ranges::begin(devices), std::ranges::end(devices));
-    std::ranges::sort(sorted, [](const room& a, const room& b) {
+    // Two orders by one type, so that one sort is compiled.
+    using order = bool (*)(const room&, const room&);
+    const order by_room = [](const room& a, const room& b) {
         if (a.node != b.node) return b.node > a.node;  // clang takes `node <` for the concept's arguments
         if (a.free != b.free) return a.free > b.free;
         return a.device < b.device;
-    });
+    };
+    const order by_device = [](const room& a, const room& b) { return a.device < b.device; };
+    std::sort(sorted.begin(), sorted.end(), by_room);
     // The node whose count-th freest device has the most room; a node's devices are now next to each other.
-    std::span<room> best;
+    auto best = sorted.end();
     std::uint64_t most_devices = 0;
-    for (auto rest = std::span{sorted}; !rest.empty();) {
-        const auto end = std::ranges::find_if(rest, [&](const room& d) { return d.node != rest.front().node; });
-        const auto size = static_cast<std::size_t>(end - rest.begin());
-        most_devices = std::max<std::uint64_t>(most_devices, size);
-        if (size >= count && (best.empty() || rest[count - 1].free > best.back().free)) best = rest.first(count);
-        rest = rest.subspan(size);
+    for (auto rest = sorted.begin(); rest != sorted.end();) {
+        auto end = rest;
+        while (end != sorted.end() && end->node == rest->node) ++end;
+        const auto size = end - rest;
+        most_devices = std::max(most_devices, static_cast<std::uint64_t>(size));
+        if (size >= count && (best == sorted.end() || rest[count - 1].free > best[count - 1].free)) best = rest;
+        rest = end;
     }
-    if (best.empty()) return failure{errc::too_few_devices, count, most_devices, most_devices};
-    std::ranges::sort(best, {}, &room::device);
-    return try_equal_split_over(total, best, unit);
+    if (best == sorted.end()) return failure{errc::too_few_devices, count, most_devices, most_devices};
+    std::sort(best, best + count, by_device);
+    return try_equal_split_over(total, std::span<const room>{&*best, count}, unit);
 }
 
 /// As the try_ forms; throws operation_error with the rule, and what would fit, in its text, and the figures.

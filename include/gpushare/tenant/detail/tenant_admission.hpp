@@ -100,19 +100,14 @@ private:
                                   const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
         if (spec.memory == bytes{}) {  // nothing is taken: a unit on each says where
             const auto count = spec.on.empty() ? spec.devices : static_cast<std::uint32_t>(rooms.size());
-            auto chosen = spec.on.empty() ? equal_split(spec.unit * count, count, as_if_free(spec, rooms), spec.unit)
-                                          : equal_split_over(spec.unit * count, as_if_free(spec, rooms), spec.unit);
+            auto chosen = spec.on.empty() ? equal_split(spec.unit * count, count, rooms, spec.unit)
+                                          : equal_split_over(spec.unit * count, rooms, spec.unit);
             chosen.per_device = {};
             return chosen;
         }
         return !spec.on.empty() ? equal_split_over(spec.memory, rooms, spec.unit)
                : *choice_       ? choose(spec, rooms, draws, lost)
                                 : equal_split(spec.memory, spec.devices, rooms, spec.unit);
-    }
-    // The same order of devices by what is free, where a full one has room for a unit.
-    [[nodiscard]] static std::vector<device_room> as_if_free(const tenant_spec& spec, std::vector<device_room> rooms) {
-        for (auto& r : rooms) r.free += spec.unit;
-        return rooms;
     }
     // By a function of somebody else's, which sees all devices.
     [[nodiscard]] partition choose(const tenant_spec& spec, const std::vector<device_room>& rooms,
@@ -158,11 +153,13 @@ private:
     }
 
     // The devices that the tenant may go to: those it named, or those with enough device time left.
+    // For a tenant without memory a full device has room for a unit, too, in the same order of devices.
     std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
                                        const std::vector<bool>& lost) const {
         const auto asked = spec.compute.permille();
         const auto room = [&](std::uint32_t i) {
-            return device_room{{i}, 0, room_on(i, draws), all_->devices[i].overhead.available()};
+            const bytes more = spec.memory == bytes{} ? spec.unit : bytes{};
+            return device_room{{i}, 0, room_on(i, draws) + more, all_->devices[i].overhead.available()};
         };
         const auto lacks_slice = [&](const device_room& r) {
             return all_->devices[r.device.index].slice_for(spec.slice, level_of(spec)) == nullptr;
@@ -171,8 +168,8 @@ private:
         if (spec.on.empty()) {
             std::vector<device_room> all;
             for (std::uint32_t i = 0; i < draws.size(); ++i)
-                if (!lost[i]) all.push_back(room(i));
-            if (!all.empty() && std::all_of(all.begin(), all.end(), lacks_slice))
+                if (const auto one = room(i); !lost[i]) all.push_back(one);
+            if (!all.empty() && std::ranges::all_of(all, lacks_slice))
                 refuse_admission({errc::invalid_specification}, spec.name, "names a slice that no device has");
             for (const auto& r : all)
                 if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
@@ -183,13 +180,14 @@ private:
                     raise({errc::no_device, d.index, 0, draws.size(), reason::no_such_device}, spec.name, "admission");
                 if (lost[d.index]) refuse_admission({errc::device_lost}, spec.name, "a device that it names is lost");
                 const bool stays = kept_in(fit.size()) != nullptr;
-                fit.push_back(room(d.index));
-                if (stays) fit.back().free += spec.memory / spec.on.size();
+                auto one = room(d.index);
+                if (stays) one.free += spec.memory / spec.on.size();
+                fit.push_back(std::as_const(one));
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse_admission({errc::invalid_specification}, spec.name,
                                  "names another number of devices than it asks for");
-            if (std::any_of(fit.begin(), fit.end(), lacks_slice))
+            if (std::ranges::any_of(fit, lacks_slice))
                 refuse_admission({errc::invalid_specification}, spec.name, "names a slice that its device hasn't");
             for (std::size_t i = 0; i < fit.size(); ++i)
                 if (!stays_in_slice(i, spec) && asked > left_on(fit[i].device.index, spec)) refuse_share(spec, fit);
@@ -198,10 +196,15 @@ private:
     }
 
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
-        std::vector<std::uint32_t> left;
-        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
-        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
-        const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
+        // The largest share that as many devices have left as are asked for, or all of them.
+        const auto wanted = std::min<std::size_t>(std::max(spec.devices, 1U), rooms.size());
+        std::uint32_t fits = 0;
+        for (const auto& r : rooms) {
+            const auto left = left_on(r.device.index, spec);
+            std::size_t have = 0;
+            for (const auto& other : rooms) have += left_on(other.device.index, spec) >= left ? 1U : 0U;
+            if (have >= wanted) fits = std::max(fits, left);
+        }
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission");
     }
 
