@@ -102,6 +102,25 @@ TEST_CASE("each block's trace is its own, however blocks come and go", "[memory]
     CHECK(table.take_all().front().trace.size() == 3);
 }
 
+TEST_CASE("traces are given to the leaks of their blocks, and the table is empty then", "[memory][blocks]") {
+    block_table table{&capture_place};
+    std::vector<char> memory(4);
+    for (auto& m : memory) {
+        place = static_cast<std::uintptr_t>(&m - memory.data());
+        table.insert({&m, 16_B, 8, {}});
+    }
+    REQUIRE(table.remove(&memory[2], 16_B, 8) == errc::none);
+    std::vector<gpushare::leak> found{{{&memory[3], 8_B, 8, {}}, {}, {}}, {{&memory[2], 16_B, 8, {}}, {}, {}}};
+    table.take_traces(found);
+    CHECK(found[0].trace == std::vector(3, reinterpret_cast<void*>(std::uintptr_t{3})));
+    CHECK(found[0].what.size == 8_B);
+    CHECK(found[1].trace.empty());  // of a block that was freed
+    CHECK(table.size() == 0);
+    place = 1;
+    table.insert({&memory[0], 16_B, 8, {}});
+    CHECK(table.take_all().front().trace.size() == 1);
+}
+
 TEST_CASE("of several threads that free the same block, one succeeds", "[memory][blocks]") {
     block_table table;
     std::vector<char> memory(2'000);

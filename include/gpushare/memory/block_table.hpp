@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,10 @@ public:
     /// and then nothing has changed.
     [[nodiscard]] std::vector<leak> take_all();
 
+    /// Removes all entries, and gives each leak whose block was in the table the trace of its entry. Throws
+    /// std::bad_alloc; all entries are there then.
+    void take_traces(std::span<leak> of);
+
     /// How many blocks are out.
     [[nodiscard]] std::size_t size() const noexcept;
 
@@ -54,6 +59,8 @@ private:
         block what{};
         detail::trace_store::id trace = detail::trace_store::none;
     };
+
+    void clear() noexcept;  // under the mutex
 
     const trace_function capture_;
     mutable std::mutex mutex_;
@@ -96,9 +103,20 @@ GPUSHARE_INLINE auto block_table::take_all() -> std::vector<leak> {
     std::vector<leak> all;
     all.reserve(blocks_.size());
     blocks_.for_each([&](const entry& e) { all.push_back({e.what, {}, traces_.of(e.trace)}); });
+    clear();
+    return all;
+}
+
+GPUSHARE_INLINE void block_table::take_traces(std::span<leak> of) {
+    const std::lock_guard lock(mutex_);
+    for (auto& l : of)
+        if (const entry* const found = blocks_.find(l.what.pointer)) l.trace = traces_.of(found->trace);
+    clear();
+}
+
+GPUSHARE_INLINE void block_table::clear() noexcept {
     blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
     blocks_.clear();
-    return all;
 }
 
 GPUSHARE_INLINE std::size_t block_table::size() const noexcept {

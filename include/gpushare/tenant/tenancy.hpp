@@ -37,6 +37,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
@@ -346,7 +347,7 @@ tenancy<Node, Policy>::tenancy(Node& shared, tenancy_options options)
 template <node Node, compute_policy Policy>
 tenancy<Node, Policy>::~tenancy() {
     reap();
-    for (auto& s : shared_.stuck) std::erase(shared_.handles, s.release());  // work may still use the memory
+    for (auto& s : shared_.stuck) detail::erase_equal(shared_.handles, s.release());  // work may still use the memory
     if (shared_.handles.empty()) return;
     std::fprintf(stderr, "gpushare: tenant '%s' outlives its tenancy: destroy the handles of tenants first\n",
                  tenant_name{shared_.handles.front()->name()}.view().data());
@@ -498,7 +499,7 @@ template <node Node, compute_policy Policy>
 std::vector<quota*> tenancy<Node, Policy>::roots_for(const tenant_spec& spec) {
     std::vector<quota*> roots;
     for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-        if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
+        if (spec.on.empty() || std::ranges::find(spec.on, device_id{i}) != spec.on.end())
             roots.push_back(&shared_.devices[i].memory);
     return roots;
 }

@@ -63,6 +63,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
@@ -694,7 +695,8 @@ void tenant<Node, Policy>::abandon() noexcept {
         all.stuck.push_back(std::move(state_));
     } catch (...) {
         const std::lock_guard lock(all.mutex);
-        std::erase(all.handles, state_.release());  // work may still use the memory: losing it is the lesser evil
+        detail::erase_equal(all.handles,
+                            state_.release());  // work may still use the memory: losing it is the lesser evil
     }
 }
 

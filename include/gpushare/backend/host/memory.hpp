@@ -18,11 +18,11 @@
 #include <mutex>
 #include <new>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -134,6 +134,7 @@ public:
 
 private:
     struct block {
+        void* begin = nullptr;
         std::size_t size = 0, alignment = 0;
         std::uint64_t charge = 0;
         std::size_t mapped = 0;  // bytes; 0 if it came from operator new
@@ -154,7 +155,7 @@ private:
     /// Memory of this process for `b`; null if it has none.
     void* back(block& b) const noexcept;
 
-    static void give_back(void* p, const block& b) noexcept;
+    static void give_back(const block& b) noexcept;
 
     void open() noexcept;
     void close() noexcept;
@@ -162,7 +163,7 @@ private:
 
     const memory_options options_;
     mutable std::mutex mutex_;
-    std::unordered_map<void*, block> blocks_;
+    gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> used_{0}, taken_;  // written under the mutex, read anywhere
     std::uint64_t succeed_first_ = 0, then_fail_ = 0;
     std::uint64_t openings_ = 0;     // blocks that run
@@ -181,7 +182,7 @@ GPUSHARE_INLINE device_memory::device_memory(const memory_options& options)
 }
 
 GPUSHARE_INLINE device_memory::~device_memory() {
-    for (const auto& [p, b] : blocks_) give_back(p, b);
+    blocks_.for_each([](const block& b) { give_back(b); });
 }
 
 GPUSHARE_INLINE void* device_memory::allocate(std::size_t size, std::size_t alignment) {
@@ -214,14 +215,14 @@ GPUSHARE_INLINE bool device_memory::zero(void* p, std::size_t size) const noexce
 GPUSHARE_INLINE errc device_memory::deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
     if (p == nullptr) return errc::none;
     std::unique_lock lock{mutex_};
-    const auto at = blocks_.find(p);
-    if (at == blocks_.end()) return errc::unknown_block;
-    const block b = at->second;
+    const block* const found = blocks_.find(p);
+    if (found == nullptr) return errc::unknown_block;
+    const block b = *found;
     if (b.size != size || b.alignment != alignment) return errc::wrong_size;
-    blocks_.erase(at);
+    blocks_.erase(p);
     used_.fetch_sub(b.charge, std::memory_order_relaxed);
     lock.unlock();
-    give_back(p, b);
+    give_back(b);
     return errc::none;
 }
 
@@ -303,15 +304,15 @@ GPUSHARE_INLINE void* device_memory::acquire(std::size_t size, std::size_t align
     if (why.code != errc::none) return nullptr;
 
     block b{.size = size, .alignment = alignment, .charge = charge.count()};
-    void* const p = back(b);
+    void* const p = b.begin = back(b);
     if (p == nullptr) {
         why = exhausted(charge);
         return nullptr;
     }
     try {
-        blocks_.emplace(p, b);
+        blocks_.insert(p, b);
     } catch (const std::bad_alloc&) {
-        give_back(p, b);
+        give_back(b);
         why = exhausted(charge);
         return nullptr;
     }
@@ -364,11 +365,11 @@ GPUSHARE_INLINE void* device_memory::back(block& b) const noexcept {
     return begin + before;
 }
 
-GPUSHARE_INLINE void device_memory::give_back(void* p, const block& b) noexcept {
+GPUSHARE_INLINE void device_memory::give_back(const block& b) noexcept {
     if (b.mapped != 0)
-        ::munmap(p, b.mapped);
+        ::munmap(b.begin, b.mapped);
     else
-        ::operator delete (p, std::align_val_t{b.alignment});
+        ::operator delete (b.begin, std::align_val_t{b.alignment});
 }
 
 GPUSHARE_INLINE void device_memory::open() noexcept {
@@ -382,7 +383,7 @@ GPUSHARE_INLINE void device_memory::close() noexcept {
 }
 
 GPUSHARE_INLINE void device_memory::protect(int access) noexcept {
-    for (const auto& [p, b] : blocks_) ::mprotect(p, b.mapped, access);
+    blocks_.for_each([access](const block& b) { ::mprotect(b.begin, b.mapped, access); });
 }
 
 #endif  // GPUSHARE_BODIES

@@ -35,6 +35,7 @@
 #include <gpushare/backend/host/stream.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/detail/gang_residents.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gang.hpp>
 #include <gpushare/units.hpp>
@@ -133,7 +134,7 @@ private:
 
     private:
         detail::engine& engine_;
-        std::vector<std::thread> threads_;
+        gpushare::detail::stable_list<std::thread> threads_;
     };
 
     static const node_options& checked(const node_options& o);
@@ -156,7 +157,6 @@ GPUSHARE_INLINE node::crew::~crew() {
 }
 
 GPUSHARE_INLINE void node::crew::hire(std::size_t n) {
-    threads_.reserve(n);
     while (threads_.size() < n) {
         threads_.emplace_back([&e = engine_] {
             // Wake up when asked to, not up to 50 us later.

@@ -396,8 +396,9 @@ public:
             const batch& b = batches_[i];
             // Each stream counts once: its work runs one after the other.
             if (b.is_free() || b.level != a.level || b.is_on(s)) continue;
-            const bool again = std::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
-                                           [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
+            const bool again =
+                std::ranges::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
+                                    [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
             if (!again) beside += b.width.part();
         }
         return beside <= 1 + ratios::width_error;

@@ -105,7 +105,8 @@ private:
             return width() + static_cast<double>(o.width) <= 1.001;
         }
         [[nodiscard]] bool is_of(client_id c) const noexcept {
-            return std::any_of(owners.begin(), owners.begin() + num_owners, [=](const owner& o) { return o.who == c; });
+            return std::ranges::any_of(owners.begin(), owners.begin() + num_owners,
+                                       [=](const owner& o) { return o.who == c; });
         }
         [[nodiscard]] bool takes(const owner& o) const noexcept {
             return num_owners < most_owners && (!is_of(o.who) || fits(o));

@@ -28,7 +28,8 @@ public:
     void reserve(std::size_t clients) {
         if (clients <= places_.size()) return;
         if (heap_.capacity() < clients) heap_.reserve(clients + clients / 2);
-        places_.resize(clients, nowhere);
+        if (places_.capacity() < clients) places_.reserve(clients + clients / 2);
+        while (places_.size() < clients) places_.push_back(nowhere);
     }
 
     [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }

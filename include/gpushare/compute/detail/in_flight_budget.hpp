@@ -374,8 +374,7 @@ GPUSHARE_INLINE auto in_flight_budget::room_for(const admission& a, bool alone,
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-    return std::any_of(streams_.begin(), streams_.end(),
-                       [&](const stream_load& l) { return l.name == name && l.level == level; });
+    return std::ranges::any_of(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
 }
 
 GPUSHARE_INLINE bool in_flight_budget::has_room(std::uint32_t level, ns longest, ns predicted,
@@ -496,7 +495,7 @@ GPUSHARE_INLINE void in_flight_budget::end_holds(std::uint32_t client, priority 
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_held_until(instant t) const noexcept {
-    return std::any_of(levels_.begin(), levels_.end(), [=](const level_state& l) { return l.hold_until == t; });
+    return std::ranges::any_of(levels_, [=](const level_state& l) { return l.hold_until == t; });
 }
 
 GPUSHARE_INLINE bool in_flight_budget::any_hold() const noexcept {
@@ -578,7 +577,7 @@ GPUSHARE_INLINE auto in_flight_budget::find_stream(const admission& a) noexcept 
 }
 
 GPUSHARE_INLINE bool in_flight_budget::has_stream(const admission& a) const noexcept {
-    return std::any_of(streams_.begin(), streams_.end(), [&](const stream_load& l) { return is_of(l, a); });
+    return std::ranges::any_of(streams_, [&](const stream_load& l) { return is_of(l, a); });
 }
 
 GPUSHARE_INLINE auto in_flight_budget::width_beside_kept(const admission& a) const noexcept -> double {
@@ -694,9 +693,9 @@ GPUSHARE_INLINE ns in_flight_budget::times(ns a, std::uint32_t n) noexcept {
 }
 
 GPUSHARE_INLINE void in_flight_budget::update() noexcept {
-    const auto used = std::find_if(levels_.begin(), levels_.end(), in_use);
-    const bool several = std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
-    only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
+    only_ = static_cast<std::uint32_t>(levels_.size());
+    for (std::uint32_t i = 0; i < levels_.size(); ++i)
+        if (in_use(levels_[i])) only_ = only_ == levels_.size() ? i : none;
     for (auto& l : levels_) {
         bool top = true;
         for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);

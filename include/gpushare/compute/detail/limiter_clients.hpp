@@ -21,6 +21,7 @@
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -48,7 +49,7 @@ public:
     /// Without those of which `goes(index)` is true.
     template <std::predicate<std::uint32_t> F>
     void erase_if(F goes) noexcept {
-        std::erase_if(indices_, [&](std::uint32_t i) {
+        detail::erase_where(indices_, [&](std::uint32_t i) {
             if (!goes(i)) return false;
             is_there_[i] = false;
             return true;

@@ -21,6 +21,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
@@ -248,7 +249,7 @@ public:
         stranded_.append(w.unrecorded);
         pending_.forget(&w);
         traffic_ += w.bins.traffic();
-        std::erase(workers_, &w);
+        erase_equal(workers_, &w);
     }
     /// Empties the worker's bins now.
     void flush(worker& w) noexcept {

@@ -16,6 +16,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
@@ -93,7 +94,7 @@ public:
         {
             const visit inside(underway_);
             leaks = blocks_.take_all();
-            std::erase_if(leaks, [&](const leak& l) { return !give_back(l.what); });
+            erase_where(leaks, [&](const leak& l) { return !give_back(l.what); });
         }
         return settle(turn) && blocks_.size() == 0;  // frees that found their block before it was taken back
     }

@@ -27,6 +27,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
@@ -151,12 +152,12 @@ public:
         // waits for that.
         if (clean().on_free()) {
             leaks = traced_->take_all();
-            std::erase_if(
-                leaks, [&](const leak& l) { return overwrite_and_free(nullptr, l.what) == errc::submission_failed; });
+            erase_where(leaks,
+                        [&](const leak& l) { return overwrite_and_free(nullptr, l.what) == errc::submission_failed; });
             if (traced_->size() != 0) return false;
         }
         const bool all = take_back_blocks(leaks, turn);
-        if (traced_ && !leaks.empty()) add_traces(leaks);
+        if (traced_ && !leaks.empty()) traced_->take_traces(leaks);
         return all;
     }
 
@@ -418,15 +419,6 @@ private:
         } catch (...) {  // who closes finds it all the same, in the pool
         }
         return errc::submission_failed;
-    }
-    void add_traces(std::vector<leak>& leaks) {
-        std::vector<leak> traced = traced_->take_all();
-        std::ranges::sort(traced, {}, [](const leak& l) { return l.what.pointer; });
-        for (auto& l : leaks) {
-            const auto at = std::ranges::lower_bound(traced, l.what.pointer, std::less<>{},
-                                                     [](const leak& t) { return t.what.pointer; });
-            if (at != traced.end() && at->what.pointer == l.what.pointer) l.trace = std::move(at->trace);
-        }
     }
 
     quota* quota_;

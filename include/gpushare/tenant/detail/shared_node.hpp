@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <list>
@@ -27,6 +26,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
@@ -185,7 +185,7 @@ struct shared_node {
         std::atomic<std::uint64_t> lent_asleep{0};             // bytes: see asleep()
         std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
         std::optional<quota_hook> trims;                     // what these keep goes to whoever lacks memory, arenas too
-        std::deque<slice> slices;                            // one or more
+        stable_list<slice> slices;                           // one or more
         std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
         std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
         std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
@@ -195,7 +195,7 @@ struct shared_node {
 
     /// Under the mutex. A tenant and its successor have the same name for a while.
     void forget(const std::string& name) noexcept {
-        if (const auto at = std::find(names.begin(), names.end(), name); at != names.end()) names.erase(at);
+        if (const auto at = std::ranges::find(names, name); at != names.end()) names.erase(at);
     }
 
     /// A tenant's memory on each of its devices must be a multiple of this: of its own unit and,
@@ -212,7 +212,7 @@ struct shared_node {
     }
 
     mutable std::mutex mutex;
-    std::deque<device> devices;
+    stable_list<device> devices;
     std::vector<std::string> names;                                // under the mutex
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
     std::vector<const tenant_state<Node, Policy>*> handles;        // under the mutex; of all tenants, stuck ones too

@@ -11,7 +11,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <stop_token>
@@ -23,6 +22,8 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -54,7 +55,7 @@ public:
         close_report late;  // what calls that overlapped the close have left behind
         if (closed()) with_memory([&](part& p) { return p.memory.take_back(late, patience{clock_, instant::min()}); });
         const std::lock_guard lock(all_->mutex);
-        std::erase(all_->handles, this);
+        erase_equal(all_->handles, this);
     }
 
     // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a
@@ -66,8 +67,7 @@ public:
         tag_ = claim.tag;
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
             parts_.emplace_back(*whole_, *all_, spec_, spec_.on[i], *claim.slices[i], tag_,
-                                claim.stays(i) ? predecessor->by_number_[i] : nullptr);
-        for (auto& p : parts_) by_number_.push_back(&p);
+                                claim.stays(i) ? &predecessor->parts_[i] : nullptr);
         for (auto& p : parts_)
             if (p.has_memory) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
@@ -91,11 +91,9 @@ public:
         return {spec_, changes_};
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
-    [[nodiscard]] std::deque<part>& parts() noexcept { return parts_; }
+    [[nodiscard]] stable_list<part>& parts() noexcept { return parts_; }
     /// Null if there are not so many.
-    [[nodiscard]] part* find(std::size_t number) const noexcept {
-        return number < by_number_.size() ? by_number_[number] : nullptr;
-    }
+    [[nodiscard]] part* find(std::size_t number) noexcept { return number < parts_.size() ? &parts_[number] : nullptr; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
@@ -103,16 +101,16 @@ public:
     // it there; else null.
     [[nodiscard]] std::vector<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
         std::vector<typename shared::slice*> in(on.size());
-        for (std::size_t i = 0; i < std::min(on.size(), by_number_.size()); ++i)
-            if (by_number_[i]->device == on[i]) in[i] = &by_number_[i]->slice;
+        for (std::size_t i = 0; i < std::min(on.size(), parts_.size()); ++i)
+            if (parts_[i].device == on[i]) in[i] = &parts_[i].slice;
         return in;
     }
     // From now on it has what its predecessor had on the devices where that one stays. Both were
     // granted the same, after so many `changes`. All or nothing: see succession::take_over().
     void take_over(tenant_state& predecessor, std::uint64_t changes) {
-        std::vector<std::function<typename Node::stream()>> make(by_number_.size());
-        for (std::size_t i = 0; i < by_number_.size(); ++i)
-            if (auto& now = *by_number_[i]; now.store == predecessor.by_number_[i]->store)
+        std::vector<std::function<typename Node::stream()>> make(parts_.size());
+        for (std::size_t i = 0; i < parts_.size(); ++i)
+            if (auto& now = parts_[i]; now.store == predecessor.parts_[i].store)
                 make[i] = [whole = whole_, &s = now.slice, d = now.device, level = spec().level, tag = tag_] {
                     return s.stream_for(*whole, d, level, tag);
                 };
@@ -124,16 +122,16 @@ public:
             if (predecessor.changes_ != changes)
                 raise({errc::in_flight}, name(), "take the place of a tenant that is being resized");
             predecessor.succeeded_ = true;
-            for (std::size_t i = 0; i < by_number_.size(); ++i) {
+            for (std::size_t i = 0; i < parts_.size(); ++i) {
                 if (!make[i]) continue;
-                part &now = *by_number_[i], &before = *predecessor.by_number_[i];
+                part &now = parts_[i], &before = predecessor.parts_[i];
                 before.has_memory = false;
                 now.has_memory = true;
                 if (!std::exchange(now.has_share, true)) before.has_share = false;
             }
         }
-        for (std::size_t i = 0; i < by_number_.size(); ++i)
-            if (make[i]) by_number_[i]->store->scrubber.made_by(std::move(make[i]));
+        for (std::size_t i = 0; i < parts_.size(); ++i)
+            if (make[i]) parts_[i].store->scrubber.made_by(std::move(make[i]));
     }
 
     // Acquire: who sees it closed sees the final accounts.
@@ -272,7 +270,7 @@ public:
         recall_forecast f{.usual_longest = *std::max_element(recalls_.begin(), recalls_.end())};
         for (std::size_t i = 0; i < lent_.size(); ++i) {
             f.lent += lent_[i];
-            f.missing += lent_[i] - by_number_[i]->on.memory.free();
+            f.missing += lent_[i] - parts_[i].on.memory.free();
         }
         return f;
     }
@@ -443,9 +441,9 @@ private:
     // Call these two under the mutex. Charged bytes stay guaranteed.
     void lend_idle() {
         const bytes guaranteed = spec_.memory / spec_.devices;
-        lent_.resize(by_number_.size());
-        for (std::size_t i = 0; i < by_number_.size(); ++i) {
-            part& p = *by_number_[i];
+        lent_.resize(parts_.size());
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            part& p = parts_[i];
             auto& limit = p.memory.limit();
             const bytes keeps = std::min(guaranteed, limit.usage().current), lends = guaranteed - keeps;
             if (limit.resize(keeps, burst_on(p, spec_) + lends) != errc::none) continue;
@@ -454,7 +452,7 @@ private:
         }
     }
     void forget_lent() noexcept {
-        for (std::size_t i = 0; i < lent_.size(); ++i) by_number_[i]->on.lends(lent_[i], {});
+        for (std::size_t i = 0; i < lent_.size(); ++i) parts_[i].on.lends(lent_[i], {});
         lent_.clear();
     }
     void note_recall(ns took) noexcept {
@@ -607,8 +605,7 @@ private:
     std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
     std::array<ns, 8> recalls_{};   // how long the last ones took that had to wait: likewise
     std::size_t recalls_made_ = 0;  // likewise
-    std::deque<part> parts_;
-    std::vector<part*> by_number_;  // a deque divides to find one
+    stable_list<part> parts_;
 };
 
 }  // namespace detail

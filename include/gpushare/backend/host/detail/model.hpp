@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -22,6 +21,7 @@
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -46,7 +46,7 @@ public:
     model(const model&) = delete;
     model& operator=(const model&) = delete;
 
-    [[nodiscard]] std::deque<device_state>& devices() noexcept { return devices_; }
+    [[nodiscard]] gpushare::detail::stable_list<device_state>& devices() noexcept { return devices_; }
 
     // --- time
 
@@ -162,7 +162,7 @@ private:
     gpushare::detail::pool<point_state>& points_;
     gpushare::detail::pool<outcome_state>& outcomes_;
     gpushare::detail::pool<operation> operations_;
-    std::deque<device_state> devices_;
+    gpushare::detail::stable_list<device_state> devices_;
     std::vector<std::unique_ptr<stream_state>> streams_;
     gpushare::detail::fifo<stream_state> startable_;  // empty between calls
     gpushare::detail::fifo<sm_state> claimed_;        // SMs whose blocks wait to be run

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <gpushare/units.hpp>
@@ -42,11 +42,10 @@ public:
     };
 
     /// Claims of up to `largest_batch` blocks where many more blocks than SMs are left.
-    explicit scheduler(std::uint32_t sms, std::uint32_t largest_batch = 1) : largest_batch_(largest_batch) {
-        group_of_.resize(sms);
+    explicit scheduler(std::uint32_t sms, std::uint32_t largest_batch = 1)
+        : largest_batch_(largest_batch), group_of_(sms) {
         groups_.emplace_back(sms, sms);
-        groups_[0].free.resize(sms);
-        std::iota(groups_[0].free.begin(), groups_[0].free.end(), 0U);  // ascending: already a heap
+        for (std::uint32_t sm = 0; sm < sms; ++sm) groups_[0].free.push_back(sm);  // ascending: already a heap
     }
 
     [[nodiscard]] std::uint32_t sms() const noexcept { return static_cast<std::uint32_t>(group_of_.size()); }
@@ -84,8 +83,9 @@ public:
     /// `work` may start: `blocks` >= 1 of them, if cooperative no more than there are SMs for it.
     void offer(const Work& work, priority level, std::uint32_t blocks, bool cooperative, std::uint32_t group = 0) {
         // Behind all of its level: the best head is the last one.
-        const auto behind = std::ranges::lower_bound(heads_, level, {}, &head::level);
-        heads_.insert(behind, head{work, level, blocks, 0, group, cooperative});
+        heads_.push_back({work, level, blocks, 0, group, cooperative});
+        for (auto at = heads_.size() - 1; at > 0 && heads_[at - 1].level >= level; --at)
+            std::swap(heads_[at - 1], heads_[at]);
     }
 
     /// Takes back what isn't claimed yet of `work`; false if nothing is left of it.
@@ -155,10 +155,10 @@ private:
         sm_group(std::uint32_t size, std::uint32_t room) : sms(size) { free.reserve(room); }
         void put(std::uint32_t sm) noexcept {
             free.push_back(sm);  // never beyond its room
-            std::ranges::push_heap(free, std::greater{});
+            std::push_heap(free.begin(), free.end(), std::greater{});
         }
         std::uint32_t take() noexcept {
-            std::ranges::pop_heap(free, std::greater{});
+            std::pop_heap(free.begin(), free.end(), std::greater{});
             const std::uint32_t sm = free.back();
             free.pop_back();
             return sm;
@@ -194,12 +194,11 @@ private:
         const std::uint32_t batch = h.cooperative ? 1 : std::clamp(left / (4 * share), 1U, largest_batch_);
         const claim c{h.work, h.claimed, batch, groups_[from].take()};
         h.claimed += batch;
-        const auto here = heads_.begin() + static_cast<std::ptrdiff_t>(at);
         if (h.claimed == h.blocks) {
-            heads_.erase(here);
+            heads_.erase(heads_.begin() + static_cast<std::ptrdiff_t>(at));
         } else if (h.cooperative) {
             h.level = started;
-            std::rotate(here, here + 1, heads_.end());
+            for (; at + 1 < heads_.size(); ++at) std::swap(heads_[at], heads_[at + 1]);
         }
         return c;
     }
@@ -209,8 +208,11 @@ private:
         --from.sms;
         ++groups_[to].sms;
         group_of_[sm] = to;
-        if (std::erase(from.free, sm) == 0) return;
-        std::ranges::make_heap(from.free, std::greater{});
+        const auto at = std::ranges::find(from.free, sm);
+        if (at == from.free.end()) return;
+        *at = from.free.back();
+        from.free.pop_back();
+        std::make_heap(from.free.begin(), from.free.end(), std::greater{});
         groups_[to].put(sm);
     }
 

@@ -144,10 +144,10 @@ public:
     [[nodiscard]] instant next() const noexcept { return sms_.empty() ? never : sms_.front()->end(); }
     void push(sm_state& sm) noexcept {
         sms_.push_back(&sm);  // never beyond the number of SMs
-        std::ranges::push_heap(sms_, later);
+        std::push_heap(sms_.begin(), sms_.end(), later);
     }
     [[nodiscard]] sm_state& pop() noexcept {
-        std::ranges::pop_heap(sms_, later);
+        std::pop_heap(sms_.begin(), sms_.end(), later);
         sm_state& sm = *sms_.back();
         sms_.pop_back();
         return sm;
@@ -156,7 +156,7 @@ public:
     void cut(const device_state& device, instant at) noexcept {
         for (sm_state* sm : sms_)
             if (sm->device == &device) sm->edges[sm->count] = std::min(sm->end(), at);
-        std::ranges::make_heap(sms_, later);
+        std::make_heap(sms_.begin(), sms_.end(), later);
     }
 
 private:

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Erases from vectors by one plain loop. The standard library searches by a loop that it unrolls four
+// times, so each condition is compiled eight times; headers that most programs compile use this.
+//
+//   std::vector<int> v{1, 2, 3};
+//   gpushare::detail::erase_where(v, [](int i) { return i > 1; });      // v is {1}
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Removes the elements for which `goes` is true, and asks once for each, in order. Returns how many.
+template <class T, std::predicate<const T&> F>
+std::size_t erase_where(std::vector<T>& from, F goes) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        if (goes(std::as_const(from[i]))) continue;
+        if (kept != i) from[kept] = std::move(from[i]);
+        ++kept;
+    }
+    const std::size_t gone = from.size() - kept;
+    while (from.size() > kept) from.pop_back();
+    return gone;
+}
+
+/// The same for the elements that equal `what`.
+template <class T>
+std::size_t erase_equal(std::vector<T>& from, const std::type_identity_t<T>& what) {
+    return erase_where(from, [&](const T& t) { return t == what; });
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
