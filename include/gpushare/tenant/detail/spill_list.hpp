@@ -182,8 +182,9 @@ private:
             entry* const e = idle_longest();
             if (e == nullptr) break;
             move(*e, by);
+            const auto spill_block = spill_block_;  // under the mutex: add() may come meanwhile
             lock.unlock();
-            const errc why = spill_block_(*e, by);
+            const errc why = spill_block(*e, by);
             if (why == errc::none) freed += e->block.size();
             lock.lock();
             rest(*e);
