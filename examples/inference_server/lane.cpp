@@ -289,6 +289,7 @@ void lane::asked(instant now) {
 // Under the lock.
 void lane::over(std::size_t requests) noexcept {
     for (const auto now = tenant_->now(); requests != 0; --requests) sleep_.request_ended(now);
+    if (sleep_.requests() == 0) idle_.notify_all();
 }
 
 void lane::infer(infer_request r, on_answer reply) {
@@ -660,6 +661,7 @@ void lane::load_later() {
         }
     });
     state_ = state::loading;
+    loads_ = true;
     sleep_.began(gpushare::sleep_level::awake, tenant_->now());
 }
 
@@ -682,6 +684,8 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
         } catch (...) {  // of the host's memory: they wait for another load
             starved = true;
         }
+        loads_ = false;
+        idle_.notify_all();
         over(lost.size() + told.size());  // before they are answered: who has its answer may unload the model
     }
     e.reset();
@@ -750,6 +754,15 @@ void lane::close_text() noexcept {
     over(1);
 }
 
+namespace {
+
+/// A tenant's instant is one of the steady clock's.
+std::chrono::time_point<std::chrono::steady_clock, gpushare::ns> steady(instant i) {
+    return std::chrono::time_point<std::chrono::steady_clock, gpushare::ns>{i.time_since_epoch()};
+}
+
+}  // namespace
+
 bool lane::unload() {
     std::shared_ptr<engine> gone;
     std::unique_ptr<gpushare::workspace> beside;
@@ -779,7 +792,7 @@ bool lane::let_sleep() {
     return state_ == state::closed || (state_ == state::unloaded && sleep_.requests() == 0 && submitted_ == 0);
 }
 
-bool lane::close(instant deadline) {
+bool lane::close(instant deadline, const std::stop_token& hurry) {
     std::vector<request> lost;
     std::shared_ptr<engine> gone;
     {
@@ -791,13 +804,16 @@ bool lane::close(instant deadline) {
     for (auto& r : lost) refuse(r, as_refused(gpushare::failure{errc::closed}));
     memory_came();  // those that wait are refused
     std::unique_lock lock(mutex_);
-    const bool over = idle_.wait_until(
-        lock, std::chrono::time_point<std::chrono::steady_clock, gpushare::ns>{deadline.time_since_epoch()},
-        [&] { return submitted_ == 0; });
+    const bool over = idle_.wait_until(lock, hurry, steady(deadline), [&] { return submitted_ == 0; });
     gone = std::move(engine_);
     const auto beside = std::move(beside_);
     lock.unlock();
     return over;
+}
+
+bool lane::wait_idle(instant deadline, const std::stop_token& hurry) {
+    std::unique_lock lock(mutex_);
+    return idle_.wait_until(lock, hurry, steady(deadline), [&] { return !is_busy(); });
 }
 
 lane::state lane::now() const {
@@ -808,9 +824,15 @@ std::size_t lane::waiting() const {
     const std::lock_guard lock(mutex_);
     return waiting_.size();
 }
+// Under the lock.
+bool lane::is_busy() const noexcept { return submitted_ != 0 || sleep_.requests() != 0 || state_ == state::loading; }
 bool lane::busy() const {
     const std::lock_guard lock(mutex_);
-    return submitted_ != 0 || sleep_.requests() != 0 || state_ == state::loading;
+    return is_busy();
+}
+bool lane::works() const {
+    const std::lock_guard lock(mutex_);
+    return submitted_ != 0 || loads_;
 }
 gpushare::sleep_levels lane::sleep() const {
     const std::lock_guard lock(mutex_);

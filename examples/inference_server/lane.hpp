@@ -15,7 +15,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -142,14 +144,20 @@ public:
     bool unload();
     /// Goes to sleep, as deep as it is time for. Whether it sleeps as deep as it goes.
     bool let_sleep();
-    /// Refuses all that waits and comes, and waits until nothing runs; the weights are given back. False at the deadline.
-    bool close(gpushare::instant deadline);
+    /// Refuses all that waits and comes, and waits until nothing runs; the weights are given back. False at the
+    /// deadline, or when `hurry` is requested.
+    bool close(gpushare::instant deadline, const std::stop_token& hurry = {});
+    /// Waits until the lane isn't busy. False at the deadline, or when `hurry` is requested.
+    bool wait_idle(gpushare::instant deadline, const std::stop_token& hurry = {});
 
     [[nodiscard]] state now() const;
+    [[nodiscard]] std::string_view whose() const noexcept { return tenant_->name(); }
     [[nodiscard]] const model_info& info() const noexcept { return source_->info; }
     [[nodiscard]] std::size_t waiting() const;
     /// Whether requests wait or run, texts are being continued, or it is being loaded.
     [[nodiscard]] bool busy() const;
+    /// Whether a submission or a load hasn't ended, also of a lane that is closed.
+    [[nodiscard]] bool works() const;
     /// How deep it sleeps, and what waking takes.
     [[nodiscard]] gpushare::sleep_levels sleep() const;
     [[nodiscard]] piece_report pieces() const;
@@ -180,6 +188,7 @@ private:
     void asked(gpushare::instant now);
     void came_to(gpushare::sleep_level level, gpushare::instant now) noexcept;
     void over(std::size_t requests) noexcept;
+    [[nodiscard]] bool is_busy() const noexcept;
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
     template <class Run, class Done>
@@ -219,7 +228,7 @@ private:
     gpushare::pmr_adaptor<tenant::memory_type> memory_;
 
     mutable std::mutex mutex_;
-    std::condition_variable idle_;
+    std::condition_variable_any idle_;  // something of what busy() and works() look at is over
     state state_ = state::unloaded;
     std::vector<std::function<void(const refused*)>> on_loaded_;
     std::shared_ptr<engine> engine_;
@@ -230,6 +239,7 @@ private:
     std::size_t texts_ = 0;                             // that are being continued
     std::deque<piece> for_memory_;                      // first ones of texts, first come first served
     bool trying_ = false;                               // the first of them is on the device
+    bool loads_ = false;                                // a load hasn't ended: also where `state_` is closed
     gpushare::ns call_takes_{};                         // smoothed; 0: not known
     gpushare::ns longest_piece_{};                      // since the last load
     gpushare::sleep_levels sleep_;

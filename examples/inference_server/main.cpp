@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts the parts together: a service, and the protocols that it is reached by. SIGHUP reads the file of tenants again; SIGTERM and SIGINT
-// answer what was asked and end.
+// answer what was asked and end, with status 3 where an engine's call doesn't; a second one waits for nothing.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include <exception>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -50,9 +50,12 @@ constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION.
   --sms N              of the device (2)
   --memory MIB         of the device (1024)
   --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
-  --drain S            seconds that answers may take at the end (20)
+  --drain S            seconds that answers may take at the end (20), and ten more for calls that run then
   --torch FOLDER       with its models as TorchScript: NAME.pt, described by NAME.json; see torch_engines.hpp
   --gemma-terms-accepted   with Gemma 3 270M, whose weights are under Google's terms, https://ai.google.dev/gemma/terms
+
+SIGTERM and SIGINT end the server, SIGHUP has it read the file of tenants again. A second SIGTERM or SIGINT has it wait
+for nothing. It ends with status 0; with 3 if an engine's call still runs, after the bills are written; with 1 for an error.
 )";
 
 struct options {
@@ -166,6 +169,9 @@ service_options with_onnx(service_options o) {
     return o;
 }
 
+/// So long calls may go on whose answers aren't waited for any more.
+constexpr gpushare::ns grace = 10s;
+
 void run(const options& o) {
     ::sigset_t signals;
     ::sigemptyset(&signals);
@@ -192,32 +198,32 @@ void run(const options& o) {
         if (::sigwait(&signals, &signal) != 0) break;
         if (signal == SIGHUP) s.reload_soon([](std::string_view) {});  // a TERM that comes meanwhile isn't kept waiting
     }
-    const auto began = std::chrono::steady_clock::now();
-    std::atomic<bool> at_once{false};
-    const auto left = [&] {
-        const auto took = std::chrono::steady_clock::now() - began;
-        return at_once ? 0ms : std::max(o.drain - std::chrono::duration_cast<std::chrono::milliseconds>(took), 0ms);
-    };
-    const std::jthread second_signal([&](const std::stop_token& over) {  // waits for nobody
+    const std::stop_source second;  // signal: waits for nobody
+    const auto until = gpushare::saturating_add(s.now(), gpushare::ns{o.drain});
+    const std::jthread second_signal([&](const std::stop_token& over) {
         const ::timespec often{0, 50'000'000};
         while (!over.stop_requested()) {
             const int signal_now = ::sigtimedwait(&signals, nullptr, &often);
             if (signal_now != SIGINT && signal_now != SIGTERM) continue;
-            at_once = true;
+            second.request_stop();
             http.hurry();
 #ifdef INFERENCE_SERVER_GRPC
             grpc.hurry();
 #endif
         }
     });
-    bool drained = false;
-    while (!drained && left() > 0ms) drained = s.drain(gpushare::saturating_add(s.now(), std::min(left(), 50ms)));
-    if (!drained) std::fprintf(stderr, "inference_server: some requests aren't answered\n");
-    const auto patience = [&] { return at_once ? 0ms : std::max(left(), 1'000ms); };
+    if (!s.drain(until, second.get_token())) std::fprintf(stderr, "inference_server: some requests aren't answered\n");
+    const auto patience = [&] {
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - s.now());
+        return second.stop_requested() ? 0ms : std::max(left, 1'000ms);
+    };
 #ifdef INFERENCE_SERVER_GRPC
     grpc.stop(patience());
 #endif
     http.stop(patience());
+    // Calls that still run are billed when they end.
+    const auto running = s.stop(gpushare::saturating_add(std::max(until, s.now()), grace), second.get_token());
+    if (!running.empty()) leave(running);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <map>
@@ -65,13 +66,7 @@ service::~service() {
         thread->request_stop();
         thread->join();
     }
-    const auto deadline = gpushare::saturating_add(now(), 10s);
-    for (const auto& l : all_lanes()) l->close(now());
-    for (const auto& l : all_lanes()) l->close(deadline);
-    loads_.stop();  // somebody waits for each load that is left
-    bill();
-    if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
-    for (const auto& l : unwritten_) std::fputs(to_text(l).c_str(), stderr);
+    (void)stop(gpushare::never);
     drawn_.reset();
     keys_.reset();
     for (auto& [name, row] : rows_) {
@@ -79,8 +74,41 @@ service::~service() {
         row.room.reset();
         row.who.reset();
     }
-    tenants_.apply({}, deadline);
+    tenants_.apply({}, gpushare::saturating_add(now(), 10s));
     dispatcher_.request_stop();
+}
+
+// Also those of tenants and models that are gone.
+std::vector<std::shared_ptr<lane>> service::lanes_at_end() const {
+    auto lanes = all_lanes();
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : outlasting_)
+        if (auto l = weak.lock()) lanes.push_back(std::move(l));
+    return lanes;
+}
+
+std::vector<service::running> service::stop(instant deadline, const std::stop_token& hurry) {
+    refuse_new();
+    const auto lanes = lanes_at_end();
+    for (const auto& l : lanes) l->close(now());  // as in close_all()
+    for (const auto& l : lanes) l->close(deadline, hurry);
+    (void)loads_.stop(deadline, hurry);  // somebody waits for each load that is left
+    std::vector<running> left;
+    for (const auto& l : lanes)
+        if (l->works()) left.push_back({std::string(l->whose()), l->info().name});
+    bill();
+    const std::lock_guard billing(billing_);
+    if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
+    for (const auto& l : std::exchange(unwritten_, {})) std::fputs(to_text(l).c_str(), stderr);
+    return left;
+}
+
+void leave(const std::vector<service::running>& beside) noexcept {
+    for (const auto& r : beside)
+        std::fprintf(stderr, "inference_server: tenant '%s': model '%s' still runs; the server ends without it\n",
+                     r.tenant.c_str(), r.model.c_str());
+    std::fflush(nullptr);
+    std::_Exit(exit_beside_calls);
 }
 
 service::caller service::authenticate(std::string_view key) {
@@ -237,17 +265,14 @@ bool service::ready() const {
            shut_.load(std::memory_order_relaxed) == 0;
 }
 
-bool service::drain(instant deadline) {
-    {
-        const std::lock_guard lock(mutex_);
-        draining_ = true;
-    }
-    for (const auto& l : all_lanes())
-        while (l->busy()) {
-            if (now() >= deadline) return false;
-            std::this_thread::sleep_for(2ms);
-        }
-    return true;
+void service::refuse_new() {
+    const std::lock_guard lock(mutex_);
+    draining_ = true;
+}
+
+bool service::drain(instant deadline, const std::stop_token& hurry) {
+    refuse_new();
+    return std::ranges::all_of(lanes_at_end(), [&](const auto& l) { return l->wait_idle(deadline, hurry); });
 }
 
 // What loads: one at a time, so that a slow one of many doesn't take all the memory; tenants take turns.
@@ -396,6 +421,15 @@ void service::reload_soon(on_reload done) {
     reload_comes_.notify_one();
 }
 
+void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant deadline) {
+    for (const auto& l : lanes) l->close(now());  // what waits is refused at once, and not behind another lane's work
+    for (const auto& l : lanes) l->close(deadline);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(outlasting_, [](const auto& weak) { return weak.expired(); });
+    for (const auto& l : lanes)
+        if (l->works()) outlasting_.push_back(l);
+}
+
 // They give their models' memory back first; nobody gets a lane of theirs from here on.
 std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& next, instant deadline) {
     std::vector<std::shared_ptr<tenant>> gone;
@@ -413,8 +447,7 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
             row.asleep = false;
         }
     }
-    for (const auto& l : lanes) l->close(now());  // what waits is refused at once, and not behind another lane's work
-    for (const auto& l : lanes) l->close(deadline);
+    close_all(lanes, deadline);
     return gone;
 }
 
@@ -473,11 +506,11 @@ void service::close_changed(std::map<std::string, own_models> next, instant dead
             row.models = std::move(now);
         }
     }
-    for (const auto& l : lanes) l->close(deadline);
+    close_all(lanes, deadline);
 }
 
 void service::apply(tenants_file next) {
-    const auto deadline = gpushare::saturating_add(now(), 5s);
+    const auto deadline = gpushare::saturating_add(now(), gpushare::ns{options_.closes_within});
     auto specs = next.specs;
     for (auto& s : specs) s.queue_limit = 0;  // it is about requests here, not about submissions
     tenants_.check(specs);
@@ -495,7 +528,7 @@ void service::apply(tenants_file next) {
         for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
         wrong_ = why;
     }
-    close_changed(std::move(models), gpushare::saturating_add(now(), 5s));
+    close_changed(std::move(models), gpushare::saturating_add(now(), gpushare::ns{options_.closes_within}));
     auto ring = ring_of(std::move(next));
     const std::lock_guard lock(keys_mutex_);
     keys_.swap(ring);  // what it was goes without the lock

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -41,7 +42,8 @@ struct service_options {
     std::chrono::milliseconds idle_after{
         60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
     std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
-    std::chrono::milliseconds text_waits{30'000};  ///< at most, for memory of its cache
+    std::chrono::milliseconds closes_within{5'000};  ///< at most, work of a tenant or a model that a reload removes
+    std::chrono::milliseconds text_waits{30'000};    ///< at most, for memory of its cache
     /// Makes a model of a tenant's, by its words in the file of tenants, as onnx_models.hpp does. Checks what can be checked before
     /// somebody asks for it, and throws what an engine's or a model's error is. Empty: built without.
     std::function<model_source(const model_setting&, const std::string& path)> model_of{};
@@ -66,6 +68,8 @@ public:
     service(service_options o, std::vector<model_source> models);
     service(const service&) = delete;
     service& operator=(const service&) = delete;
+    /// Waits until calls and loads have ended, however long they take: nothing can end an engine's thread, and the
+    /// memory that it uses must stay. A program that can't wait asks stop() first, and then ends by leave().
     ~service();
 
     /// Throws refused: 401. Takes as long however many keys there are, and waits for nobody.
@@ -92,8 +96,17 @@ public:
     [[nodiscard]] bool ready() const;
     /// A protocol takes no connections for a while, or takes them again.
     void shut(bool is) noexcept { shut_.fetch_add(is ? 1 : -1, std::memory_order_relaxed); }
-    /// Takes no new requests, and waits until those that are there have been answered. False at the deadline.
-    bool drain(gpushare::instant deadline);
+    /// Takes no new requests, and waits until those that are there have been answered. False at the deadline, or
+    /// when `hurry` is requested.
+    bool drain(gpushare::instant deadline, const std::stop_token& hurry = {});
+    /// A call, a text's piece or a load that hasn't ended.
+    struct running {
+        std::string tenant, model;
+    };
+    /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and writes the last
+    /// bills. What still runs at the deadline, or when `hurry` is requested: the service then goes on with that alone,
+    /// and bills what it takes when a later call, or the destructor, has waited for it.
+    [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
     /// For operators.
     [[nodiscard]] std::string metrics();
@@ -146,6 +159,9 @@ private:
         return keys_;
     }
     void revoke_gone(const tenants_file& next) const;
+    void refuse_new();
+    [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_at_end() const;
+    void close_all(const std::vector<std::shared_ptr<lane>>& lanes, gpushare::instant deadline);
     [[nodiscard]] std::shared_ptr<const key_ring> ring_of(tenants_file next);
 
     [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
@@ -184,11 +200,12 @@ private:
 
     mutable std::mutex mutex_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    std::string wrong_;                  // with the file, the last time
-    std::atomic<bool> draining_{false};  // set under mutex_; strangers may ask without
-    file_look seen_{}, changed_{};       // of the file of tenants: as it was read, and as it was found otherwise
-    std::size_t lines_waiting_ = 0;      // for the journal
-    std::atomic<int> shut_{0};           // protocols; relaxed: a count
+    std::vector<std::weak_ptr<lane>> outlasting_;  // in no row any more, though work of theirs ran on
+    std::string wrong_;                            // with the file, the last time
+    std::atomic<bool> draining_{false};            // set under mutex_; strangers may ask without
+    file_look seen_{}, changed_{};   // of the file of tenants: as it was read, and as it was found otherwise
+    std::size_t lines_waiting_ = 0;  // for the journal
+    std::atomic<int> shut_{0};       // protocols; relaxed: a count
 
     mutable std::mutex keys_mutex_;  // of the pointer alone: never held while somebody's key is looked up
     std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();
@@ -210,5 +227,11 @@ private:
     gpushare::instant late_at_ = gpushare::never;  // the first of the requests' deadlines
     std::jthread dispatcher_, housekeeper_, timekeeper_;
 };
+
+/// The exit status of a process that ends beside calls that still run.
+constexpr int exit_beside_calls = 3;
+/// Says on standard error what still runs, and ends the process with exit_beside_calls, without any destructor: those
+/// would take from the calls what they use.
+[[noreturn]] void leave(const std::vector<service::running>& beside) noexcept;
 
 }  // namespace inference_server

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -15,6 +16,8 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
+
+#include <gpushare/units.hpp>
 
 namespace inference_server {
 
@@ -38,15 +41,24 @@ public:
         comes_.notify_one();
     }
 
-    /// Returns when all that was left to it has run, and what that added. Not from the thread itself.
-    void stop() {
+    /// Returns when all that was left to the worker has run, and what that added. Not from the thread itself.
+    void stop() { (void)stop(gpushare::never, {}); }
+    /// The same until `deadline`, by the steady clock, or until `hurry` is requested: false if something still runs
+    /// then. The thread goes on with it, and a later call waits for it again.
+    bool stop(gpushare::instant deadline, const std::stop_token& hurry) {
         thread_.request_stop();
+        {
+            const std::chrono::time_point<std::chrono::steady_clock, gpushare::ns> by{deadline.time_since_epoch()};
+            std::unique_lock lock(mutex_);
+            if (!comes_.wait_until(lock, hurry, by, [this] { return ended_; })) return false;
+        }
         if (thread_.joinable()) thread_.join();
         decltype(lines_)
             dropped;  // what came as the thread ended: this may go with the last of it, so not under the lock
         const std::lock_guard lock(mutex_);
         over_ = true;
         dropped.swap(lines_);
+        return true;
     }
 
 private:
@@ -68,6 +80,8 @@ private:
             else
                 lines_.splice(lines_.end(), lines_, lines_.begin());
         }
+        ended_ = true;
+        comes_.notify_all();
     }
 
     struct line {
@@ -78,8 +92,8 @@ private:
 
     std::mutex mutex_;
     std::condition_variable_any comes_;
-    std::list<line> lines_;  // none is empty, but perhaps the first while its last function runs
-    bool over_ = false;
+    std::list<line> lines_;              // none is empty, but perhaps the first while its last function runs
+    bool ended_ = false, over_ = false;  // the thread is done; nothing is taken any more
     std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
 

@@ -1512,6 +1512,110 @@ TEST_CASE("a server that goes down answers what was asked, and nothing else", "[
     CHECK(idle.ends());
 }
 
+namespace {
+
+infer_request request_of(std::string_view body) { return parse_infer(body, {}); }
+void wait_for_first(const std::shared_ptr<noting::notes>& n) {
+    eventually([&] {
+        const std::lock_guard lock(n->mutex);
+        return n->came.size() == 1;
+    });
+}
+
+}  // namespace
+
+TEST_CASE("a call that doesn't end is named, and the service goes when it has ended", "[examples]") {
+    std::atomic<int> answered{0};
+    const auto ask = [&](server& s, std::string_view model, std::string_view body) {
+        s.core->infer(s.core->authenticate(chat_key), model, request_of(body), [&](const answer&) { ++answered; });
+    };
+    server s({}, two_tenants, {.closes_within = 0ms});
+    s.http.reset();
+    ask(s, "mlp", rows_of_mlp(1));
+    eventually([&] { return answered == 1; });
+    ask(s, "noting", one("1", "[1]"));
+    wait_for_first(s.notes);
+    std::uint64_t billed = 1;
+    SECTION("at the end") { billed = 2; }
+    SECTION("of a tenant that a reload has removed") {
+        s.rewrite("name=batch api_key=key-of-batch memory=16MiB compute=40%\n");
+        (void)s.core->reload();
+    }
+    CHECK_FALSE(s.core->drain(s.core->now()));
+    auto running = s.core->stop(s.core->now());
+    REQUIRE(running.size() == 1);
+    CHECK(running[0].tenant == "chat");
+    CHECK(running[0].model == "noting");
+    CHECK(s.bill_of("chat").requests == 1);  // what had ended
+    std::stop_source second;
+    auto hurried =
+        std::async(std::launch::async, [&] { return s.core->stop(gpushare::never, second.get_token()).size(); });
+    second.request_stop();
+    CHECK(hurried.get() == 1);
+    auto gone = std::async(std::launch::async, [&] { s.core.reset(); });
+    CHECK(gone.wait_for(100ms) == std::future_status::timeout);  // however slow this machine is
+    s.go->store(true);
+    gone.get();
+    CHECK(answered == 2);
+    CHECK(s.bill_of("chat").requests == billed);  // the bills come behind the calls
+}
+
+TEST_CASE("a load that doesn't end is named as well", "[examples]") {
+    std::atomic<int> told{0};
+    server s;
+    s.http.reset();
+    s.core->load(s.core->authenticate(chat_key), "slow", [&](const refused*) { ++told; });
+    const auto running = s.core->stop(s.core->now());
+    REQUIRE(running.size() == 1);
+    CHECK(running[0].model == "slow");
+    CHECK(told == 0);
+    s.go->store(true);
+    CHECK(s.core->stop(gpushare::never).empty());
+    CHECK(told == 1);
+}
+
+TEST_CASE("a process ends beside a call that doesn't, with a status and a sentence, and its bills are written",
+          "[examples]") {
+    const auto files = server::written(two_tenants);
+    int said[2];
+    REQUIRE(::pipe(said) == 0);
+    const auto pid = ::fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+        ::alarm(100);  // else a fault would be waited for
+        ::dup2(said[1], STDERR_FILENO);
+        const auto never_goes = std::make_shared<std::atomic<bool>>(false);
+        const auto notes = std::make_shared<noting::notes>();
+        const model_info info{"noting", "test", {{"INPUT", datatype::fp32, {1}}}, {{"INPUT", datatype::fp32, {1}}}};
+        service s(
+            {.tenants = *files / "tenants", .journal = *files / "usage"},
+            {tiny_mlp(), {info, [&](const surroundings&) { return std::make_unique<noting>(never_goes, notes); }}});
+        std::atomic<bool> answered{false};
+        s.infer(s.authenticate(chat_key), "mlp", request_of(rows_of_mlp(1)), [&](const answer&) { answered = true; });
+        while (!answered) std::this_thread::sleep_for(1ms);
+        s.infer(s.authenticate(chat_key), "noting", request_of(one("1", "[1]")), [](const answer&) {});
+        for (bool runs = false; !runs; std::this_thread::sleep_for(1ms)) {
+            const std::lock_guard lock(notes->mutex);
+            runs = !notes->came.empty();
+        }
+        leave(s.stop(s.now()));
+    }
+    ::close(said[1]);
+    std::string text;
+    char c = 0;
+    while (::read(said[0], &c, 1) == 1) text += c;
+    ::close(said[0]);
+    int how = 0;
+    REQUIRE(::waitpid(pid, &how, 0) == pid);
+    INFO(text);
+    CHECK(WIFEXITED(how));
+    CHECK(WEXITSTATUS(how) == exit_beside_calls);
+    CHECK(text.find("tenant 'chat': model 'noting' still runs") != std::string::npos);
+    gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
+    (void)gpushare::usage_journal::read(*files / "usage", [&](const gpushare::usage_line& l) { bill.add(l); });
+    CHECK(bill.of("chat").requests == 1);
+}
+
 TEST_CASE("a lost device is no secret", "[examples]") {
     server s;
     auto c = s.connect();
