@@ -8,7 +8,9 @@
 #include <concepts>
 #include <cstdint>
 #include <latch>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -17,7 +19,9 @@
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/two_level.hpp>
 
+#include "conformance/named_suite.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -163,6 +167,35 @@ TEST_CASE("ranks with fewer batches join: an average is that of the others, and 
     CHECK(seen[1] == std::vector<float>{2, 1.5F, 2, 2, 2, 1.5F, 2, 2});
     CHECK(seen[2] == std::vector<float>{2, 2});
     for (const auto& l : last) CHECK(l == std::vector<std::uint32_t>{1, 1});
+}
+
+TEST_CASE("every operator over threads: ranks that have joined change no result", "[interop]") {
+    const auto ranks = GENERATE(1U, 2U, 4U);
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        wrong[r] = conformance::check_named(net);
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+TEST_CASE("every operator over two levels: ranks that have joined change no result", "[interop]") {
+    const gs::communicator between(2);
+    std::vector<std::unique_ptr<gs::communicator>> inside;
+    std::vector<std::unique_ptr<gs::thread_transport>> outer;
+    for (std::uint32_t p = 0; p < 2; ++p) {
+        inside.push_back(std::make_unique<gs::communicator>(p + 1));
+        outer.push_back(std::make_unique<gs::thread_transport>(between.rank(p)));
+    }
+    std::vector<std::optional<gs::two_level_group<gs::thread_transport>>> groups(2);
+    support::together(2, [&](unsigned p) { groups[p].emplace(gs::split(*inside[p], *outer[p])); });
+    std::vector<std::string> wrong(3);
+    support::together(3, [&](unsigned r) {
+        auto net = groups[r == 0 ? 0 : 1]->rank(r == 2 ? 1 : 0);
+        wrong[r] = conformance::check_named(net);
+    });
+    for (const auto& w : wrong) CHECK(w == "");
 }
 
 namespace {

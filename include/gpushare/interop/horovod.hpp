@@ -14,8 +14,8 @@
 // where ranks are threads of one process. A process_set stands on a transport of its ranks.
 //
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements are
-// floats of 16 to 64 bits (sums and averages) or integers of 64 (sums). The transport decides the
-// bits of a sum. For tensors of libtorch see interop/torch_gradients.hpp.
+// floats of 16 to 64 bits, or integers of 64, which have no average. The transport decides the bits
+// of a sum or a product. For tensors of libtorch see interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -48,13 +49,19 @@ inline namespace GPUSHARE_ABI {
 /// Horovod's names.
 namespace horovod {
 
-/// How the ranks' elements are combined.
+/// How the ranks' elements are combined; beside ranks that have joined, those of the others.
 enum class reduce_op : std::uint8_t {
-    average,  ///< their mean; beside ranks that have joined, of those that haven't
+    average,  ///< their mean; not of integers
     sum,      ///< their sum
+    minimum,  ///< the smallest; NaN if a rank has one
+    maximum,  ///< the largest; NaN if a rank has one
+    product,  ///< their product
 };
 inline constexpr reduce_op Average = reduce_op::average;  ///< by Horovod's name
 inline constexpr reduce_op Sum = reduce_op::sum;          ///< by Horovod's name
+inline constexpr reduce_op Min = reduce_op::minimum;      ///< by Horovod's name
+inline constexpr reduce_op Max = reduce_op::maximum;      ///< by Horovod's name
+inline constexpr reduce_op Product = reduce_op::product;  ///< by Horovod's name
 
 /// The elements that can be combined.
 template <class T>
@@ -88,7 +95,15 @@ struct request {
     return h;
 }
 
-inline constexpr std::uint64_t is_broadcast = 1U << 16, is_average = 1U << 17;
+// What is asked for, in a word: the type; whether it is a broadcast; the operator; the root.
+inline constexpr std::uint64_t is_broadcast = 1U << 16;
+inline constexpr int operator_at = 17, root_at = 32;
+[[nodiscard]] constexpr reduce_op operator_of(std::uint64_t what) noexcept {
+    return static_cast<reduce_op>(what >> operator_at & 7U);
+}
+[[nodiscard]] constexpr std::uint32_t root_of(std::uint64_t what) noexcept {
+    return static_cast<std::uint32_t>(what >> root_at);
+}
 
 /// Calls f(T{}) for the type of such a number.
 template <class F>
@@ -99,6 +114,33 @@ decltype(auto) with_type(std::uint64_t what, const F& f) {
         case gpushare::detail::type_id<bfloat16>(): return f(bfloat16{});
         case gpushare::detail::type_id<std::int64_t>(): return f(std::int64_t{});
         default: return f(float{});
+    }
+}
+/// Calls f with the transport's operator. Nobody averages integers: start_allreduce refuses.
+template <class T, class F>
+collective_fault with_operator(reduce_op op, const F& f) {
+    switch (op) {
+        case reduce_op::minimum: return f(minimum{});
+        case reduce_op::maximum: return f(maximum{});
+        case reduce_op::product: return f(product{});
+        case reduce_op::average:
+            if constexpr (!std::integral<T>) return f(average{});
+            break;
+        case reduce_op::sum: break;
+    }
+    return f(sum{});
+}
+/// What leaves the other operand as it is: what a rank that has joined brings.
+template <class T>
+[[nodiscard]] constexpr T neutral_of(reduce_op op) noexcept {
+    using limits = std::numeric_limits<std::conditional_t<std::integral<T>, T, float>>;
+    constexpr auto most = std::integral<T> ? limits::max() : limits::infinity();
+    constexpr auto least = std::integral<T> ? limits::lowest() : -limits::infinity();
+    switch (op) {
+        case reduce_op::minimum: return static_cast<T>(most);
+        case reduce_op::maximum: return static_cast<T>(least);
+        case reduce_op::product: return static_cast<T>(1.0F);
+        default: return T{};
     }
 }
 [[nodiscard]] inline std::size_t size_of(std::uint64_t what) {
@@ -120,8 +162,9 @@ public:
                                                      instant deadline) = 0;
     [[nodiscard]] virtual collective_fault broadcast_bytes(std::span<std::byte> data, std::uint32_t root,
                                                            instant deadline) = 0;
-    [[nodiscard]] virtual collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count,
-                                                   bool averages, instant deadline) = 0;
+    /// Of the type in `what`.
+    [[nodiscard]] virtual collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, reduce_op op,
+                                                   instant deadline) = 0;
     virtual void abort(errc why) = 0;
 };
 template <host_transport Net>
@@ -141,13 +184,12 @@ public:
                                                    instant deadline) override {
         return net_.broadcast(data, root, deadline);
     }
-    [[nodiscard]] collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, bool averages,
+    [[nodiscard]] collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, reduce_op op,
                                            instant deadline) override {
         return with_type(what, [&]<class T>(T) {
             const std::span<T> all(reinterpret_cast<T*>(data), count);
-            if constexpr (!std::integral<T>)
-                if (averages) return net_.all_reduce(std::span<const T>(all), all, average{}, deadline);
-            return net_.all_reduce(std::span<const T>(all), all, sum{}, deadline);
+            return with_operator<T>(
+                op, [&](auto by) { return net_.all_reduce(std::span<const T>(all), all, by, deadline); });
         });
     }
     void abort(errc why) override { net_.abort(net_.rank(), why); }
@@ -213,8 +255,8 @@ public:
     [[nodiscard]] handle start_allreduce(std::span<T> data, std::string_view name, reduce_op op) {
         if (op == Average && std::integral<T>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "averaging integers");
-        const std::uint64_t what =
-            gpushare::detail::type_id<T>() | (op == Average ? detail::is_average : std::uint64_t{0});
+        const std::uint64_t what = gpushare::detail::type_id<T>() | static_cast<std::uint64_t>(op)
+                                                                        << detail::operator_at;
         return start(reinterpret_cast<std::byte*>(data.data()), data.size(), name, what);
     }
     /// See broadcast_async.
@@ -224,7 +266,7 @@ public:
         if (root >= size())
             raise({errc::invalid_specification, root, 0, size(), reason::no_such_rank}, {}, "a broadcast");
         return start(reinterpret_cast<std::byte*>(data.data()), data.size_bytes(), name,
-                     detail::is_broadcast | std::uint64_t{root} << 32);
+                     detail::is_broadcast | std::uint64_t{root} << detail::root_at);
     }
     /// Whether it is done, well or not.
     [[nodiscard]] bool is_done(const handle& h) const {
@@ -376,13 +418,14 @@ private:
         bool moved = false;
         const std::size_t n = mine.size();
         for (std::size_t k = 0; k < n;) {
-            if (answers[k] != has) {
-                moved = (answers[k] == differs && refuse(mine[k])) || moved;
+            const auto what = [&](std::size_t i) { return asked[i * words_of_a_request + 2]; };
+            if (const auto why = why_refused(answers[k], what(k)); why || answers[k] != has) {
+                if (why) done(std::span(mine).subspan(k, 1), why);
+                moved = static_cast<bool>(why) || moved;
                 ++k;
                 continue;
             }
             moved = true;
-            const auto what = [&](std::size_t i) { return asked[i * words_of_a_request + 2]; };
             std::size_t end = k + 1, elements = asked[k * words_of_a_request + 1];
             for (; end < n && answers[end] == has && what(end) == what(k) && (what(k) & detail::is_broadcast) == 0;
                  ++end) {
@@ -397,9 +440,13 @@ private:
         }
         return moved;
     }
-    [[nodiscard]] bool refuse(const std::shared_ptr<detail::request>& r) {
-        done(std::span(&r, 1), {errc::mismatch, collective_kind::all_reduce, leader_for_names(), 0});
-        return true;
+    /// The same on all ranks.
+    [[nodiscard]] collective_fault why_refused(std::uint64_t answer, std::uint64_t what) const {
+        if (answer == differs) return {errc::mismatch, collective_kind::all_reduce, leader_for_names(), 0};
+        const bool sends = answer == has && (what & detail::is_broadcast) != 0;
+        if (sends && joined_[detail::root_of(what)])
+            return {errc::not_supported, collective_kind::broadcast, detail::root_of(what), 0};
+        return {};
     }
     [[nodiscard]] std::uint32_t leader_for_names() const { return leader() == size() ? 0 : leader(); }
     void done(std::span<const std::shared_ptr<detail::request>> some, const collective_fault& f) {
@@ -418,6 +465,7 @@ private:
         const std::size_t size_of_one = detail::size_of(what);
         const bool packs = some.size() != 1 || some[0] == nullptr;
         if (packs) packed_.assign(elements * size_of_one, std::byte{});
+        if (some[0] == nullptr) bring_nothing(what, elements);
         const auto each = [&](const auto& f) {
             std::byte* at = packed_.data();
             for (std::size_t k = 0; k < some.size(); ++k) {
@@ -430,16 +478,25 @@ private:
         std::byte* const data = packs ? packed_.data() : some[0]->data;
         collective_fault f;
         if ((what & detail::is_broadcast) != 0)
-            f = net_->broadcast_bytes({data, elements}, static_cast<std::uint32_t>(what >> 32), deadline());
+            f = net_->broadcast_bytes({data, elements}, detail::root_of(what), deadline());
         else
             f = reduce(what, data, elements);
         if (!f && packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
         return f;
     }
+    /// This rank has joined: it packs what changes nobody's result.
+    void bring_nothing(std::uint64_t what, std::size_t elements) {
+        if ((what & detail::is_broadcast) != 0) return;
+        detail::with_type(what, [&]<class T>(T) {
+            std::fill_n(reinterpret_cast<T*>(packed_.data()), elements,
+                        detail::neutral_of<T>(detail::operator_of(what)));
+        });
+    }
     [[nodiscard]] collective_fault reduce(std::uint64_t what, std::byte* data, std::size_t elements) {
         const auto gone = static_cast<std::uint32_t>(std::count(joined_.begin(), joined_.end(), true));
-        const bool averages = (what & detail::is_average) != 0;
-        const auto f = net_->combine(what, data, elements, averages && gone == 0, deadline());
+        const reduce_op op = detail::operator_of(what);
+        const bool averages = op == Average;
+        const auto f = net_->combine(what, data, elements, averages && gone != 0 ? Sum : op, deadline());
         if (f || !averages || gone == 0) return f;
         detail::with_type(what, [&]<class T>(T) {
             using wide = std::conditional_t<std::same_as<T, double>, double, float>;
@@ -536,9 +593,11 @@ void grouped_allreduce(std::span<const std::span<T>> list, std::string_view name
                        process_set& of = global_process_set()) {
     synchronize(std::span<const handle>(grouped_allreduce_async(list, name, op, of)));
 }
-/// This rank has no more batches: until all ranks have joined, it brings zeros to what the others
-/// hand over. An average is that of the ranks that haven't joined. Returns the rank that joined
-/// last. Call it with nothing under way. Throws as synchronize.
+/// This rank has no more batches: until all ranks have joined, what the others hand over is the
+/// average, sum, minimum, maximum or product of the ranks that haven't joined. (Horovod's joined
+/// ranks bring zeros, whatever the operator.) A broadcast from a rank that has joined fails with
+/// errc::not_supported, and the fault names the rank. Returns the rank that joined last. Call it
+/// with nothing under way. Throws as synchronize.
 inline std::uint32_t join(process_set& of = global_process_set()) { return of.wait_for_all(); }
 
 }  // namespace horovod

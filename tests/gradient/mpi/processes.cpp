@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "conformance/mismatch_suite.hpp"
+#include "conformance/named_suite.hpp"
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 
@@ -242,6 +243,8 @@ void batches_differ() {
     }
     if (gs::horovod::join() != net.size() - 1) check("another rank was last", "batches differ");
     gs::horovod::shutdown();
+    MPI_Barrier(MPI_COMM_WORLD);
+    check(conformance::check_named(net), "by each operator");
     MPI_Barrier(MPI_COMM_WORLD);
 }
 

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What arrays by Horovod's names become over every transport, by each operator, with ranks that join. Without an assertion of Catch,
+// as transport_suite.hpp.
+//
+//   std::string wrong = conformance::check_named(net);                // by all ranks at once
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/horovod.hpp>
+#include <gpushare/numbers.hpp>
+
+namespace conformance {
+
+/// Whole numbers of either sign, never 0: what a zero of somebody's would change. Few bits, so that all results are exact.
+inline float named_value(std::uint32_t rank, std::size_t i) {
+    const auto size = static_cast<float>(1 + (i * 5 + rank * 3) % 4);
+    return (i / 8 + (i % 3 == 0 ? rank : 0U)) % 2 == 0 ? size : -size;
+}
+
+/// Of the ranks from `first` on.
+template <class T>
+T combined_value(gpushare::horovod::reduce_op op, std::uint32_t first, std::uint32_t ranks, std::size_t i) {
+    using gpushare::horovod::reduce_op;
+    double all = named_value(first, i);
+    for (std::uint32_t r = first + 1; r < ranks; ++r) {
+        const double x = named_value(r, i);
+        if (op == reduce_op::minimum)
+            all = std::min(all, x);
+        else if (op == reduce_op::maximum)
+            all = std::max(all, x);
+        else
+            all = op == reduce_op::product ? all * x : all + x;
+    }
+    if (op == reduce_op::average) all /= ranks - first;
+    if constexpr (std::same_as<T, double> || std::integral<T>)
+        return static_cast<T>(all);
+    else
+        return static_cast<T>(static_cast<float>(all));
+}
+
+/// Ranks before `joined` have joined; this one hasn't.
+template <class T>
+std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t joined) {
+    namespace hvd = gpushare::horovod;
+    constexpr hvd::reduce_op all[] = {hvd::Average, hvd::Sum, hvd::Min, hvd::Max, hvd::Product};
+    std::vector<std::vector<T>> x;  // of each operator, a large and a small one
+    std::vector<hvd::handle> handles;
+    for (const std::size_t n : {300U, 7U})
+        for (std::size_t k = 0; k < 5; ++k) {
+            auto& one = x.emplace_back(n);
+            for (std::size_t i = 0; i < n; ++i) one[i] = static_cast<T>(named_value(of.rank(), i + k % 5));
+        }
+    for (std::size_t k = 0; k < x.size(); ++k) {
+        if (std::integral<T> && all[k % 5] == hvd::Average) continue;
+        const auto name = "x" + std::to_string(sizeof(T)) + "." + std::to_string(k);
+        handles.push_back(hvd::allreduce_async(std::span(x[k]), name, all[k % 5], of));
+    }
+    hvd::synchronize(std::span<const hvd::handle>(handles));
+    for (std::size_t k = 0; k < x.size(); ++k) {
+        if (std::integral<T> && all[k % 5] == hvd::Average) continue;
+        for (std::size_t i = 0; i < x[k].size(); ++i) {
+            const T right = combined_value<T>(all[k % 5], joined, of.size(), i + k % 5);
+            bool wrong = std::memcmp(&x[k][i], &right, sizeof(T)) != 0;
+            if constexpr (sizeof(T) == 2)  // two levels average averages
+                if (all[k % 5] == hvd::Average)
+                    wrong = std::abs(static_cast<float>(x[k][i]) - static_cast<float>(right)) > 1.0F / 32;
+            if (wrong)
+                return "operator " + std::to_string(k % 5) + " beside " + std::to_string(joined) +
+                       " that have joined: element " + std::to_string(i);
+        }
+    }
+    return {};
+}
+
+/// Rank r has r + 1 batches, of which each has arrays of every type for every operator; then a rank that has joined
+/// can't send. Between two epochs all ranks join.
+template <gpushare::host_transport Net>
+std::string check_named(Net& net) {
+    namespace hvd = gpushare::horovod;
+    hvd::process_set of(net);
+    std::string wrong;
+    const auto note = [&](const char* what, const std::string& w) {
+        if (wrong.empty() && !w.empty()) wrong = std::string(what) + ": " + w;
+    };
+    for (int epoch = 0; epoch < 2; ++epoch) {
+        for (std::uint32_t b = 0; b <= of.rank(); ++b) {
+            note("float", check_operators<float>(of, b));
+            note("double", check_operators<double>(of, b));
+            note("float16", check_operators<gpushare::float16>(of, b));
+            note("bfloat16", check_operators<gpushare::bfloat16>(of, b));
+            note("int64", check_operators<std::int64_t>(of, b));
+            std::vector<float> nan{of.rank() + 1 == of.size() ? std::numeric_limits<float>::quiet_NaN() : 1.0F};
+            for (const auto op : {hvd::Min, hvd::Max}) {
+                auto x = nan;
+                hvd::allreduce(std::span(x), "nan", op, of);
+                note("NaN", std::isnan(x[0]) ? "" : "lost");
+            }
+            if (b == 0) continue;
+            gpushare::errc code = gpushare::errc::none;
+            try {
+                hvd::synchronize(hvd::broadcast_async(std::span(nan), b - 1, "sent", of));
+            } catch (const gpushare::operation_error& e) {
+                code = e.code();
+            }
+            note("a broadcast from a rank that has joined", code == gpushare::errc::not_supported ? "" : "goes on");
+        }
+        note("join", hvd::join(of) + 1 == of.size() ? "" : "another rank was last");
+    }
+    return wrong;
+}
+
+}  // namespace conformance
