@@ -4,11 +4,15 @@
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -507,6 +511,132 @@ TEST_CASE("top-k on devices sends what all_reduce_top_k sends, bucket by bucket,
                 for (auto& one : of_rank) one.skip();
         }
     }
+}
+
+namespace {
+
+/// What gossip makes of the parameters of such a machine on the host.
+std::vector<std::vector<std::vector<float>>> gossip_on_host(const machine<float, float>& m,
+                                                            const gs::neighbour_graph& among) {
+    std::vector<std::vector<std::vector<float>>> all(m.ranks);
+    const gs::communicator group(m.ranks);
+    support::together(m.ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        for (std::size_t g = 0; g < m.sizes.size(); ++g) {
+            auto& x = all[r].emplace_back(m.places[g][r], m.places[g][r] + m.sizes[g]);
+            (void)gs::gossip_average(net, among, x);
+        }
+    });
+    return all;
+}
+[[nodiscard]] bool same_bits(const machine<float, float>& m,
+                             const std::vector<std::vector<std::vector<float>>>& expected) {
+    bool same = true;
+    for (std::uint32_t r = 0; r < m.ranks; ++r)
+        for (std::size_t g = 0; g < m.sizes.size(); ++g)
+            same = same && (m.sizes[g] == 0 ||
+                            std::memcmp(expected[r][g].data(), m.places[g][r], m.sizes[g] * sizeof(float)) == 0);
+    return same;
+}
+/// What a device writes as soon as it may.
+struct late {
+    const std::atomic<bool>* go;
+    float* data;
+    template <class C>
+    void operator()(C&) const {
+        while (!go->load()) std::this_thread::yield();
+        for (int i = 0; i < 40; ++i) data[i] = 5;
+    }
+};
+[[nodiscard]] errc gossip_fault(gs::device_gossip& gossip, machine<float, float>& m) {
+    for (std::uint32_t r = 0; r < m.ranks; ++r) (void)m.buckets.ready(r, 0);
+    return m.buckets.advance(std::span(m.streams), m.to, gossip.engine(std::span(m.streams)));
+}
+void check_gossip(std::uint64_t seed) {
+    support::random any(seed);
+    const auto ranks = static_cast<std::uint32_t>(1 + any.below(5));
+    machine<float, float> m(ranks, any.one_in(2), gs::bytes{1 + any.below(4000)});
+    std::vector<std::size_t> sizes(1 + any.below(10));
+    for (auto& n : sizes) n = any.one_in(6) ? 0 : any.below(any.one_in(4) ? 20'000 : 60);
+    const auto flat = static_cast<std::uint32_t>(any.below(ranks + 1));
+    m.add(sizes, [&](std::uint32_t r) { return r < flat ? std::size_t{0} : std::size_t{1 + r}; });
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> links;
+    for (std::uint32_t r = 0; r < ranks; ++r)
+        for (std::uint32_t q = 0; q < r; ++q)
+            if (any.one_in(2)) links.emplace_back(r, q);
+    const auto among = any.one_in(3) ? gs::neighbour_graph::ring(ranks) : gs::neighbour_graph(ranks, links);
+    auto second = m.staging;
+    std::vector<float*> memory;
+    for (auto& x : second) memory.push_back(x.data());
+    gs::device_gossip gossip(among);
+    gossip.use(memory);
+    m.fill(any);
+    CAPTURE(seed, ranks, m.together, links.size(), flat);
+    for (int step = 0; step < 3; ++step) {
+        const auto expected = gossip_on_host(m, among);
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            for (std::uint32_t g = 0; g < sizes.size(); ++g) REQUIRE(m.buckets.ready(r, g) == errc::none);
+        REQUIRE(m.buckets.advance(std::span(m.streams), m.to, gossip.engine(std::span(m.streams))) == errc::none);
+        CHECK(m.buckets.complete());
+        m.wait();
+        CHECK(same_bits(m, expected));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("gossip between devices has the bits of gossip between threads", "[gradient][averaging]") {
+    for (std::uint64_t n = 0; n < 20; ++n) check_gossip(support::seed(n));
+}
+
+TEST_CASE("gossip between devices waits for neighbours that are late, with what they read", "[gradient][averaging]") {
+    machine<float, float> m(3, false, gs::bytes{1 << 20});  // 0 - 1 - 2, each one flat buffer
+    m.add(std::vector<std::size_t>{40}, [](std::uint32_t) { return std::size_t{0}; });
+    const std::vector<std::pair<std::uint32_t, std::uint32_t>> links{{0, 1}, {1, 2}};
+    const gs::neighbour_graph among(3, links);
+    auto second = m.staging;
+    gs::device_gossip gossip(among);
+    CHECK(gossip_fault(gossip, m) == errc::invalid_specification);  // without memory
+    gossip.use(std::vector<float*>{second[0].data(), second[1].data(), second[2].data()});
+    support::random any(9);
+    m.fill(any);
+    for (float& x : m.of[2]) x = 5;
+    const auto expected = gossip_on_host(m, among);
+    for (float& x : m.of[2]) x = 0;
+    std::atomic<bool> go{false};
+    m.streams[2].launch({}, late{&go, m.of[2].data()});
+    CHECK(gossip_fault(gossip, m) == errc::none);
+    // Rank 0 needs nothing of rank 2, but rank 1 does: rank 0's parameters stay until rank 1 has read them.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    go = true;
+    m.wait();
+    CHECK(same_bits(m, expected));
+    CHECK_THROWS_AS(gossip.use(std::vector<float*>{nullptr}), gs::operation_error);
+}
+
+TEST_CASE("a sum of more neighbours than a launch lists goes on in another one", "[gradient][averaging]") {
+    constexpr std::uint32_t ranks = gs::detail::most_pieces + 9;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> star;
+    for (std::uint32_t r = 1; r < ranks; ++r) star.emplace_back(0, r);
+    const gs::neighbour_graph among(ranks, star);
+    gs::host::node node({.devices = 1, .sms = 2});
+    std::vector<gs::host::stream> streams;
+    streams.push_back(node.make_stream({0}));
+    std::vector<std::vector<float>> x(ranks), other(ranks, std::vector<float>(3));
+    std::vector<float*> at, memory;
+    float sum = 0;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        x[r].assign(3, 1.0F + static_cast<float>(r));
+        at.push_back(x[r].data());
+        memory.push_back(other[r].data());
+        sum += among.weight(0, r) * x[r][0];
+    }
+    gs::device_gossip gossip(among);
+    gossip.use(memory);
+    const std::vector<const float*> ins(at.begin(), at.end());
+    CHECK(gossip.engine(std::span(streams))(ins, at, 3, gs::average{}) == errc::none);
+    streams[0].record().wait(gs::never);
+    CHECK(std::abs(x[0][2] - sum) < 1e-3F * sum);
 }
 
 TEST_CASE("parameters on devices are averaged every so many steps", "[gradient]") {

@@ -29,7 +29,8 @@
 //   halves.feed_back(zeroed);
 //   halves.watch(flags);           // a word of each rank is 1 if a combined gradient isn't finite: then halves.skip()
 //
-// `device_top_k` is an engine that sends the largest elements alone.
+// `device_top_k` is an engine that sends the largest elements alone. `device_gossip` averages each
+// rank's parameters with its neighbours'.
 #pragma once
 
 #include <algorithm>
@@ -50,6 +51,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
+#include <gpushare/gradient/detail/gossip.hpp>
 #include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
@@ -538,6 +540,94 @@ private:
     std::vector<float*> memory_;  // of each rank: two halves of what is owed; what is sent; what all send
     bool later_half_ = false;     // has what is owed
     std::size_t done_ = 0;        // elements of this step
+};
+
+/// Engine of buckets that averages each rank's parameters with its neighbours' alone, which are
+/// registered in place of gradients: on devices what gossip_average (gradient/transport.hpp) does,
+/// with its bits, whatever the buckets. Devices read their neighbours' memory, so they must reach
+/// it. One thread at a time.
+///
+///   gpushare::device_gossip ring(gpushare::neighbour_graph::ring(ranks));
+///   ring.use(second);                  // of each rank, as large as its staging array
+///   buckets.advance(std::span(streams), staging, ring.engine(std::span(streams)));
+///
+/// Streams wait for their neighbours' streams alone, and the host for none.
+class device_gossip {
+public:
+    /// Among the ranks of a neighbour_graph (gradient/transport.hpp), which is copied.
+    template <class Graph>
+    requires requires(const Graph& g, std::uint32_t r) {
+        g.neighbours(r);
+        { g.weight(r, r) } -> std::same_as<float>;
+    }
+    explicit device_gossip(const Graph& among) : beside_(among.size()), added_(among.size()) {
+        for (std::uint32_t r = 0; r < among.size(); ++r) {
+            const auto others = among.neighbours(r);  // ascending
+            beside_[r].assign(others.begin(), others.end());
+            auto in_order = beside_[r];
+            in_order.insert(std::lower_bound(in_order.begin(), in_order.end(), r), r);
+            for (const std::uint32_t q : in_order) added_[r].emplace_back(q, among.weight(r, q));
+        }
+    }
+
+    /// Memory of each rank's device, as large as its staging array; alignment 16. Throws
+    /// operation_error (errc::invalid_specification) unless there is one for each rank.
+    void use(std::span<float* const> memory) {
+        if (memory.size() != beside_.size())
+            raise({errc::invalid_specification, memory.size(), 0, beside_.size(), reason::no_such_rank}, {},
+                  "averaging with neighbours");
+        memory_.assign(memory.begin(), memory.end());
+    }
+
+    /// An engine on these streams, one of each rank or one for all, which `use` came before.
+    /// errc::invalid_specification for another number of ranks.
+    template <launcher Stream>
+    requires copier<Stream>
+    [[nodiscard]] auto engine(std::span<Stream> streams) {
+        return [this, streams](std::span<const float* const> ins, std::span<float* const> outs, std::size_t count,
+                               average) -> errc { return combine(streams, ins, outs, count); };
+    }
+
+private:
+    template <class Stream>
+    [[nodiscard]] errc combine(std::span<Stream> streams, std::span<const float* const> ins,
+                               std::span<float* const> outs, std::size_t count) const {
+        const std::size_t ranks = beside_.size();
+        if (memory_.size() != ranks || ins.size() != ranks) return errc::invalid_specification;
+        if (streams.size() != ranks && streams.size() != 1) return errc::invalid_specification;
+        if (count == 0) return errc::none;
+        wait_for_neighbours(streams);  // until they have what is read
+        for (std::uint32_t r = 0; r < ranks; ++r) add_up(streams[streams.size() == 1 ? 0 : r], r, ins, count);
+        wait_for_neighbours(streams);  // until they have read
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            streams[streams.size() == 1 ? 0 : r].copy(outs[r], memory_[r], count * sizeof(float));
+        return errc::none;
+    }
+    /// One stream has its order.
+    template <class Stream>
+    void wait_for_neighbours(std::span<Stream> streams) const {
+        if (streams.size() == 1) return;
+        std::vector<typename Stream::point> here;
+        here.reserve(streams.size());
+        for (Stream& s : streams) here.push_back(s.record());
+        for (std::size_t r = 0; r < streams.size(); ++r)
+            for (const std::uint32_t q : beside_[r]) streams[r].wait(here[q]);
+    }
+    template <class Stream>
+    void add_up(Stream& stream, std::uint32_t r, std::span<const float* const> ins, std::size_t count) const {
+        detail::gossip_sum some{memory_[r], count};
+        for (const auto& [q, weight] : added_[r]) {
+            if (some.add(ins[q], weight)) continue;
+            stream.launch(some.shape(), some);
+            some = {memory_[r], count, true};
+            (void)some.add(ins[q], weight);
+        }
+        stream.launch(some.shape(), some);
+    }
+
+    std::vector<std::vector<std::uint32_t>> beside_;                   // each rank's neighbours
+    std::vector<std::vector<std::pair<std::uint32_t, float>>> added_;  // with the rank itself, in the order of ranks
+    std::vector<float*> memory_;                                       // of each rank
 };
 
 }  // namespace GPUSHARE_ABI

@@ -43,6 +43,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/gossip.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -346,9 +347,10 @@ requires host_transport<Net>
         static_cast<std::size_t>(std::lower_bound(beside.begin(), beside.end(), net.rank()) - beside.begin());
     for (std::size_t i = 0; i < x.size(); ++i) {
         float sum = 0;
-        for (std::size_t k = 0; k < before; ++k) sum += weights[k] * theirs[k * x.size() + i];
-        sum += own * x[i];
-        for (std::size_t k = before; k < beside.size(); ++k) sum += weights[k] * theirs[k * x.size() + i];
+        for (std::size_t k = 0; k < before; ++k) detail::add_weighted(sum, weights[k], theirs[k * x.size() + i]);
+        detail::add_weighted(sum, own, x[i]);
+        for (std::size_t k = before; k < beside.size(); ++k)
+            detail::add_weighted(sum, weights[k], theirs[k * x.size() + i]);
         x[i] = sum;
     }
     return {};
