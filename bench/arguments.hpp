@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a benchmark program was asked: `PROGRAM [OUT.json [PART]]`, an option that it has, or --help anywhere.
+// What a benchmark program was asked: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help anywhere. The name of a
+// part is never taken for that of a file.
 //
 //   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});
 //   if (asked.wants("two")) two(r, asked.has_option());
@@ -29,24 +30,27 @@ public:
         : parts_(std::move(parts)) {
         std::vector<std::string_view> given(argv + 1, argv + argc);
         if (std::ranges::any_of(given, [](std::string_view a) { return a == "--help" || a == "-h"; })) {
-            std::string usage = parts_.empty() ? "]" : " [PART]]", about = names();
+            std::string usage = parts_.empty() ? "" : " [PART]", about = names();
             if (!o.name.empty()) {
                 usage.append(" [").append(o.name).append("]");
                 about.append(o.name).append(": ").append(o.what).append("\n");
             }
             std::printf(
-                "usage: %s [OUT.json%s\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
+                "usage: %s [OUT.json]%s\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
                 argv[0], usage.c_str(), about.c_str());
             std::exit(0);
         }
         if (!o.name.empty()) has_option_ = std::erase(given, o.name) > 0;
         if (given.size() > (parts_.empty() ? 1 : 2))
             throw std::invalid_argument("too many arguments; --help says which there are");
-        if (!given.empty()) json_ = given[0].data();  // one of argv: ends with a null
-        if (given.size() < 2) return;
-        part_ = given[1];
-        if (std::ranges::find(parts_, part_) == parts_.end())
-            throw std::invalid_argument("there is no part '" + std::string(part_) + "'. " + names());
+        if (!given.empty() && !is_part(given[0])) {
+            json_ = given[0].data();  // one of argv: ends with a null
+            given.erase(given.begin());
+        }
+        if (given.empty()) return;
+        part_ = given.back();
+        if (given.size() > 1) throw std::invalid_argument("only one part at a time");
+        if (!is_part(part_)) throw std::invalid_argument("there is no part '" + std::string(part_) + "'. " + names());
     }
 
     /// Null for none.
@@ -57,6 +61,7 @@ public:
     [[nodiscard]] bool has_option() const noexcept { return has_option_; }
 
 private:
+    [[nodiscard]] bool is_part(std::string_view name) const { return std::ranges::find(parts_, name) != parts_.end(); }
     [[nodiscard]] std::string names() const {
         if (parts_.empty()) return {};
         std::string text = "Parts:";

@@ -8,8 +8,12 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
+#include "arguments.hpp"
 #include "harness.hpp"
 #include "support/catch.hpp"
 
@@ -65,4 +69,22 @@ TEST_CASE("what takes twice as long is measured as twice as long", "[bench]") {
     const auto twice = [] { return bench::ns_per_call<stepped_clock>(50, [] { spend(20us), spend(20us); }); };
     CHECK(bench::value_of(bench::statistic::median, bench::repeated(5, once)) == Approx(20'000));
     CHECK(bench::value_of(bench::statistic::median, bench::ratios(9, twice, once)) == Approx(2));
+}
+
+TEST_CASE("a part of a benchmark is asked for with a file for its results and without", "[bench]") {
+    const auto asked = [](std::vector<const char*> words) {
+        words.insert(words.begin(), "bench");
+        return bench::arguments(static_cast<int>(words.size()), const_cast<char**>(words.data()), {"first", "second"});
+    };
+    for (const auto& words : {std::vector<const char*>{"second"}, {"out.json", "second"}}) {
+        const auto a = asked(words);
+        CHECK(a.wants("second"));
+        CHECK_FALSE(a.wants("first"));
+        CHECK((a.json() == nullptr) == (words.size() == 1));
+    }
+    const auto all = asked({"out.json"});
+    CHECK(std::string(all.json()) == "out.json");
+    CHECK(all.wants("first"));
+    CHECK_THROWS_AS(asked({"out.json", "third"}), std::invalid_argument);
+    CHECK_THROWS_AS(asked({"second", "first"}), std::invalid_argument);
 }
