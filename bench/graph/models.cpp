@@ -48,9 +48,10 @@ std::vector<onnx::TensorProto> inputs_beside(const fs::path& model) {
 onnx_model read(const model_case& c, const gpushare::graph::onnxruntime_library* fused) {
     auto plain = onnx_model::load(c.path, {.inputs = c.shapes});
     if (fused == nullptr) return plain;
-    return onnx_model::parse(
-        optimised(*fused, plain.whole()),
-        {.inputs = c.shapes, .other_domains = gpushare::graph::onnxruntime_domains(), .like = &plain.graph()});
+    return onnx_model::parse(optimised(*fused, plain.whole()), {.inputs = c.shapes,
+                                                                .other_domains = gpushare::graph::onnxruntime_domains(),
+                                                                .like = &plain.graph(),
+                                                                .own_names = true});
 }
 
 }  // namespace

@@ -158,7 +158,8 @@ prepared prepare(const model_setting& s, const std::string& path, const onnx_eng
     if (s.cut_to == gpushare::ns{}) return p;
     for (const auto v : g.inputs) (void)measured_shape(g.values[v], s);
     if (by.fused) {
-        p.fused.emplace(onnx_model::parse(by.fused(whole), {.other_domains = by.domains, .like = &g}));
+        p.fused.emplace(
+            onnx_model::parse(by.fused(whole), {.other_domains = by.domains, .like = &g, .own_names = true}));
         const auto theirs = info_of(p.fused->graph(), s, by.name);
         if (!std::ranges::equal(info.inputs, theirs.inputs, {}, &tensor_info::name, &tensor_info::name) ||
             !std::ranges::equal(info.outputs, theirs.outputs, {}, &tensor_info::name, &tensor_info::name))

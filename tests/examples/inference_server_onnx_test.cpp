@@ -533,7 +533,12 @@ TEST_CASE("ONNX Runtime gives the same bits for a cut model and for the whole on
     const auto whole = s.result("detector", page(input));
     s.start("model=detector.onnx cut_to=200us shape=" + input + ":1x3x64x96", &engines);
     CHECK(s.result("detector", page(input)) == whole);
-    CHECK(count(text_of(plan_path(s.files / "detector.onnx", 200us)), "\npiece") > 1);
+    const auto plan = text_of(plan_path(s.files / "detector.onnx", 200us));
+    CHECK(count(plan, "\npiece") > 1);
+    // The plan fits what the engine makes of the model the next time: a new measurement would have other lengths.
+    s.start("model=detector.onnx cut_to=200us shape=" + input + ":1x3x64x96", &engines);
+    CHECK(s.result("detector", page(input)) == whole);
+    CHECK(text_of(plan_path(s.files / "detector.onnx", 200us)) == plan);
 }
 
 #endif

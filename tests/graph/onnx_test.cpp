@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <gpushare/graph/onnx.hpp>
+#include <gpushare/graph/plan_text.hpp>
 
 #include "graph/onnx_models.hpp"
 #include "support/catch.hpp"
@@ -386,4 +387,90 @@ TEST_CASE("whatever the bytes, a model is read or refused", "[graph][onnx]") {
     }
     CHECK(taken > 0);
     CHECK(seen.size() >= 5);
+}
+
+namespace {
+
+/// The same model with other names and in another order, as an engine may write it.
+std::string written_anew(const onnx::ModelProto& of, support::random& any) {
+    onnx::ModelProto m = of;
+    auto& g = *m.mutable_graph();
+    std::map<std::string, std::string> names;
+    const auto rename = [&](std::string& name) {
+        if (name.empty()) return;
+        const auto [at, is_new] = names.try_emplace(name, "v" + std::to_string(any.below(1'000'000'000)));
+        name = at->second;
+    };
+    for (const auto& v : g.input()) names[v.name()] = v.name();
+    for (const auto& v : g.output()) names[v.name()] = v.name();
+    for (auto& w : *g.mutable_initializer()) rename(*w.mutable_name());
+    for (auto& n : *g.mutable_node()) {
+        n.set_name("n" + std::to_string(any.below(1'000'000'000)));
+        for (auto& name : *n.mutable_input()) rename(name);
+        for (auto& name : *n.mutable_output()) rename(name);
+    }
+    for (int i = g.node_size() - 1; i > 0; --i) {
+        const auto j = static_cast<int>(any.below(static_cast<std::uint64_t>(i) + 1));
+        g.mutable_node()->SwapElements(i, j);
+    }
+    for (int i = g.initializer_size() - 1; i > 0; --i) {
+        const auto j = static_cast<int>(any.below(static_cast<std::uint64_t>(i) + 1));
+        g.mutable_initializer()->SwapElements(i, j);
+    }
+    return m.SerializeAsString();
+}
+
+/// Layers in parallel that differ in nothing but in what reads them.
+onnx_builder many_branches(support::random& any) {
+    onnx_builder b;
+    b.input("Relu_2", {1, 4}).weight("w", {4, 4}).weight("u", {4, 4});
+    std::vector<std::string> made{"Relu_2"};
+    for (int i = 0; i < 24; ++i) {
+        const auto& x = made[any.below(made.size())];
+        const auto& y = made[any.below(made.size())];
+        const auto name = "t" + std::to_string(i);
+        if (any.below(3) == 0)
+            b.node("MatMul", {x, any.below(2) == 0 ? "w" : "u"}, {name});
+        else if (any.below(2) == 0)
+            b.node("Relu", {x}, {name});
+        else
+            b.node("Sub", {x, y}, {name});
+        made.push_back(name);
+    }
+    for (const auto& name : made) {
+        const bool is_read = std::ranges::any_of(
+            b.m.graph().node(), [&](const auto& n) { return std::ranges::find(n.input(), name) != n.input().end(); });
+        if (!is_read) b.output(name, {1, 4});
+    }
+    return b;
+}
+
+}  // namespace
+
+TEST_CASE("names and order of a file don't change a graph with names of its own", "[graph][onnx]") {
+    using gpushare::graph::fingerprint;
+    for (std::uint64_t round = 0; round < 30; ++round) {
+        const auto seed = support::seed(round);
+        CAPTURE(seed);
+        support::random any(seed);
+        const auto b = round == 0 ? support::two_layers() : many_branches(any);
+        const auto plain = onnx_model::parse(b.bytes());
+        const auto once = onnx_model::parse(b.bytes(), {.own_names = true});
+        const auto again = onnx_model::parse(written_anew(b.m, any), {.own_names = true});
+        REQUIRE(wrong(again.graph()) == "");
+        CHECK(names(once.graph(), once.graph().inputs) == names(plain.graph(), plain.graph().inputs));
+        CHECK(names(once.graph(), once.graph().outputs) == names(plain.graph(), plain.graph().outputs));
+        CHECK(once.graph().nodes.size() == plain.graph().nodes.size());
+        CHECK(again.graph() == once.graph());
+        // A plan that was kept of one file cuts the other at the same places, and its pieces are models.
+        gpushare::graph::split_plan plan{.of_graph = fingerprint(once.graph()), .limit = gpushare::ns{1}};
+        const auto n = static_cast<std::uint32_t>(once.graph().nodes.size());
+        for (std::uint32_t i = 0; i < n; ++i) plan.order.push_back(i), plan.pieces.push_back({{i, i + 1}});
+        const auto kept = gpushare::graph::parse_split_plan(to_text(plan, once.graph()), again.graph());
+        for (const auto& p : kept.pieces) {
+            const auto piece = onnx_model::parse(again.extract(kept.nodes(p.places)));
+            CHECK(piece.graph().nodes.back().type == once.graph().nodes[p.places.first].type);
+        }
+        CHECK(onnx_model::parse(again.whole(), {.own_names = true}).graph() == once.graph());
+    }
 }

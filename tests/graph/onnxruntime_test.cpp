@@ -18,6 +18,7 @@
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
 #include <gpushare/graph/openvino.hpp>
+#include <gpushare/graph/plan_text.hpp>
 #include <gpushare/graph/run.hpp>
 
 #include "graph/onnx_models.hpp"
@@ -270,6 +271,28 @@ TEST_CASE("pieces of what ONNX Runtime made of a model give the bits of the mode
         std::string all;
         for (const auto& o : out) all.append(static_cast<const char*>(o.data), o.size());
         CHECK(all == outputs(t, m, m.graph(), pieces_of(m.graph(), n), with, 99));
+    }
+}
+
+TEST_CASE("a kept plan fits what ONNX Runtime makes of the model once more", "[graph][onnx]") {
+    for (const auto& c : real_cases) {
+        CAPTURE(c.name);
+        if (!std::filesystem::exists(c.path())) continue;
+        const auto m = onnx_model::load(c.path(), {.inputs = c.inputs});
+        const auto fused = [&] {
+            return onnx_model::parse(gpushare::graph::optimised(library(), m.whole()),
+                                     {.inputs = c.inputs,
+                                      .other_domains = gpushare::graph::onnxruntime_domains(),
+                                      .like = &m.graph(),
+                                      .own_names = true});
+        };
+        const auto first = fused();
+        const auto text = to_text(pieces_of(first.graph(), 5), first.graph());
+        for (int time = 0; time < 2; ++time) {
+            const auto again = fused();
+            CHECK(again.graph() == first.graph());
+            CHECK(gpushare::graph::parse_split_plan(text, again.graph()).order.size() == first.graph().nodes.size());
+        }
     }
 }
 

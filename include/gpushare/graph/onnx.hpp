@@ -47,6 +47,11 @@ struct import_options {
     /// A graph with values of the same names, from which a value takes its type where nobody tells it: of the model before
     /// an engine fused it. Null: none. Used while the model is read.
     const model_graph* like = nullptr;
+    /// Whether nodes, and values that are neither inputs nor outputs of the model, stand in an order and have names by what
+    /// they are for, in place of the file's: files that differ in these alone give the same graph. For what an engine makes
+    /// of a model, with names and an order by chance: then a kept plan, and rows of a kept operator table, fit what
+    /// another process makes. Errors while the model is read have the file's names.
+    bool own_names = false;
     /// Where the files of weights are that the model names; `load` takes the model's own folder.
     std::filesystem::path folder{};
     /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says, and crashes on some
@@ -142,8 +147,11 @@ private:
         for (int w = 0; w < g.initializer_size(); ++w) weights_.emplace(g.initializer(w).name(), w);
         for (int w = 0; w < g.sparse_initializer_size(); ++w)
             sparse_.emplace(g.sparse_initializer(w).values().name(), w);
+        if (o.own_names) order_ = detail::order_from_outputs(g, order_);
         find_constants();
         build(types);
+        for (const auto& v : graph_.values) names_.push_back(v.name);
+        if (o.own_names) rename();
         if (const auto text = wrong(graph_); !text.empty()) throw model_error(model_fault::bad_model, {}, text);
     }
 
@@ -195,6 +203,31 @@ private:
             graph_.nodes.push_back(std::move(to));
         }
         for (const auto& v : g.output()) graph_.outputs.push_back(add(v.name(), value_kind::weight));
+    }
+
+    /// Names of nodes by operator and place; those of the values that they make, and of weights, likewise.
+    void rename() {
+        std::unordered_set<std::string> taken;
+        for (const auto* list : {&graph_.inputs, &graph_.outputs})
+            for (const std::uint32_t v : *list) taken.insert(graph_.values[v].name);
+        const auto give = [&](std::uint32_t v, std::string name) {
+            if (is_callers(v)) return;
+            while (!taken.insert(name).second) name += '_';
+            graph_.values[v].name = std::move(name);
+        };
+        for (std::uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+            auto& node = graph_.nodes[n];
+            node.name = node.type + '_' + std::to_string(n);
+            for (std::size_t i = 0; i < node.outputs.size(); ++i)
+                give(node.outputs[i], node.name + (i == 0 ? "" : '.' + std::to_string(i)));
+        }
+        for (std::uint32_t v = 0; v < graph_.values.size(); ++v)
+            if (graph_.values[v].kind == value_kind::weight) give(v, "weight_" + std::to_string(v));
+    }
+    /// Whether a value is an input or an output of the model.
+    [[nodiscard]] bool is_callers(std::uint32_t v) const {
+        return std::ranges::find(graph_.inputs, v) != graph_.inputs.end() ||
+               std::ranges::find(graph_.outputs, v) != graph_.outputs.end();
     }
 
     /// Nodes and the constants that they need, in the order in which they run, with their weights.
@@ -256,7 +289,7 @@ private:
         const bool crosses = v.kind == value_kind::inner;
         for (const auto* list : {&proto_.graph().input(), &proto_.graph().output()})
             for (const auto& known : *list)
-                if (known.name() == v.name) {
+                if (known.name() == names_[index]) {
                     to = known;
                     detail::set_extents(to, {}, nullptr);
                     return;
@@ -265,7 +298,7 @@ private:
             throw model_error(
                 model_fault::bad_cut, v.name,
                 v.tensor ? "it crosses a cut, and nobody knows its type" : "it crosses a cut, and is no tensor");
-        to.set_name(v.name);
+        to.set_name(names_[index]);
         auto& type = *to.mutable_type()->mutable_tensor_type();
         type.set_elem_type(detail::number_of(v.type));
         if (!v.ranked) return;
@@ -280,6 +313,7 @@ private:
     std::filesystem::path folder_;
     bool newer_ = false;
     model_graph graph_;
+    std::vector<std::string> names_;                        // the file's, of each value
     std::vector<int> order_;                                // of the model's nodes
     std::vector<int> nodes_;                                // of each node of the graph, the model's
     std::unordered_map<std::string, std::uint32_t> index_;  // of values

@@ -9,7 +9,8 @@
 // model's bits.
 //
 //   const auto fused = gpushare::graph::optimised(library, model.whole());
-//   const auto cut = onnx_model::parse(fused, {.other_domains = onnxruntime_domains(), .like = &model.graph()});
+//   const auto cut = onnx_model::parse(
+//       fused, {.other_domains = onnxruntime_domains(), .like = &model.graph(), .own_names = true});
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});    // all is done already
 //
 // Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and outputs are where the
@@ -138,8 +139,8 @@ namespace detail {
 
 /// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own layouts; in ONNX's
 /// format, with its own operators. `optimisation`: as in onnxruntime_options; with 1 by ONNX's operators alone. Goes through
-/// a file of the system's temporary folder. ONNX Runtime orders and names some nodes by chance: keep the result for as long
-/// as plans and table rows should fit. Throws model_error: engine, no_file.
+/// a file of the system's temporary folder. ONNX Runtime orders and names some nodes by chance: read the result with
+/// import_options::own_names where plans and table rows should fit the next one, too. Throws model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
     std::string path = (std::filesystem::temp_directory_path() / "gpushare_model_XXXXXX").string();

@@ -66,9 +66,14 @@ inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>&
     std::vector<std::string> all;
     for (const auto& name : n.input())
         if (!name.empty() && std::ranges::find(all, name) == all.end()) all.push_back(name);
-    for (const auto& a : n.attribute()) {
-        if (a.has_g()) add_captured(a.g(), all);
-        for (const auto& g : a.graphs()) add_captured(g, all);
+    std::vector<const onnx::AttributeProto*> bodies;
+    for (const auto& a : n.attribute())
+        if (a.has_g() || a.graphs_size() > 0) bodies.push_back(&a);
+    // An engine writes attributes in any order.
+    std::ranges::stable_sort(bodies, {}, [](const auto* a) -> const std::string& { return a->name(); });
+    for (const auto* a : bodies) {
+        if (a->has_g()) add_captured(a->g(), all);
+        for (const auto& g : a->graphs()) add_captured(g, all);
     }
     return all;
 }
@@ -125,6 +130,41 @@ inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>&
             throw model_error(model_fault::cyclic, name_of(g.node(static_cast<int>(n)), n),
                               "it waits for itself, through other nodes");
     return order;
+}
+
+/// The nodes in an order that depends on what reads what, and neither on names nor on where nodes stand in the file: from
+/// each output of the model back to what makes it. Nodes that no output needs are behind, as in `order`.
+[[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
+    struct step {
+        int node;
+        std::vector<std::string> reads;
+        std::size_t next;
+    };
+    const auto made = makers(g);
+    std::vector<bool> seen(static_cast<std::size_t>(g.node_size()));
+    std::vector<step> open;  // a list and no recursion: a chain of nodes may be long
+    std::vector<int> found;
+    const auto visit = [&](int n) {
+        if (n < 0 || seen[static_cast<std::size_t>(n)]) return;
+        seen[static_cast<std::size_t>(n)] = true;
+        open.push_back({n, reads_of(g.node(n)), 0});
+    };
+    const auto go = [&](int from) {
+        visit(from);
+        while (!open.empty()) {
+            step& s = open.back();
+            if (s.next < s.reads.size()) {
+                visit(made.at(s.reads[s.next++]));
+                continue;
+            }
+            found.push_back(s.node);
+            open.pop_back();
+        }
+    };
+    for (const auto& v : g.output())
+        if (const auto by = made.find(v.name()); by != made.end()) go(by->second);
+    for (const int n : order) go(n);
+    return found;
 }
 
 /// The versions of operator sets that a model asks for. Throws model_error (bad_model).
