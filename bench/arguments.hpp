@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a benchmark program was asked: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help anywhere. The name of a
-// part is never taken for that of a file.
+// What a benchmark program was asked: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help
+// anywhere. The name of a part is never taken for that of a file.
 //
 //   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});
 //   if (asked.wants("two")) two(r, asked.has_option());

@@ -47,10 +47,11 @@ struct import_options {
     /// A graph with values of the same names, from which a value takes its type where nobody tells it: of the model before
     /// an engine fused it. Null: none. Used while the model is read.
     const model_graph* like = nullptr;
-    /// Whether nodes, and values that are neither inputs nor outputs of the model, stand in an order and have names by what
-    /// they are for, in place of the file's: files that differ in these alone give the same graph. For what an engine makes
-    /// of a model, with names and an order by chance: then a kept plan, and rows of a kept operator table, fit what
-    /// another process makes. Errors while the model is read have the file's names.
+    /// Whether nodes, and values that are neither inputs nor outputs of the model, stand in an order
+    /// and have names by what they are for, in place of the file's: files that differ in these
+    /// alone give the same graph. For what an engine makes of a model, with names and an order by
+    /// chance: then a kept plan, and rows of a kept operator table, fit what another process makes.
+    /// Errors while the model is read have the file's names.
     bool own_names = false;
     /// Where the files of weights are that the model names; `load` takes the model's own folder.
     std::filesystem::path folder{};
@@ -205,7 +206,8 @@ private:
         for (const auto& v : g.output()) graph_.outputs.push_back(add(v.name(), value_kind::weight));
     }
 
-    /// Names of nodes by operator and place; those of the values that they make, and of weights, likewise.
+    /// Names of nodes by operator and place; those of the values that they make, and of weights,
+    /// likewise.
     void rename() {
         std::unordered_set<std::string> taken;
         for (const auto* list : {&graph_.inputs, &graph_.outputs})

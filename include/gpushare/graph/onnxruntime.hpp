@@ -137,10 +137,11 @@ namespace detail {
     return {"", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
 }
 
-/// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own layouts; in ONNX's
-/// format, with its own operators. `optimisation`: as in onnxruntime_options; with 1 by ONNX's operators alone. Goes through
-/// a file of the system's temporary folder. ONNX Runtime orders and names some nodes by chance: read the result with
-/// import_options::own_names where plans and table rows should fit the next one, too. Throws model_error: engine, no_file.
+/// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own
+/// layouts; in ONNX's format, with its own operators. `optimisation`: as in onnxruntime_options;
+/// with 1 by ONNX's operators alone. Goes through a file of the system's temporary folder. ONNX
+/// Runtime orders and names some nodes by chance: read the result with import_options::own_names
+/// where plans and table rows should fit the next one, too. Throws model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
     std::string path = (std::filesystem::temp_directory_path() / "gpushare_model_XXXXXX").string();

@@ -132,8 +132,9 @@ inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>&
     return order;
 }
 
-/// The nodes in an order that depends on what reads what, and neither on names nor on where nodes stand in the file: from
-/// each output of the model back to what makes it. Nodes that no output needs are behind, as in `order`.
+/// The nodes in an order that depends on what reads what, and neither on names nor on where nodes
+/// stand in the file: from each output of the model back to what makes it. Nodes that no output
+/// needs are behind, as in `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
     struct step {
         int node;
