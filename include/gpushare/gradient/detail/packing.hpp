@@ -49,6 +49,21 @@ template <class Piece>
     return low;
 }
 
+/// Calls f(array, where it begins in the flat one, the part of the flat one) for each array that has
+/// elements of this block's part.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class C, class Piece, class F>
+GPUSHARE_HD void each_part(const C& ctx, const Piece* pieces, std::uint32_t count, const F& f) {
+    const std::size_t all = count == 0 ? 0 : pieces[count - 1].end;
+    const element_range mine = shard_of(all, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+    std::size_t begin = 0;
+    for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
+        const std::size_t end = pieces[k].end;
+        f(pieces[k], begin, element_range{begin < mine.begin ? mine.begin : begin, end < mine.end ? end : mine.end});
+        begin = end;
+    }
+}
+
 /// `Packs`: from the arrays to the flat one, else back.
 template <class T, class Wire, bool Packs>
 struct packing {
@@ -74,14 +89,9 @@ struct packing {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        std::size_t begin = 0;
-        for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
-            const std::size_t from = begin < mine.begin ? mine.begin : begin;
-            const std::size_t to = pieces[k].end < mine.end ? pieces[k].end : mine.end;
-            move(ctx, pieces[k].data + (from - begin), flat + from, to - from);
-            begin = pieces[k].end;
-        }
+        each_part(ctx, pieces, count, [&](const piece& p, std::size_t begin, const element_range& part) {
+            move(ctx, p.data + (part.begin - begin), flat + part.begin, part.size());
+        });
     }
 
 private:
@@ -147,20 +157,15 @@ struct packing_owing {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        std::size_t begin = 0;
-        for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
-            const std::size_t from = begin < mine.begin ? mine.begin : begin;
-            const std::size_t to = pieces[k].end < mine.end ? pieces[k].end : mine.end;
-            for (std::size_t i = from + ctx.thread_rank(); i < to; i += ctx.num_threads()) {
-                float* const owed = pieces[k].owed + (i - begin);
-                const float x = pieces[k].data[i - begin] + *owed;
+        each_part(ctx, pieces, count, [&](const piece& p, std::size_t begin, const element_range& part) {
+            for (std::size_t i = part.begin + ctx.thread_rank(); i < part.end; i += ctx.num_threads()) {
+                float* const owed = p.owed + (i - begin);
+                const float x = p.data[i - begin] + *owed;
                 flat[i] = static_cast<Wire>(x);
                 const float rest = x - static_cast<float>(flat[i]);
                 owed[next] = is_finite(rest) ? rest : 0.0F;
             }
-            begin = pieces[k].end;
-        }
+        });
     }
 };
 
