@@ -251,6 +251,14 @@ void doubles(table& t) {
         return std::bit_cast<word>(
             std::fma(std::bit_cast<double>(a), std::bit_cast<double>(b), std::bit_cast<double>(c)));
     });
+    define(t, "rcp.rn.f64", 1, [](word a, word, word) { return std::bit_cast<word>(1.0 / std::bit_cast<double>(a)); });
+    define(t, "sqrt.rn.f64", 1,
+           [](word a, word, word) { return std::bit_cast<word>(std::sqrt(std::bit_cast<double>(a))); });
+    define(t, "cvt.f64.f32", 1,
+           [](word a, word, word) { return std::bit_cast<word>(static_cast<double>(get<float>(a))); });
+    define(t, "cvt.rn.f32.f64", 1,
+           [](word a, word, word) { return put(static_cast<float>(std::bit_cast<double>(a))); });
+    define(t, "cvt.rn.f64.u64", 1, [](word a, word, word) { return std::bit_cast<word>(static_cast<double>(a)); });
 }
 
 // ---- 9.7.9.21: conversions

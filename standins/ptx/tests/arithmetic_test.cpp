@@ -428,6 +428,16 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
         }
         REQUIRE(run("div.rn.f64", as_word(a), as_word(b)) == rounded(quad{a} / b));
         REQUIRE(run("fma.rn.f64", as_word(a), as_word(b), as_word(c)) == rounded(quad{a} * b + c));
+        REQUIRE(run("rcp.rn.f64", as_word(a)) == rounded(quad{1} / a));
+        REQUIRE(run("cvt.rn.f32.f64", as_word(a)) == nearest(quad{a}));
+        REQUIRE(run("cvt.f64.f32", nearest(quad{a})) == as_word(static_cast<double>(static_cast<float>(a))));
+        const word whole = any.below(~word{0}) >> any.below(64);
+        REQUIRE(run("cvt.rn.f64.u64", whole) == rounded(static_cast<quad>(whole)));
+        const auto root = std::bit_cast<double>(run("sqrt.rn.f64", as_word(std::fabs(a))));
+        for (const double other : {std::nextafter(root, 0.0), std::nextafter(root, 1e300)}) {
+            const quad middle = (quad{root} + other) / 2;
+            REQUIRE((root < other ? quad{std::fabs(a)} < middle * middle : quad{std::fabs(a)} > middle * middle));
+        }
     }
     CHECK(run("mul.f32", bits_of(INFINITY), bits_of(0)) == 0x7fff'ffff);
     CHECK(run("add.f32", 0x7f80'0001, 0) == 0x7fff'ffff);                           // a payload doesn't come through
