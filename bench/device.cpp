@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "gpu/batch_norm.hpp"
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
@@ -260,8 +261,9 @@ int main(int argc, char** argv) {
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
         if (asked.wants("mutants")) wrong += mutants(r, part);
         if (asked.wants("bounds")) wrong += bound_mutants(r, part);
-        const std::string others =
-            jobs::trouble_of_forms() + jobs::trouble_of_conversions() + jobs::trouble_of_packing(1);
+        const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions() +
+                                   jobs::trouble_of_packing(1) + jobs::trouble_of_feedback(1) +
+                                   jobs::trouble_of_batch_norm(1);
         if (!others.empty()) throw std::runtime_error(others);
         if (found.cases != 0) {
             auto all = ptx::runtime::total();

@@ -64,12 +64,7 @@ void bring_infinities(const job& j, std::span<std::byte> arenas);
 /// pattern of each format, and every float at which rounding is decided.
 [[nodiscard]] std::string trouble_of_conversions();
 
-/// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
-struct cost {
-    std::string name{};
-    double instructions = 0, bytes = 0;  // of global memory, read and written
-    double least_bytes = 0;              // that any algorithm must move
-};
+/// See cost.
 [[nodiscard]] std::vector<cost> costs();
 
 /// How a collective can fail.

@@ -5,6 +5,7 @@
 
 #include <gpushare/gradient/device_buckets.hpp>
 
+#include "gpu/batch_norm.hpp"
 #include "gpu/jobs.hpp"
 #include "gpu/packing.hpp"
 
@@ -56,6 +57,13 @@ void add_chosen_on_device(gs::cuda::stream& s, float* data, std::size_t count, s
     s.launch(divide.shape(), divide);
     const gs::detail::finite_look<float> look{data, count, flag};
     s.launch(look.shape(), look);
+}
+
+gs::errc batch_norm_on_device(gs::cuda::stream& s, std::span<const gs::device_batch> batches, float epsilon,
+                              const gathers& gather, const adds& all_reduce) {
+    const std::span<gs::cuda::stream> streams(&s, 1);
+    const auto code = gs::submit_sync_batch_norm(streams, batches, epsilon, gather);
+    return code != gs::errc::none ? code : gs::submit_sync_batch_norm_backward(streams, batches, all_reduce);
 }
 
 namespace {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -415,6 +416,13 @@ void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t 
 enum class format : std::uint8_t { float16, bfloat16, fp8_e4m3, fp8_e5m2 };
 void convert_on_device(format f, gs::cuda::stream& s, float* widened, const float* floats, std::uint16_t* narrowed,
                        std::uint32_t n);
+
+/// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
+struct cost {
+    std::string name{};
+    double instructions = 0, bytes = 0;  // of global memory, read and written
+    double least_bytes = 0;              // that any algorithm must move
+};
 
 /// Something else that writes to buffers.
 void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t* from, std::uint32_t threads);

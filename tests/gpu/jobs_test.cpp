@@ -17,6 +17,7 @@
 
 #include <gpushare/backend/cuda/node.hpp>
 
+#include "gpu/batch_norm.hpp"
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
@@ -103,6 +104,14 @@ TEST_CASE("error feedback and what top-k has chosen are the host's bits as compi
     }
 }
 
+TEST_CASE("batch normalisation over ranks is near its definition as compiled", "[compiled]") {
+    for (std::uint64_t n = 0; n < 4; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        CHECK(jobs::trouble_of_batch_norm(seed) == "");
+    }
+}
+
 /// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest
 /// numbers there are.
 TEST_CASE("a layer norm whose product and offset cancel, or are denormal, is as near as it says", "[compiled]") {
@@ -144,7 +153,10 @@ TEST_CASE("kernels cost what they did", "[compiled]") {
         known[name] = {instructions, bytes};
     std::ostringstream now;
     bool same = true;
-    for (const jobs::cost& c : jobs::costs()) {
+    std::vector<jobs::cost> costs = jobs::costs();
+    for (jobs::cost& c : jobs::costs_of_packing()) costs.push_back(std::move(c));
+    costs.push_back(jobs::cost_of_batch_norm());
+    for (const jobs::cost& c : costs) {
         now << c.name << " " << c.instructions << " " << c.bytes << "\n";
         const auto [instructions, bytes] = known[c.name];
         same = same && std::abs(c.instructions - instructions) <= 0.1 * instructions &&

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "gpu/batch_norm.hpp"
 #include "gpu/packing.hpp"
 #include "standins/ptx/runtime.hpp"
 
@@ -18,24 +19,26 @@ namespace {
 
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
-/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, or gradients that
-/// are packed.
+/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, gradients that
+/// are packed, or batches that are normalised.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
-    bool converts = false, packs = false;
+    bool converts = false, packs = false, normalises = false;
     std::vector<std::byte> before{}, expected{};
     std::vector<bool> comes_to{};  // mutants
 
     [[nodiscard]] std::string trouble() const {
         if (converts) return trouble_of_conversions();
+        if (normalises) return trouble_of_batch_norm(how.seed);
         if (packs) return trouble_of_packing(how.seed) + trouble_of_feedback(how.seed);
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
     [[nodiscard]] std::string name() const {
         if (converts) return "conversions";
         if (packs) return "packing, seed " + std::to_string(how.seed);
+        if (normalises) return "batch normalisation, seed " + std::to_string(how.seed);
         return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
                std::to_string(how.seed);
     }
@@ -114,6 +117,7 @@ public:
     static constexpr std::uint32_t edges = 7;
     void conversions() { all_.push_back({.converts = true}); }
     void packing(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .packs = true}); }
+    void batch_norm(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .normalises = true}); }
 
     [[nodiscard]] std::vector<trial>& all() { return all_; }
 
@@ -147,6 +151,7 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
     for (std::uint32_t n = 0; n < 4; ++n) some.medley(n);
     for (std::uint64_t n = 0; n < 4; ++n) some.packing(n);
+    for (std::uint64_t n = 0; n < 2; ++n) some.batch_norm(n);
     for (const std::uint32_t which : kinds_of_bodies)
         for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
     for (const std::uint32_t which : {0U, 24U})  // what is seen in a short moment only
@@ -168,6 +173,7 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
         for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
     some.conversions();
     for (std::uint64_t n = 0; n < 12; ++n) some.packing(n);
+    for (std::uint64_t n = 0; n < 6; ++n) some.batch_norm(n);
     return std::move(some.all());
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
@@ -208,6 +209,47 @@ packing_cost cost_of_packing() {
     const std::vector<std::size_t> sizes{64, 9216, 128, 18432, 256, 12544, 10, 512}, room{0, 4, 0, 8, 0, 0, 2, 0};
     arrays a(sizes, room);
     return {ratio_of<float>(a), ratio_of<gs::bfloat16>(a)};
+}
+
+std::vector<cost> costs_of_packing() {
+    const std::vector<std::size_t> none(1);
+    arrays few({2048}, none), many({6144}, none);
+    std::vector<cost> all;
+    /// `work` runs the kernels for each element so many `times`.
+    const auto add = [&](std::string name, double least, int times, const auto& work) {
+        const auto of = [&](arrays& a) {
+            const auto before = ptx::runtime::total().work;
+            work(a);
+            (void)a.stream.record().wait(gs::never);
+            const auto after = ptx::runtime::total().work;
+            return std::pair(static_cast<double>(after.instructions - before.instructions),
+                             static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
+        };
+        const auto [little, few_bytes] = of(few);
+        const auto [much, many_bytes] = of(many);
+        const double more = times * static_cast<double>(many.elements - few.elements);
+        all.push_back({std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least});
+    };
+    for (arrays* const a : {&few, &many})
+        a->copy(a->floats, std::vector<float>(a->all, 1.0F).data(), a->all * sizeof(float));
+    const auto flat = [](arrays& a, auto wire) { return static_cast<decltype(wire)*>(a.flat); };
+    add("pack", 8, 1, [&](arrays& a) { pack_on_device(a.stream, a.pieces(), flat(a, float{}), false); });
+    add("pack_as_bfloats", 6, 1,
+        [&](arrays& a) { pack_on_device(a.stream, a.pieces(), flat(a, gs::bfloat16{}), false); });
+    add("unpack_bfloats", 6, 1,
+        [&](arrays& a) { pack_on_device(a.stream, a.pieces(), flat(a, gs::bfloat16{}), true); });
+    std::string wrong;
+    add("pack_with_feedback", 14, 2, [&](arrays& a) {
+        std::mt19937_64 any(1);
+        wrong += feedback_trouble(a, any);
+    });
+    // Two ranks choose a third each; then the mean, and a look.
+    add("add_chosen", 4 + 2 * 16.0 / 3 + 8 + 4, 1, [&](arrays& a) {
+        std::mt19937_64 any(1);
+        wrong += chosen_trouble(a, any, true);
+    });
+    if (!wrong.empty()) throw std::logic_error(wrong);
+    return all;
 }
 
 }  // namespace jobs

@@ -9,10 +9,13 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/numbers.hpp>
+
+#include "gpu/jobs.hpp"
 
 namespace jobs {
 
@@ -50,5 +53,8 @@ struct packing_cost {
     double as_is = 0, as_bfloats = 0;
 };
 [[nodiscard]] packing_cost cost_of_packing();
+
+/// What these kernels cost for each element.
+[[nodiscard]] std::vector<cost> costs_of_packing();
 
 }  // namespace jobs
