@@ -11,6 +11,8 @@
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/gradient/detail/packing.hpp>
+#include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
@@ -56,6 +58,20 @@ void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* 
                          gs::layer_norm(weight, weight, 1e-6F) | gs::quantise<gs::fp8_e4m3>(scales));
     launch<true>(s, gs::reduced(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
                         gs::quantise<std::int8_t>(gs::shard(scales)));
+}
+
+/// The kernels of gradients on devices.
+template <class... Kernels>
+void launch_each(cu::stream& s) {
+    (s.launch({.blocks = 2, .threads = 256, .hold = {}}, Kernels{}), ...);
+}
+
+void launch_gradients(cu::stream& s) {
+    launch_each<detail::packing<float, float, true>, detail::packing<float, gs::bfloat16, true>,
+                detail::packing<float, gs::bfloat16, false>, detail::packing_owing<gs::bfloat16>,
+                detail::finite_look<float>, detail::clear_floats, detail::add_chosen, detail::divide_floats>(s);
+    launch_each<detail::of_channels<detail::own_moments>, detail::of_channels<detail::normalise_channel>,
+                detail::of_channels<detail::sums_of_channel>, detail::of_channels<detail::gradient_of_channel>>(s);
 }
 
 /// A group on several devices or on one, as an embedder writes it.
