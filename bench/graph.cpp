@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include <time.h>
+
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/graph/choice.hpp>
 #include <gpushare/graph/measure.hpp>
@@ -54,6 +56,13 @@ constexpr ns longest = 4700us;  // of the page detector's plan: a run of a piece
 constexpr ns beside_sound = 3ms;
 constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
 
+/// How long this thread has computed.
+ns thread_time() {
+    timespec t{};
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return std::chrono::seconds(t.tv_sec) + ns{t.tv_nsec};
+}
+
 /// ONNX Runtime, with the time of each piece; or without one piece, whose outputs stay as they are.
 struct watched_engine {
     /// For models that are fused already, unless `optimisation` says otherwise.
@@ -67,13 +76,16 @@ struct watched_engine {
                 return;
             }
             const auto began = std::chrono::steady_clock::now();
+            const ns used = thread_time();
             engine.run(piece, in, out);
-            took.resize(engine.size());
+            took.resize(engine.size()), computed.resize(engine.size());
+            computed[piece] = thread_time() - used;
             took[piece] = std::chrono::steady_clock::now() - began;
         });
     }
     onnxruntime_engine engine;
-    std::vector<ns> took{};  // each piece, when it ran last
+    std::vector<ns> took{};      // each piece, when it ran last
+    std::vector<ns> computed{};  // likewise, without the time that other programs took of the core
     std::uint32_t left_out = ~0U;
 };
 
@@ -167,12 +179,11 @@ std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m, ns li
         for (std::size_t run = 0; run < repeats; ++run) {
             (void)cut.run();
             for (std::size_t i = 0; run > 0 && i < took.size(); ++i)
-                took[i].push_back(gpushare::in_seconds(cut.engine.took[i]));
+                took[i].push_back(gpushare::in_seconds(cut.engine.computed[i]));
         }
-        for (std::size_t i = 0; i < took.size(); ++i) {
-            std::ranges::sort(took[i]);  // what else runs on this machine takes the upper ones
-            planner.measured(plan.pieces[i].places, ns{std::llround(1e9 * took[i][took[i].size() / 4])});
-        }
+        for (std::size_t i = 0; i < took.size(); ++i)
+            planner.measured(plan.pieces[i].places,
+                             ns{std::llround(1e9 * bench::value_of(bench::statistic::median, took[i]))});
         if (planner.settled() && planner.plan().pieces.size() == plan.pieces.size() &&
             planner.plan().longest() <= limit)
             break;
@@ -205,6 +216,17 @@ void detector(bench::report& r) {
     loaded_plan each(on.pages, on.library, m, g, plan_of(g, 1));
     r.figure("graph.cut_overhead_pct", overhead(cut), "%",
              {bench::at_most(5), bench::value_of(bench::statistic::median, overhead(each)), "a cut behind each node"});
+    const auto computed = [](loaded_plan& p) {
+        (void)p.run();
+        return gpushare::in_seconds(std::reduce(p.engine.computed.begin(), p.engine.computed.end()));
+    };
+    r.figure("graph.cut_computing_pct",
+             bench::repeated(repeats,
+                             [&] {
+                                 const double alone = computed(whole);
+                                 return 100 * (computed(cut) / alone - 1);
+                             }),
+             "%");
     r.figure("graph.held_mib", {static_cast<double>(cut.model->held().count()) / (1 << 20)}, "MiB");
     r.text("plan", to_text(plan, g));
 }
