@@ -14,13 +14,19 @@
 // again when a launch finished or a client left, or at the time that the answer names. Not
 // thread-safe: its driver locks.
 //
-// Four rules, in this order. A client with a cap waits until it may have device time again. A client
+// Four rules, in this order. A client with a cap or a quota of time waits until it may have device
+// time again; a client with a soft cap waits only while others want the device. A client
 // holds back while a client of a higher level is present, and for a linger after that, since the
 // next request often follows at once. Where a client of a higher level exists at all, a client has
 // little in flight. Where a client of a level has a weight, the clients of that level take turns,
 // and device time is divided by weight, in virtual time (start-time fair queueing, Goyal et al.,
 // SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say: the engine may
 // hold a lock that the urgent client needs.
+//
+// Where a client of a level has a latency goal (`slo`), the clients of that level take turns by
+// deadline instead, as the policy earliest_deadline serves submissions: a request is due `slo` after
+// its arrival, but no earlier than its client's pace of weight x device time allows. So a client
+// that floods its queue misses its own goal first.
 //
 // Turns are why shares are exact. Events tell how long a launch took only if nothing else ran
 // beside it, and a client that is charged what others' launches took gets less than its share.
@@ -31,9 +37,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include <gpushare/compute/detail/open_requests.hpp>
 #include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -49,6 +58,14 @@ struct launch_gate_options {
     ns pause{50'000};       ///< how long a client keeps its turn while it launches nothing
     ns longest_hold{100'000'000};  ///< after which a launch goes in any case
     ns queued{8'000'000};          ///< as in_flight, for a client whose streams wait, and for one that takes turns
+    /// Beside goals, a launch of a client without one is due so long after it was asked about.
+    ns patience{1'000'000'000};
+};
+
+/// A quota of device time. Unused time is saved up to `time`, and no further.
+struct launch_quota {
+    ns time{};  ///< that a client may have at once
+    ns each{};  ///< in which it gets as much again, evenly; 0: there is no quota
 };
 
 /// Options of a launch_gate's client.
@@ -60,6 +77,15 @@ struct launch_client_options {
     /// Of the device's time, whoever else wants it: over a time t no more than this part of (t + 5 ms),
     /// and one launch, as far as predictions are right.
     share cap = share::whole();
+    bool soft_cap =
+        false;  ///< the cap holds only while others, within theirs, have launches; what is lent isn't charged
+    /// Over a time t no more device time than quota.time x (1 + t / quota.each), and one launch, as
+    /// far as predictions are right. What is held for this goes after longest_hold, too: let `each`
+    /// be shorter than that, or longest_hold longer.
+    launch_quota quota{};
+    /// How long after its arrival a request is due; 0: no goal. Without a request, as long after a
+    /// launch was asked about. Among clients of a level, the one that is due first launches first.
+    ns slo{};
 };
 
 /// Whether a launch may go.
@@ -99,38 +125,62 @@ public:
         const auto unused = std::ranges::find(clients_, false, &state::used);
         const auto c = static_cast<client>(unused - clients_.begin());
         if (unused == clients_.end()) clients_.emplace_back();
-        clients_[c] = {.level = o.level,
-                       .weight = std::max(o.weight, 1U),
-                       .wants_share = o.weight != 0,
-                       .in_stream = o.in_stream,
-                       .used = true,
-                       .capped = o.cap < share::whole(),
-                       .cap = {.per_million = std::int64_t{o.cap.permille()} * 1000}};
+        clients_[c] = {.in_stream = o.in_stream, .used = true};
+        set(clients_[c], o, instant{});
         catch_up(c);
+        order_level(o.level);
         return c;
     }
+    /// Other options, in force at once; `in_stream` stays as it was. What the client had beyond its
+    /// cap or quota, it makes up for at the new one.
+    void change(client c, const launch_client_options& o, instant now) noexcept {
+        state& s = clients_[c];
+        const int before = s.level;
+        set(s, o, now);
+        s.due.at = never;  // until it asks again
+        if (s.level != before) {
+            s.has_turn = false;
+            s.virtual_time = std::numeric_limits<std::int64_t>::min() / 2;
+            catch_up(c);
+            order_level(before);
+        }
+        order_level(s.level);
+    }
     /// Forgets a client, with what it had in flight.
-    void remove(client c) noexcept { clients_[c] = {}; }
+    void remove(client c) noexcept {
+        const int level = std::exchange(clients_[c], {}).level;
+        order_level(level);
+    }
 
     /// A request of `c` is there, or another one. It is present until each has left.
     void arrived(client c, instant now) noexcept {
         state& s = clients_[c];
-        if (s.requests == 0 && s.in_flight == ns{0}) catch_up(c, saved(s, now));
-        if (s.requests++ == 0) s.arrived = now;
-        s.seen = now;
+        if (s.slo != ns{0}) s.open.arrived(now);
+        present(c, now);
     }
-    /// A request of `c` is over.
-    void left(client c, instant now) noexcept {
-        state& s = clients_[c];
-        if (s.requests != 0) --s.requests;
-        s.seen = now;
+    /// A request of `c` is over: the one that arrived at `came`.
+    void left(client c, instant now, instant came) noexcept {
+        clients_[c].open.left(came);
+        absent(c, now);
     }
+    /// The same of the request that arrived first.
+    void left(client c, instant now) noexcept { left(c, now, clients_[c].open.first()); }
+    /// Launches of `c` are in flight: it is present until they have drained, as if for a request, but nothing is due.
+    void occupied(client c, instant now) noexcept { present(c, now); }
+    /// See occupied().
+    void drained(client c, instant now) noexcept { absent(c, now); }
 
     /// Whether `c` may launch what is predicted to take `predicted`. `since`: when the launch was asked about first.
     /// `alone`: it is to run alone, to be timed.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
         if (!busy(s)) catch_up(c, saved(s, now));
+        if (s.by_due) {
+            if (s.due.pace.per_million != s.rate) s.due.pace.change(s.rate, now);
+            if (!busy(s)) s.due.pace.begin(now);
+            s.asked = s.waits ? std::min(s.asked, since) : since;  // another thread of it may have asked first
+            s.due.at = due_at(s);
+        }
         launch_answer a = decide(c, predicted, now);
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
         if (a.goes) a = decide_apart(c, alone, now);
@@ -155,7 +205,8 @@ public:
         if (!has_above(s.level)) s.unchecked = s.in_flight;
         s.longest = std::max(s.longest, predicted.time);
         s.virtual_time += predicted.charge.count() / s.weight;
-        if (s.capped) s.cap.spend(predicted.charge, now);
+        if (s.limited) spend(s, predicted.charge, now);
+        if (s.by_due) s.due.pace.spend(predicted.charge, now);
         s.seen = now;
     }
     /// The same of a launch that fills the device.
@@ -172,7 +223,8 @@ public:
         s.unchecked -= std::min(predicted.time, s.unchecked);
         s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
         s.charged += measured.charge;
-        if (s.capped) s.cap.adjust(measured.charge - predicted.charge);
+        if (s.limited) adjust(s, predicted.charge, measured.charge);
+        if (s.by_due) s.due.pace.adjust(measured.charge - predicted.charge);
         s.seen = now;
     }
     /// The same of launches that fill the device.
@@ -248,6 +300,9 @@ private:
         bool in_stream = false;
         bool used = false;
         bool capped = false;
+        bool soft = false;
+        bool limited = false;      // by a cap or by a quota
+        bool by_due = false;       // a client of its level has a goal
         bool has_turn = false;     // it was the last of its level that launched
         bool waits = false;        // a launch of it is held
         bool wants_alone = false;  // since others have launches in flight, or time one alone
@@ -262,37 +317,145 @@ private:
         std::int64_t virtual_time = 0;
         instant seen{};     // when it was last present
         instant arrived{};  // when it became so
+        // What clients without a goal and a quota never look at comes last.
+        ns slo{0};
+        detail::due_time due{};
+        std::int64_t rate = 1'000'000;  // of its pace, from its next launch on
+        instant asked{};                // about the launch that waits, or about the last one
+        ns each{0};                     // of its quota; 0: none
+        detail::pacer quota{};          // keeps the time of `each`
+        ns charging{0};                 // what its launches in flight were charged, beside a soft cap
+        ns lent{0};                     // of that, what the cap wasn't charged
+        detail::open_requests open{};
     };
+
+    static void set(state& s, const launch_client_options& o, instant now) noexcept {
+        s.level = o.level;
+        s.weight = std::max(o.weight, 1U);
+        s.wants_share = o.weight != 0;
+        s.capped = o.cap < share::whole();
+        s.soft = s.capped && o.soft_cap;
+        s.cap.change(std::int64_t{o.cap.permille()} * 1000, now);
+        s.slo = std::max(o.slo, ns{0});
+        s.each = std::max(o.quota.each, ns{0});
+        s.quota.change(part_of(o.quota), now);
+        s.limited = s.capped || s.each != ns{0};
+        if (!s.capped) s.cap = {};
+        if (s.each == ns{0}) s.quota = {};
+        if (!s.soft) s.charging = s.lent = ns{0};
+        if (s.slo == ns{0}) s.open = {};
+    }
+    // Rounded down, so that it is never more.
+    [[nodiscard]] static std::int64_t part_of(const launch_quota& q) noexcept {
+        if (q.each <= ns{0}) return 1'000'000;
+        const double part = static_cast<double>(q.time.count()) / static_cast<double>(q.each.count());
+        return static_cast<std::int64_t>(std::clamp(part, 1e-6, 1.0) * 1e6);
+    }
+    // Whether the clients of a level go by deadline, and at what pace each may be due.
+    void order_level(int level) noexcept {
+        bool goals = false, shares = false;
+        std::uint64_t weights = 0;
+        for (const state& s : clients_) {
+            if (!s.used || s.level != level) continue;
+            goals = goals || s.slo != ns{0};
+            shares = shares || s.wants_share;
+            weights += s.weight;
+        }
+        for (state& s : clients_) {
+            if (!s.used || s.level != level) continue;
+            if (!s.by_due) s.asked = s.due.at = never;  // until it asks again
+            s.by_due = goals;
+            const std::uint64_t part = shares ? std::uint64_t{s.weight} * 1'000'000 / weights : 1'000'000;
+            s.rate = static_cast<std::int64_t>(part);
+        }
+    }
+
+    void present(client c, instant now) noexcept {
+        state& s = clients_[c];
+        if (s.requests == 0 && s.in_flight == ns{0}) catch_up(c, saved(s, now));
+        if (s.requests++ == 0) s.arrived = now;
+        s.seen = now;
+    }
+    void absent(client c, instant now) noexcept {
+        state& s = clients_[c];
+        if (s.requests != 0) --s.requests;
+        s.seen = now;
+    }
 
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
-        if (!within_cap(s, now)) return {.goes = false, .own = true, .held_by = c, .again = s.cap.from};
+        if (!within_cap(s, now) && !borrows(c, now))
+            return {.goes = false, .own = true, .held_by = c, .again = entitled_from(s, now)};
         if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
         const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c || o.level < s.level) continue;
             const bool above = o.level > s.level;
-            const ns most = above && !s.in_stream ? options_.in_flight : options_.queued;
+            const bool little = above ? !s.in_stream : o.slo != ns{0};
+            const ns most = little ? options_.in_flight : options_.queued;
             const bool enough = s.in_flight != ns{0} && s.in_flight + predicted > most;
             if (enough && (above || turns)) return {.goes = false, .own = true, .held_by = other};
             if (above || !turns) continue;
-            if (o.in_flight != ns{0} || (busy(o) && is_ahead(s, o))) return {.goes = false, .held_by = other};
+            if (o.in_flight != ns{0} || (busy(o) && goes_after(s, o))) return {.goes = false, .held_by = other};
             // Its host is only slow. Else it would wait for its turn again and again.
-            if (o.has_turn && !o.waits && now - o.seen < options_.pause)
+            const bool pauses = o.has_turn && !o.waits && now - o.seen < options_.pause;
+            if (pauses && (!s.by_due || goes_after(s, o)))
                 return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
     }
+    // Its quota as well.
     [[nodiscard]] static bool within_cap(const state& s, instant now) noexcept {
-        return !s.capped || s.cap.entitled(now);
+        return !s.limited || entitled_from(s, now) <= now;
+    }
+    [[nodiscard]] static instant entitled_from(const state& s, instant now) noexcept {
+        const instant by_cap = s.capped ? s.cap.from : now;
+        return s.each != ns{0} ? std::max(by_cap, s.quota.from) : by_cap;
+    }
+    // Beyond its soft cap it goes on while nobody else who is within theirs would use the device. What
+    // waits in a stream for a request of `c` can't.
+    [[nodiscard]] bool borrows(client c, instant now) const noexcept {
+        const state& s = clients_[c];
+        if (!s.soft || (s.each != ns{0} && !s.quota.entitled(now))) return false;
+        return std::ranges::none_of(clients_, [&](const state& o) {
+            const bool stopped = o.in_stream && o.level < s.level && s.requests != 0;
+            return &o != &s && o.used && busy(o) && !stopped && within_cap(o, now);
+        });
+    }
+    static void spend(state& s, ns charge, instant now) noexcept {
+        if (s.each != ns{0}) {
+            s.quota.from = std::max(s.quota.from, now - s.each);
+            s.quota.adjust(charge);
+        }
+        if (!s.capped) return;
+        const bool lends = s.soft && !s.cap.entitled(now);
+        if (!lends) s.cap.spend(charge, now);
+        if (!s.soft) return;
+        s.charging += charge;
+        if (lends) s.lent += charge;
+    }
+    // Of launches that end, as large a part was lent as of all in flight.
+    static void adjust(state& s, ns predicted, ns measured) noexcept {
+        ns delta = measured - predicted;
+        if (s.each != ns{0}) s.quota.adjust(delta);
+        if (s.soft && s.charging > ns{0}) {
+            const double part = static_cast<double>(s.lent.count()) / static_cast<double>(s.charging.count());
+            const auto of = [part](ns whole) {
+                return ns{static_cast<std::int64_t>(part * static_cast<double>(whole.count()))};
+            };
+            delta -= of(delta);
+            s.lent -= std::min(of(predicted), s.lent);
+            s.charging -= std::min(predicted, s.charging);
+        }
+        if (s.capped) s.cap.adjust(delta);
     }
     [[nodiscard]] bool has_above(int level) const noexcept {
         return std::ranges::any_of(clients_, [&](const state& o) { return o.used && o.level > level; });
     }
     [[nodiscard]] bool takes_turns(int level) const noexcept {
-        return std::ranges::any_of(clients_,
-                                   [&](const state& o) { return o.used && o.wants_share && o.level == level; });
+        return std::ranges::any_of(
+            clients_, [&](const state& o) { return o.used && (o.wants_share || o.by_due) && o.level == level; });
     }
 
     // Whether others leave the device to `c`, or `c` to a launch of another client that is timed alone. Of two that ask
@@ -302,7 +465,7 @@ private:
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
             const bool asks_first =
-                o.wants_alone && (!alone || other < c) && !(is_ahead(o, clients_[c]) && takes_turns(o.level));
+                o.wants_alone && (!alone || other < c) && !(goes_after(o, clients_[c]) && takes_turns(o.level));
             const bool first = o.timed != ns{0} || asks_first;
             const bool stopped = o.in_stream && o.level < clients_[c].level && !closed(other, now).goes;
             if ((alone && o.in_flight != ns{0} && !stopped) || (o.level == clients_[c].level && first))
@@ -311,6 +474,15 @@ private:
         return {.goes = true};
     }
 
+    // Of two of a level that takes turns, it waits for the other one.
+    [[nodiscard]] bool goes_after(const state& s, const state& other) const noexcept {
+        return s.by_due ? other.due.counts() < s.due.counts() : is_ahead(s, other);
+    }
+    // When its work is due: that of its first request or, without any, the launch that is asked about.
+    [[nodiscard]] instant due_at(const state& s) const noexcept {
+        if (s.slo == ns{0}) return saturating_add(s.asked, options_.patience);
+        return saturating_add(s.open.any() ? s.open.first() : s.asked, s.slo);
+    }
     // It has had so much more than its share that it waits for the other one.
     [[nodiscard]] bool is_ahead(const state& s, const state& other) const noexcept {
         return s.virtual_time > other.virtual_time + options_.ahead.count() / s.weight;

@@ -86,19 +86,19 @@ public:
     class request {
     public:
         /// Nothing is left in `other`.
-        request(request&& other) noexcept : state_(std::move(other.state_)), who_(other.who_) {}
+        request(request&& other) noexcept : state_(std::move(other.state_)), who_(other.who_), came_(other.came_) {}
         request& operator=(request&&) = delete;
         ~request() {
-            if (state_ != nullptr) state_->left(who_);
+            if (state_ != nullptr) state_->left(who_, came_);
         }
 
     private:
         friend launch_gate;
-        request(std::shared_ptr<state> s, detail::launch_owner who) noexcept : state_(std::move(s)), who_(who) {
-            state_->arrived(who_);
-        }
+        request(std::shared_ptr<state> s, detail::launch_owner who) noexcept
+            : state_(std::move(s)), who_(who), came_(state_->arrived(who_)) {}
         std::shared_ptr<state> state_;
         detail::launch_owner who_;
+        instant came_;
     };
 
     /// Binds the thread that made it, which destroys it as well. A scope inside another one replaces it meanwhile.
@@ -167,6 +167,10 @@ public:
 
     /// A client that isn't present. Throws std::bad_alloc.
     [[nodiscard]] client add(const client_options& o) { return client(state_, state_->add(o)); }
+    /// Other options for the client, in force at once, for launches that are held as well. False, and
+    /// nothing has changed, where streams wait and the client has another level now, but a request or
+    /// launches in flight: try again later. Throws std::bad_alloc.
+    [[nodiscard]] bool change(const client& c, const client_options& o) { return state_->change(c.who_, o); }
     /// A request of the client's begins in this thread, whose launches are the client's until the
     /// scope is over. Where launches aren't gated it waits here, for the whole call.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }

@@ -64,6 +64,12 @@ struct pacer {
         const ns whole = lasts(delta);
         from = whole < ns{0} ? std::max(from + whole, long_ago) : saturating_add(from, whole);
     }
+    /// Another rate: what it has had beyond the old one, it makes up for at the new one.
+    void change(std::int64_t rate, instant now) noexcept {
+        const ns before = beyond(now);
+        per_million = rate;
+        from = std::min(from, now) + lasts(before);
+    }
     /// In so much time it is entitled to this device time. An hour at once is beyond any kernel,
     /// and at a millionth still fits.
     [[nodiscard]] ns lasts(ns device_time) const noexcept {
@@ -78,6 +84,16 @@ struct pacer {
         const auto ahead = static_cast<double>((from - now).count()) * static_cast<double>(per_million) / 1e6;
         return ns{static_cast<ns::rep>(std::min(ahead, 3.6e12))};
     }
+};
+
+/// When a client's work is due, and when it counts as due where deadlines order clients: no earlier
+/// than the client's pace allows, as under a constant bandwidth server (Abeni, Buttazzo, RTSS 1998).
+/// Otherwise the late work of a client that floods its queue would always be the most urgent.
+struct due_time {
+    pacer pace{};
+    instant at{};
+
+    [[nodiscard]] instant counts() const noexcept { return std::max(at, pace.from); }
 };
 
 }  // namespace detail

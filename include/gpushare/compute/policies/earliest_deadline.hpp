@@ -48,9 +48,7 @@ public:
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
-        const ns beyond = client.pace.beyond(now_);
-        client.pace.per_million = s.weight.permille() * std::int64_t{1000};
-        client.pace.from = std::min(client.pace.from, now_) + client.pace.lasts(beyond);
+        client.due.pace.change(s.weight.permille() * std::int64_t{1000}, now_);
         if (client.waits) place(client);
         return {};
     }
@@ -64,9 +62,9 @@ public:
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
-        if (!std::exchange(client.waits, true)) client.pace.begin(now_);
+        if (!std::exchange(client.waits, true)) client.due.pace.begin(now_);
         client.lifted = head.level;
-        client.due = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
+        client.due.at = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
         place(client);
     }
     /// It waits no more.
@@ -83,23 +81,23 @@ public:
     /// Delays the client's pace by the prediction.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
-        clients_[c.index].pace.spend(cost, now_);
+        clients_[c.index].due.pace.spend(cost, now_);
     }
     /// Delays the client's pace by the difference to the true cost.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
-        client.pace.adjust(delta);
+        client.due.pace.adjust(delta);
         if (client.waits) place(client);
     }
 
     /// Tells how far it is ahead of its weight, for another policy; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
-        s.ahead(static_cast<double>(clients_[c.index].pace.beyond(now).count()));
+        s.ahead(static_cast<double>(clients_[c.index].due.pace.beyond(now).count()));
     }
     /// Continues from the standing with an earlier policy. Call before it waits.
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
-        auto& pace = clients_[c.index].pace;
+        auto& pace = clients_[c.index].due.pace;
         pace.from = now_ + pace.lasts(std::max(s.here().ahead, ns{0}));
     }
 
@@ -107,14 +105,13 @@ private:
     struct client_state {
         client_id id{};
         priority level{};
-        detail::pacer pace{};
+        detail::due_time due{};
         priority lifted = no_priority;  // what waits first
-        instant due{};
         bool waits = false;
     };
 
     void place(const client_state& c) noexcept {
-        waiting_.put(c.id.index, std::max(c.level, c.lifted), std::max(c.due, c.pace.from).time_since_epoch().count());
+        waiting_.put(c.id.index, std::max(c.level, c.lifted), c.due.counts().time_since_epoch().count());
     }
 
     ns patience_ = std::chrono::seconds(1);

@@ -46,7 +46,10 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { c.add(o) } -> std::same_as<typename C::client>;
     { c.remove(who) } noexcept;
     { c.arrived(who, now) } noexcept;
-    { c.left(who, now) } noexcept;
+    { c.left(who, now, now) } noexcept;
+    { c.occupied(who, now) } noexcept;
+    { c.drained(who, now) } noexcept;
+    { c.change(who, o, now) } noexcept;
     { c.ask(who, t, now, now, true) } noexcept -> std::same_as<typename C::answer>;
     { cc.closed(who, now) } noexcept -> std::same_as<typename C::answer>;
     { cc.overdue(who, now)->held } noexcept -> std::convertible_to<ns>;
@@ -161,24 +164,47 @@ public:
         clients_[who.client] = client_state{};
         wake();
     }
-    void arrived(launch_owner who) noexcept {
-        if (launch_hub::in_child()) return;
+    /// False where streams wait and the client has another level now, and something of it is there: its streams may be
+    /// in front of a wait for the old level. Then nothing has changed.
+    [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) {
+        if (launch_hub::in_child()) return true;
         const std::lock_guard lock(mutex_);
         client_state* const c = find(who);
-        if (c == nullptr) return;
-        core_.arrived(who.client, time_.now());
+        if (c == nullptr) return true;
+        const instant now = time_.now();
+        o.in_stream = in_stream_;
+        if (in_stream_ && o.level != c->level) {
+            settle(who.client, now);
+            if (c->requests != 0 || c->present) return false;
+            if (!waits_.join(o.level)) throw std::bad_alloc();
+            waits_.leave(c->level, 0);
+        }
+        c->level = o.level;
+        core_.change(who.client, o, now);
+        wake();
+        return true;
+    }
+    /// When that was, for left().
+    instant arrived(launch_owner who) noexcept {
+        if (launch_hub::in_child()) return {};
+        const std::lock_guard lock(mutex_);
+        client_state* const c = find(who);
+        if (c == nullptr) return {};
+        const instant now = time_.now();
+        core_.arrived(who.client, now);
         ++c->requests;
         if (in_stream_) waits_.arrived(c->level);
+        return now;
     }
     /// Ends its launches so far as a batch, so that others learn when the batch is over.
-    void left(launch_owner who) noexcept {
+    void left(launch_owner who, instant came) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
         client_state* const c = find(who);
         if (c == nullptr) return;
         for (const auto& s : c->streams) (void)s->end();
         const instant now = time_.now();
-        core_.left(who.client, now);
+        core_.left(who.client, now, came);
         --c->requests;
         if (in_stream_ && waits_.left(c->level)) open_behind(c->level, now);
         wake();
@@ -474,12 +500,12 @@ private:
     // A client is present while something of it is in flight, beside what its scopes say.
     void present(client_state& c, std::uint32_t number, instant now) noexcept {
         if (std::exchange(c.present, true)) return;
-        core_.arrived(number, now);
+        core_.occupied(number, now);
     }
     void absent_if_idle(client_state& c, std::uint32_t number, instant now) noexcept {
         if (!c.present || core_.in_flight(number) != ns{0}) return;
         c.present = false;
-        core_.left(number, now);
+        core_.drained(number, now);
         wake();
     }
 
