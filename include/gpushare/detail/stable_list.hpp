@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <iterator>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -60,14 +61,9 @@ public:
     /// constructor throws, and then nothing has changed.
     template <class... Args>
     T& emplace_back(Args&&... args) {
-        T* const made = new T(std::forward<Args>(args)...);
-        try {
-            elements_.push_back(made);
-        } catch (...) {
-            delete made;
-            throw;
-        }
-        return *made;
+        auto made = std::make_unique<T>(std::forward<Args>(args)...);
+        elements_.push_back(made.get());
+        return *made.release();
     }
     void pop_back() noexcept {
         delete static_cast<T*>(elements_.back());
