@@ -224,6 +224,47 @@ TEST_CASE("a spent quota holds its client, and begins again", "[launch_gate]") {
     CHECK(gate.ask(a, 10us, later + 1ms).held_by == above);  // has some of its quota again, and waits for its level
 }
 
+TEST_CASE("quotas far below and above a millionth of the time are kept", "[launch_gate]") {
+    struct row {
+        launch_quota quota;
+        ns least, most;  // in ten hours of launches of a millisecond
+    };
+    for (const auto& [quota, least, most] :
+         {row{{1ms, 1h}, 10ms, 12ms}, row{{7ms, 1h}, 75ms, 78ms}, row{{0ms, 1s}, 1ms, 1ms}}) {
+        launch_gate gate({.longest_hold = 1000h});
+        const auto a = gate.add({.quota = quota});
+        ns used{};
+        for (instant now = begin; now < begin + 10h;) {
+            const auto answer = gate.ask(a, 1ms, now);
+            if (!answer.goes) {
+                now = std::max(answer.again, now + 1ms);
+                continue;
+            }
+            gate.launched(a, 1ms, now);
+            now += 1ms;
+            gate.finished(a, 1ms, 1ms, now);
+            used += 1ms;
+        }
+        CAPTURE(quota.time.count(), used.count());
+        CHECK(used >= least);
+        CHECK(used <= most);
+    }
+}
+
+TEST_CASE("a launch that goes since it was held for long is charged beyond a soft cap, too", "[launch_gate]") {
+    launch_gate gate({.longest_hold = 100ms});
+    const auto a = gate.add({.cap = share::of_permille(100), .soft_cap = true}), other = gate.add({});
+    gate.launched(a, 100ms, begin);  // a second's worth
+    gate.finished(a, 100ms, 100ms, begin);
+    gate.launched(other, 20us, begin);
+    const auto then = begin + 100ms;
+    REQUIRE_FALSE(gate.ask(a, 10ms, then, begin + 1ms).goes);
+    REQUIRE(gate.ask(a, 10ms, then, begin).forced);
+    gate.launched(a, 10ms, then);
+    gate.finished(a, 10ms, 10ms, then);
+    CHECK(gate.ask(a, 10ms, then).again == begin + 1095ms);  // less the 5 ms that it may have at once
+}
+
 TEST_CASE("a client above that has spent its quota is in nobody's way", "[launch_gate]") {
     launch_gate gate;
     const auto above = gate.add({.level = 1, .quota = {1ms, 10ms}}), batch = gate.add({.weight = 1});

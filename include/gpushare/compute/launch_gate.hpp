@@ -80,8 +80,8 @@ struct launch_client_options {
     bool soft_cap =
         false;  ///< the cap holds only while others, within theirs, have launches; what is lent isn't charged
     /// Over a time t no more device time than quota.time x (1 + t / quota.each), and one launch, as
-    /// far as predictions are right. What is held for this goes after longest_hold, too: let `each`
-    /// be shorter than that, or longest_hold longer.
+    /// far as predictions are right. What is held for this goes after longest_hold, too: let
+    /// longest_hold be longer than the longest wait, `each` x the longest launch / quota.time.
     launch_quota quota{};
     /// How long after its arrival a request is due; 0: no goal. Without a request, as long after a
     /// launch was asked about. Among clients of a level, the one that is due first launches first.
@@ -185,6 +185,7 @@ public:
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
         if (a.goes) a = decide_apart(c, alone, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
+        s.lends = s.soft && !a.forced;
         s.waits = !a.goes && within_cap(s, now);  // else nobody leaves it the device
         return a;
     }
@@ -301,6 +302,7 @@ private:
         bool used = false;
         bool capped = false;
         bool soft = false;
+        bool lends = false;        // what the next launch takes beyond its soft cap isn't charged
         bool limited = false;      // by a cap or by a quota
         bool by_due = false;       // a client of its level has a goal
         bool has_turn = false;     // it was the last of its level that launched
@@ -322,10 +324,9 @@ private:
         detail::due_time due{};
         std::int64_t rate = 1'000'000;  // of its pace, from its next launch on
         instant asked{};                // about the launch that waits, or about the last one
-        ns each{0};                     // of its quota; 0: none
-        detail::pacer quota{};          // keeps the time of `each`
-        ns charging{0};                 // what its launches in flight were charged, beside a soft cap
-        ns lent{0};                     // of that, what the cap wasn't charged
+        detail::refill quota{};
+        ns charging{0};  // what its launches in flight were charged, beside a soft cap
+        ns lent{0};      // of that, what the cap wasn't charged
         detail::open_requests open{};
     };
 
@@ -337,19 +338,11 @@ private:
         s.soft = s.capped && o.soft_cap;
         s.cap.change(std::int64_t{o.cap.permille()} * 1000, now);
         s.slo = std::max(o.slo, ns{0});
-        s.each = std::max(o.quota.each, ns{0});
-        s.quota.change(part_of(o.quota), now);
-        s.limited = s.capped || s.each != ns{0};
+        s.quota.change(std::max(o.quota.time, ns{0}), std::max(o.quota.each, ns{0}), now);
+        s.limited = s.capped || s.quota.is_set();
         if (!s.capped) s.cap = {};
-        if (s.each == ns{0}) s.quota = {};
         if (!s.soft) s.charging = s.lent = ns{0};
         if (s.slo == ns{0}) s.open = {};
-    }
-    // Rounded down, so that it is never more.
-    [[nodiscard]] static std::int64_t part_of(const launch_quota& q) noexcept {
-        if (q.each <= ns{0}) return 1'000'000;
-        const double part = static_cast<double>(q.time.count()) / static_cast<double>(q.each.count());
-        return static_cast<std::int64_t>(std::clamp(part, 1e-6, 1.0) * 1e6);
     }
     // Whether the clients of a level go by deadline, and at what pace each may be due.
     void order_level(int level) noexcept {
@@ -411,25 +404,22 @@ private:
     }
     [[nodiscard]] static instant entitled_from(const state& s, instant now) noexcept {
         const instant by_cap = s.capped ? s.cap.from : now;
-        return s.each != ns{0} ? std::max(by_cap, s.quota.from) : by_cap;
+        return s.quota.is_set() ? std::max(by_cap, s.quota.from) : by_cap;
     }
     // Beyond its soft cap it goes on while nobody else who is within theirs would use the device. What
     // waits in a stream for a request of `c` can't.
     [[nodiscard]] bool borrows(client c, instant now) const noexcept {
         const state& s = clients_[c];
-        if (!s.soft || (s.each != ns{0} && !s.quota.entitled(now))) return false;
+        if (!s.soft || (s.quota.is_set() && !s.quota.entitled(now))) return false;
         return std::ranges::none_of(clients_, [&](const state& o) {
             const bool stopped = o.in_stream && o.level < s.level && s.requests != 0;
             return &o != &s && o.used && busy(o) && !stopped && within_cap(o, now);
         });
     }
     static void spend(state& s, ns charge, instant now) noexcept {
-        if (s.each != ns{0}) {
-            s.quota.from = std::max(s.quota.from, now - s.each);
-            s.quota.adjust(charge);
-        }
+        if (s.quota.is_set()) s.quota.spend(charge, now);
         if (!s.capped) return;
-        const bool lends = s.soft && !s.cap.entitled(now);
+        const bool lends = s.lends && !s.cap.entitled(now);
         if (!lends) s.cap.spend(charge, now);
         if (!s.soft) return;
         s.charging += charge;
@@ -438,7 +428,7 @@ private:
     // Of launches that end, as large a part was lent as of all in flight.
     static void adjust(state& s, ns predicted, ns measured) noexcept {
         ns delta = measured - predicted;
-        if (s.each != ns{0}) s.quota.adjust(delta);
+        if (s.quota.is_set()) s.quota.adjust(delta);
         if (s.soft && s.charging > ns{0}) {
             const double part = static_cast<double>(s.lent.count()) / static_cast<double>(s.charging.count());
             const auto of = [part](ns whole) {

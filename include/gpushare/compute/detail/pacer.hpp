@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include <gpushare/config.hpp>
@@ -83,6 +84,46 @@ struct pacer {
         if (from <= now) return ns{0};
         const auto ahead = static_cast<double>((from - now).count()) * static_cast<double>(per_million) / 1e6;
         return ns{static_cast<ns::rep>(std::min(ahead, 3.6e12))};
+    }
+};
+
+/// A quota: so much device time in each period, which comes back evenly and is saved up to one
+/// period's. A value, and the same algorithm as pacer's, by the quota itself instead of a rate: a
+/// millisecond an hour is no whole number of millionths.
+struct refill {
+    ns time{};                      // 0: nothing comes back
+    ns each{};                      // 0: there is no quota
+    instant from = instant::min();  // entitled from then on; a new client has a whole quota
+
+    [[nodiscard]] bool is_set() const noexcept { return each > ns{0}; }
+    [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
+    void spend(ns charge, instant now) noexcept {
+        from = std::max(from, now - each);
+        adjust(charge);
+    }
+    /// The truth less the prediction.
+    void adjust(ns delta) noexcept { from = saturating_add(from, lasts(delta)); }
+    /// Another quota: what it has had beyond the old one, it makes up for at the new one.
+    void change(ns new_time, ns new_each, instant now) noexcept {
+        const ns before = beyond(now);
+        time = new_time;
+        each = new_each;
+        from = is_set() ? saturating_add(std::min(from, now), lasts(before)) : instant::min();
+    }
+
+private:
+    [[nodiscard]] ns lasts(ns charge) const noexcept {
+        if (time <= ns{0}) return charge > ns{0} ? ns::max() : ns{0};
+        return scaled(charge, each, time);
+    }
+    [[nodiscard]] ns beyond(instant now) const noexcept {
+        return from <= now || !is_set() ? ns{0} : scaled(from - now, time, each);
+    }
+    // Rounded up, and bounded by some 30 years.
+    [[nodiscard]] static ns scaled(ns what, ns by, ns over) noexcept {
+        const double whole =
+            static_cast<double>(what.count()) * static_cast<double>(by.count()) / static_cast<double>(over.count());
+        return ns{static_cast<ns::rep>(std::clamp(std::ceil(whole), -1e18, 1e18))};
     }
 };
 
