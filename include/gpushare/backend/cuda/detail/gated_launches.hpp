@@ -174,6 +174,7 @@ public:
         const instant now = time_.now();
         o.in_stream = in_stream_;
         if (in_stream_ && o.level != c->level) {
+            for (const auto& s : c->streams) (void)s->end();  // nobody else may end an open batch
             settle(who.client, now);
             if (c->requests != 0 || c->present) return false;
             if (!waits_.join(o.level)) throw std::bad_alloc();
