@@ -641,6 +641,8 @@ void lane::load_later() {
     // It isn't done before this lock is let go.
     settings_.run_later([self = shared_from_this()] {
         try {
+            // Loads that wait behind others would else go on for nobody while the server ends.
+            if (self->now() == state::closed) gpushare::raise(gpushare::failure{errc::closed}, self->whose(), "a load");
             std::unique_ptr<gpushare::workspace> beside;
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));

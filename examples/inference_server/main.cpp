@@ -221,7 +221,6 @@ void run(const options& o) {
     grpc.stop(patience());
 #endif
     http.stop(patience());
-    // Calls that still run are billed when they end.
     const auto running = s.stop(gpushare::saturating_add(std::max(until, s.now()), grace), second.get_token());
     if (!running.empty()) leave(running);
 }

@@ -425,9 +425,17 @@ void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant
     for (const auto& l : lanes) l->close(now());  // what waits is refused at once, and not behind another lane's work
     for (const auto& l : lanes) l->close(deadline);
     const std::lock_guard lock(mutex_);
-    std::erase_if(outlasting_, [](const auto& weak) { return weak.expired(); });
-    for (const auto& l : lanes)
-        if (l->works()) outlasting_.push_back(l);
+    std::erase_if(outlasting_, [](const auto& weak) {
+        const auto l = weak.lock();
+        return l == nullptr || !l->works();
+    });
+}
+
+// Under the mutex, for lanes that leave their row. They are in outlasting_ from then on: an end that comes while they
+// close waits for them, too, and names them.
+void service::make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more) {
+    outlasting_.reserve(outlasting_.size() + more);
+    leaving.reserve(leaving.size() + more);
 }
 
 // They give their models' memory back first; nobody gets a lane of theirs from here on.
@@ -440,8 +448,13 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
             if (row.who == nullptr ||
                 std::ranges::find(next.specs, name, &gpushare::tenant_spec::name) != next.specs.end())
                 continue;
+            gone.reserve(gone.size() + 1);
+            make_room(lanes, row.lanes.size());
             gone.push_back(std::exchange(row.who, nullptr));
-            for (auto& [model, l] : row.lanes) lanes.push_back(std::move(l));
+            for (auto& [model, l] : row.lanes) {
+                outlasting_.push_back(l);
+                lanes.push_back(std::move(l));
+            }
             row.lanes.clear();
             row.room.reset();
             row.asleep = false;
@@ -500,6 +513,8 @@ void service::close_changed(std::map<std::string, own_models> next, instant dead
                 if (std::ranges::find(now, own) != now.end()) continue;
                 const auto l = row.lanes.find(own->setting.name);
                 if (l == row.lanes.end()) continue;
+                make_room(lanes, 1);
+                outlasting_.push_back(l->second);
                 lanes.push_back(std::move(l->second));
                 row.lanes.erase(l);
             }

@@ -105,7 +105,8 @@ public:
     };
     /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and writes the last
     /// bills. What still runs at the deadline, or when `hurry` is requested: the service then goes on with that alone,
-    /// and bills what it takes when a later call, or the destructor, has waited for it.
+    /// and bills what it takes when a later call, or the destructor, has waited for it. What runs for a tenant that a
+    /// reload has removed isn't billed any more.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
     /// For operators.
@@ -162,6 +163,7 @@ private:
     void refuse_new();
     [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_at_end() const;
     void close_all(const std::vector<std::shared_ptr<lane>>& lanes, gpushare::instant deadline);
+    void make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more);
     [[nodiscard]] std::shared_ptr<const key_ring> ring_of(tenants_file next);
 
     [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
@@ -200,7 +202,7 @@ private:
 
     mutable std::mutex mutex_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    std::vector<std::weak_ptr<lane>> outlasting_;  // in no row any more, though work of theirs ran on
+    std::vector<std::weak_ptr<lane>> outlasting_;  // in no row any more, though work of theirs may run on
     std::string wrong_;                            // with the file, the last time
     std::atomic<bool> draining_{false};            // set under mutex_; strangers may ask without
     file_look seen_{}, changed_{};   // of the file of tenants: as it was read, and as it was found otherwise

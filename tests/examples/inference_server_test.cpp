@@ -1514,6 +1514,11 @@ TEST_CASE("a server that goes down answers what was asked, and nothing else", "[
 
 namespace {
 
+/// A check that fails leaves no call behind that the server's end would wait for.
+struct let_go {
+    std::shared_ptr<std::atomic<bool>> go;
+    ~let_go() { go->store(true); }
+};
 infer_request request_of(std::string_view body) { return parse_infer(body, {}); }
 void wait_for_first(const std::shared_ptr<noting::notes>& n) {
     eventually([&] {
@@ -1531,6 +1536,7 @@ TEST_CASE("a call that doesn't end is named, and the service goes when it has en
     };
     server s({}, two_tenants, {.closes_within = 0ms});
     s.http.reset();
+    const let_go at_the_end{s.go};
     ask(s, "mlp", rows_of_mlp(1));
     eventually([&] { return answered == 1; });
     ask(s, "noting", one("1", "[1]"));
@@ -1560,10 +1566,27 @@ TEST_CASE("a call that doesn't end is named, and the service goes when it has en
     CHECK(s.bill_of("chat").requests == billed);  // the bills come behind the calls
 }
 
+TEST_CASE("an end beside a reload that waits names the call that the reload waits for", "[examples]") {
+    server s({}, two_tenants, {.closes_within = 60s});
+    s.http.reset();
+    const let_go at_the_end{s.go};
+    const auto chat = s.core->authenticate(chat_key);
+    s.core->infer(chat, "noting", request_of(one("1", "[1]")), [](const answer&) {});
+    wait_for_first(s.notes);
+    s.rewrite("name=batch api_key=key-of-batch memory=16MiB compute=40%\n");
+    s.core->reload_soon([](std::string_view) {});
+    eventually([&] { return s.core->status_json().find("noting") == std::string::npos; });  // in no row any more
+    CHECK_FALSE(s.core->drain(s.core->now()));
+    const auto running = s.core->stop(s.core->now());
+    REQUIRE(running.size() == 1);
+    CHECK(running[0].model == "noting");
+}
+
 TEST_CASE("a load that doesn't end is named as well", "[examples]") {
     std::atomic<int> told{0};
     server s;
     s.http.reset();
+    const let_go at_the_end{s.go};
     s.core->load(s.core->authenticate(chat_key), "slow", [&](const refused*) { ++told; });
     const auto running = s.core->stop(s.core->now());
     REQUIRE(running.size() == 1);
@@ -1584,21 +1607,26 @@ TEST_CASE("a process ends beside a call that doesn't, with a status and a senten
     if (pid == 0) {
         ::alarm(100);  // else a fault would be waited for
         ::dup2(said[1], STDERR_FILENO);
-        const auto never_goes = std::make_shared<std::atomic<bool>>(false);
-        const auto notes = std::make_shared<noting::notes>();
-        const model_info info{"noting", "test", {{"INPUT", datatype::fp32, {1}}}, {{"INPUT", datatype::fp32, {1}}}};
-        service s(
-            {.tenants = *files / "tenants", .journal = *files / "usage"},
-            {tiny_mlp(), {info, [&](const surroundings&) { return std::make_unique<noting>(never_goes, notes); }}});
-        std::atomic<bool> answered{false};
-        s.infer(s.authenticate(chat_key), "mlp", request_of(rows_of_mlp(1)), [&](const answer&) { answered = true; });
-        while (!answered) std::this_thread::sleep_for(1ms);
-        s.infer(s.authenticate(chat_key), "noting", request_of(one("1", "[1]")), [](const answer&) {});
-        for (bool runs = false; !runs; std::this_thread::sleep_for(1ms)) {
-            const std::lock_guard lock(notes->mutex);
-            runs = !notes->came.empty();
+        try {
+            const auto never_goes = std::make_shared<std::atomic<bool>>(false);
+            const auto notes = std::make_shared<noting::notes>();
+            const model_info info{"noting", "test", {{"INPUT", datatype::fp32, {1}}}, {{"INPUT", datatype::fp32, {1}}}};
+            service s(
+                {.tenants = *files / "tenants", .journal = *files / "usage"},
+                {tiny_mlp(), {info, [&](const surroundings&) { return std::make_unique<noting>(never_goes, notes); }}});
+            std::atomic<bool> answered{false};
+            s.infer(s.authenticate(chat_key), "mlp", request_of(rows_of_mlp(1)),
+                    [&](const answer&) { answered = true; });
+            while (!answered) std::this_thread::sleep_for(1ms);
+            s.infer(s.authenticate(chat_key), "noting", request_of(one("1", "[1]")), [](const answer&) {});
+            for (bool runs = false; !runs; std::this_thread::sleep_for(1ms)) {
+                const std::lock_guard lock(notes->mutex);
+                runs = !notes->came.empty();
+            }
+            leave(s.stop(s.now()));
+        } catch (...) {  // nothing of Catch2 in this process
+            std::_Exit(9);
         }
-        leave(s.stop(s.now()));
     }
     ::close(said[1]);
     std::string text;
