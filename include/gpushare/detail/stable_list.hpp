@@ -61,8 +61,9 @@ public:
     /// constructor throws, and then nothing has changed.
     template <class... Args>
     T& emplace_back(Args&&... args) {
+        if (elements_.size() == elements_.capacity()) elements_.reserve(2 * elements_.size() + 4);
         auto made = std::make_unique<T>(std::forward<Args>(args)...);
-        elements_.push_back(made.get());
+        elements_.push_back(made.get());  // there is room: nothing throws once it is made
         return *made.release();
     }
     void pop_back() noexcept {
