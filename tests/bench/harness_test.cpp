@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
 // That figures can fail: one whose planted fault isn't found is void, and a time that doubles is seen to.
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -33,7 +35,8 @@ void spend(std::chrono::nanoseconds span) { stepped_clock::time += span; }
 
 /// The JSON text of a report with one figure, of value 1, beside such a control.
 std::string written(const bench::control& planted) {
-    const auto path = std::filesystem::temp_directory_path() / "gpushare_harness_test.json";
+    const auto path =
+        std::filesystem::temp_directory_path() / ("gpushare_harness_test_" + std::to_string(::getpid()) + ".json");
     bench::report r("a test", "_of_a_kind");
     r.figure("a.cost", {1}, "x", planted);
     r.write(path.c_str());

@@ -340,7 +340,7 @@ TEST_CASE("a rank that is late in any collective is named, and an abort names wh
             auto faults = m.apart().faults({2});
             faults.stall(m.streams()[2]);
             CAPTURE(kind, aborted);
-            REQUIRE(m.submit(s, a, aborted ? gs::ns(100s) : gs::ns(20ms)) == errc::none);
+            REQUIRE(m.submit(s, a, aborted ? gs::ns(100s) : gs::ns(200ms)) == errc::none);
             if (aborted) m.group(3).abort(2);
             m.streams()[0].record().wait(gs::never);
             m.streams()[1].record().wait(gs::never);

@@ -450,7 +450,7 @@ TEST_CASE("a tenant's streams are bounded, and end with its key", "[examples]") 
 }
 
 TEST_CASE("what a call waits for has an end", "[examples]") {
-    server s({.idle_timeout = 300ms, .message_timeout = 300ms});
+    server s({.idle_timeout = 1s, .message_timeout = 1s});
     auto c = s.connect();
     const auto nothing = c.open("ModelInfer", chat_key), half = c.open("ModelInfer", chat_key),
                stream = c.open("ModelStreamInfer", chat_key), begun = c.open("ModelStreamInfer", chat_key),

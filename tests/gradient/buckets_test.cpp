@@ -228,7 +228,7 @@ TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond 
         buckets.add("head", b);
         taken[r] = buckets.ready(1);
         if (r == 0) (void)buckets.ready(0);
-        faults[r] = buckets.reduce(net, gs::average{}, r == 0 ? gs::ns(10s) : gs::ns(50ms));
+        faults[r] = buckets.reduce(net, gs::average{}, r == 0 ? gs::ns(20s) : gs::ns(500ms));
         stalled[r] = buckets.stalled().value_or("nothing");
         if (buckets.wait(std::chrono::steady_clock::now() + 10s).rank != 1) stalled[r] += ", and wait() says otherwise";
     });

@@ -64,7 +64,7 @@ static_assert(gs::host_transport<gs::thread_transport> && looked_into<gs::thread
 static_assert(gs::transport<device_transport> && !gs::host_transport<device_transport>);
 static_assert(!looked_into_somewhere<device_transport>);
 
-gs::instant soon() { return std::chrono::steady_clock::now() + 100ms; }
+gs::instant soon() { return std::chrono::steady_clock::now() + 400ms; }
 
 TEST_CASE("threads of a process are a transport", "[gradient][transport]") {
     const auto ranks = GENERATE(1U, 2U, 3U, 5U);
