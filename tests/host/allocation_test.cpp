@@ -24,8 +24,9 @@ void* operator new(std::size_t size) {
     throw std::bad_alloc{};
 }
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+// Not inline: g++ 12 sees a pointer of operator new go to free() there.
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 TEST_CASE("a launch doesn't allocate in steady state", "[host]") {
     using namespace gpushare;
