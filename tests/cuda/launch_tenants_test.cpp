@@ -116,4 +116,39 @@ TEST_CASE("a tenant without a permit may sleep while a launch is held, whose mem
     CHECK(t.batch.memory().deallocate(used, 1_MiB) == errc::none);
 }
 
+TEST_CASE("a tenant's policy is its client's at a gate", "[cuda][launch_gate]") {
+    const auto all = gpushare::launch_options(gpushare::tenant_spec{
+        .compute = 30_pct, .level = gpushare::priority{2}, .cap = 60_pct, .soft_cap = true, .slo = 20ms});
+    CHECK(all.level == 2);
+    CHECK(all.weight == 300);
+    CHECK(all.cap == 60_pct);
+    CHECK(all.soft_cap);
+    CHECK(all.slo == 20ms);
+    CHECK(gpushare::launch_options(gpushare::tenant_spec{}).level == gpushare::best_effort.level);
+    CHECK(gpushare::launch_options(gpushare::tenant_spec{.level = gpushare::priority{1}}).level == 1);
+
+    const standin::session gpu{stepped};
+    const cuda::launch_wait how = GENERATE(cuda::launch_wait::thread, cuda::launch_wait::stream);
+    rig r({.longest_hold = 1h}, {.waits = how, .gap = ns{0}});
+    tenancy shared(r.node);
+    auto urgent = shared.admit({.name = "urgent", .memory = 16_MiB, .compute = 50_pct, .level = gpushare::priority{1}});
+    auto spare = shared.admit({.name = "spare", .memory = 16_MiB});
+    const auto client = r.gate->add(gpushare::launch_options(urgent.spec()));
+    const auto below = r.gate->add(gpushare::launch_options(spare.spec()));
+    const auto bound = r.gate->bind(below, spare.work_stream().native_handle());
+    std::optional<gate_type::request> request = r.gate->announce(client);
+    std::atomic<int> ran{0};
+    auto engine =
+        std::async(std::launch::async, [&] { return launch(spare.work_stream().native_handle(), conv, 10us, &ran); });
+    if (!r.gate->waits_in_streams()) CHECK(eventually([&] { return r.gate->held() == 1; }));
+    standin::advance(1ms);
+    CHECK(ran == 0);
+    request.reset();
+    CHECK(eventually([&] {
+        standin::advance(100us);
+        return ran == 1;
+    }));
+    CHECK(engine.get() == cudaSuccess);
+}
+
 }  // namespace launch_tenants_test

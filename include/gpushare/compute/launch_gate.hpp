@@ -36,6 +36,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -44,6 +45,7 @@
 
 #include <gpushare/compute/detail/open_requests.hpp>
 #include <gpushare/compute/detail/pacer.hpp>
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -87,6 +89,28 @@ struct launch_client_options {
     /// launch was asked about. Among clients of a level, the one that is due first launches first.
     ns slo{};
 };
+
+/// What a tenant's specification (tenant_spec) says about its compute, as options of its client at a
+/// gate: level, share, caps and latency goal. They are not followed: where a resize changes them,
+/// give the gate the new ones by `change`.
+template <class Spec>
+requires requires(const Spec& s) {
+    { s.compute } -> std::convertible_to<share>;
+    { s.level } -> std::convertible_to<priority>;
+    { s.cap } -> std::convertible_to<share>;
+    { s.soft_cap } -> std::convertible_to<bool>;
+    { s.slo } -> std::convertible_to<ns>;
+}
+[[nodiscard]] constexpr launch_client_options launch_options(const Spec& spec) {
+    // As in a limiter, who is promised no time goes below all others.
+    const bool no_share = spec.compute == share{};
+    const priority level = no_share && spec.level == priority{} ? best_effort : spec.level;
+    return {.level = level.level,
+            .weight = spec.compute.permille(),
+            .cap = spec.cap,
+            .soft_cap = spec.soft_cap,
+            .slo = spec.slo};
+}
 
 /// Whether a launch may go.
 struct launch_answer {
