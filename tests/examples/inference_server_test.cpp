@@ -171,7 +171,8 @@ struct server {
                 busy_model("busy", 0ns),
                 {info, [g = go](std::pmr::memory_resource&) { return std::make_unique<held>(g); }},
                 {slow,
-                 [g = go](std::pmr::memory_resource&) {
+                 [g = go, n = slow_loads](std::pmr::memory_resource&) {
+                     ++*n;
                      while (!g->load()) std::this_thread::sleep_for(1ms);
                      return std::make_unique<held>(g);
                  }},
@@ -191,6 +192,7 @@ struct server {
     [[nodiscard]] connection connect() const { return connection(http->port()); }
 
     std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<std::atomic<int>> slow_loads = std::make_shared<std::atomic<int>>(0);  // that have begun
     std::shared_ptr<fragile::script> script = std::make_shared<fragile::script>();
     std::shared_ptr<noting::notes> notes = std::make_shared<noting::notes>();
     std::unique_ptr<folder> files;
@@ -1591,19 +1593,29 @@ TEST_CASE("an end beside a reload that waits names the call that the reload wait
     CHECK(running[0].model == "noting");
 }
 
-TEST_CASE("a load that doesn't end is named as well", "[examples]") {
-    std::atomic<int> told{0};
+TEST_CASE("a load that doesn't end is named as well, and loads behind it don't begin", "[examples]") {
+    std::atomic<int> told{0}, refused_{0};
     server s;
     s.http.reset();
     const let_go at_the_end{s.go};
-    s.core->load(s.core->authenticate(chat_key), "slow", [&](const refused*) { ++told; });
+    const auto load = [&](std::string_view key, const char* model) {
+        s.core->load(s.core->authenticate(key), model, [&](const refused* why) {
+            refused_ += why != nullptr;
+            ++told;
+        });
+    };
+    load(chat_key, "slow");
+    eventually([&] { return *s.slow_loads == 1; });
+    load(batch_key, "slow");
     const auto running = s.core->stop(s.core->now());
-    REQUIRE(running.size() == 1);
-    CHECK(running[0].model == "slow");
+    CHECK(running.size() == 2);
+    CHECK(std::ranges::all_of(running, [](const auto& r) { return r.model == "slow"; }));
     CHECK(told == 0);
     s.go->store(true);
     CHECK(s.core->stop(gpushare::never).empty());
-    CHECK(told == 1);
+    CHECK(told == 2);
+    CHECK(refused_ >= 1);
+    CHECK(*s.slow_loads == 1);
 }
 
 TEST_CASE("a process ends beside a call that doesn't, with a status and a sentence, and its bills are written",
