@@ -117,15 +117,15 @@ TEST_CASE("a tenant without a permit may sleep while a launch is held, whose mem
 }
 
 TEST_CASE("a tenant's policy is its client's at a gate", "[cuda][launch_gate]") {
-    const auto all = gpushare::launch_options(gpushare::tenant_spec{
+    const auto all = gpushare::launch_client_options_of(gpushare::tenant_spec{
         .compute = 30_pct, .level = gpushare::priority{2}, .cap = 60_pct, .soft_cap = true, .slo = 20ms});
     CHECK(all.level == 2);
     CHECK(all.weight == 300);
     CHECK(all.cap == 60_pct);
     CHECK(all.soft_cap);
     CHECK(all.slo == 20ms);
-    CHECK(gpushare::launch_options(gpushare::tenant_spec{}).level == gpushare::best_effort.level);
-    CHECK(gpushare::launch_options(gpushare::tenant_spec{.level = gpushare::priority{1}}).level == 1);
+    CHECK(gpushare::launch_client_options_of(gpushare::tenant_spec{}).level == gpushare::best_effort.level);
+    CHECK(gpushare::launch_client_options_of(gpushare::tenant_spec{.level = gpushare::priority{1}}).level == 1);
 
     const standin::session gpu{stepped};
     const cuda::launch_wait how = GENERATE(cuda::launch_wait::thread, cuda::launch_wait::stream);
@@ -133,8 +133,8 @@ TEST_CASE("a tenant's policy is its client's at a gate", "[cuda][launch_gate]") 
     tenancy shared(r.node);
     auto urgent = shared.admit({.name = "urgent", .memory = 16_MiB, .compute = 50_pct, .level = gpushare::priority{1}});
     auto spare = shared.admit({.name = "spare", .memory = 16_MiB});
-    const auto client = r.gate->add(gpushare::launch_options(urgent.spec()));
-    const auto below = r.gate->add(gpushare::launch_options(spare.spec()));
+    const auto client = r.gate->add(gpushare::launch_client_options_of(urgent.spec()));
+    const auto below = r.gate->add(gpushare::launch_client_options_of(spare.spec()));
     const auto bound = r.gate->bind(below, spare.work_stream().native_handle());
     std::optional<gate_type::request> request = r.gate->announce(client);
     std::atomic<int> ran{0};

@@ -101,7 +101,7 @@ requires requires(const Spec& s) {
     { s.soft_cap } -> std::convertible_to<bool>;
     { s.slo } -> std::convertible_to<ns>;
 }
-[[nodiscard]] constexpr launch_client_options launch_options(const Spec& spec) {
+[[nodiscard]] constexpr launch_client_options launch_client_options_of(const Spec& spec) {
     // As in a limiter, who is promised no time goes below all others.
     const bool no_share = spec.compute == share{};
     const priority level = no_share && spec.level == priority{} ? best_effort : spec.level;
