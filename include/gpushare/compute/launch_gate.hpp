@@ -82,17 +82,17 @@ struct launch_client_options {
     bool soft_cap =
         false;  ///< the cap holds only while others, within theirs, have launches; what is lent isn't charged
     /// Over a time t no more device time than quota.time x (1 + t / quota.each), and one launch, as
-    /// far as predictions are right. What is held for this goes after longest_hold, too: let
-    /// longest_hold be longer than the longest wait, `each` x the longest launch / quota.time.
+    /// far as predictions are right. A launch that the quota holds goes after longest_hold:
+    /// let longest_hold be longer than the longest wait, `each` x the longest launch / quota.time.
     launch_quota quota{};
     /// How long after its arrival a request is due; 0: no goal. Without a request, as long after a
     /// launch was asked about. Among clients of a level, the one that is due first launches first.
     ns slo{};
 };
 
-/// What a tenant's specification (tenant_spec) says about its compute, as options of its client at a
-/// gate: level, share, caps and latency goal. They are not followed: where a resize changes them,
-/// give the gate the new ones by `change`.
+/// The options of a tenant's client at a gate, from its specification (tenant_spec): level, share,
+/// caps and latency goal. The gate doesn't follow the tenant: after a resize, give it the new
+/// options by `change`.
 template <class Spec>
 requires requires(const Spec& s) {
     { s.compute } -> std::convertible_to<share>;
@@ -102,10 +102,7 @@ requires requires(const Spec& s) {
     { s.slo } -> std::convertible_to<ns>;
 }
 [[nodiscard]] constexpr launch_client_options launch_client_options_of(const Spec& spec) {
-    // As in a limiter, who is promised no time goes below all others.
-    const bool no_share = spec.compute == share{};
-    const priority level = no_share && spec.level == priority{} ? best_effort : spec.level;
-    return {.level = level.level,
+    return {.level = detail::level_of(spec.compute, spec.level).level,
             .weight = spec.compute.permille(),
             .cap = spec.cap,
             .soft_cap = spec.soft_cap,

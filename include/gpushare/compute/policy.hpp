@@ -34,6 +34,15 @@ inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 /// device while nobody else wants it.
 inline constexpr priority best_effort{no_priority.level + 1};
 
+namespace detail {
+
+/// Where work goes: without a share and a level of its own, below all who have one.
+[[nodiscard]] constexpr priority level_of(share compute, priority level) noexcept {
+    return compute == share{} && level == priority{} ? best_effort : level;
+}
+
+}  // namespace detail
+
 /// A client of a limiter. Indices are dense, so that a policy keeps its clients in a vector. An index is used again
 /// after its client has ended; the generation tells former owners of the index from the present one.
 struct client_id {

@@ -41,10 +41,7 @@ namespace detail {
 template <node Node, compute_policy Policy>
 class tenant_state;
 
-/// Where a tenant's submissions go: without a share and a level of its own, below all who have one.
-[[nodiscard]] inline priority level_of(share compute, priority level) noexcept {
-    return compute == share{} && level == priority{} ? best_effort : level;
-}
+/// Where a tenant's submissions go.
 [[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept { return level_of(spec.compute, spec.level); }
 
 /// The entitlement of a tenant's client, relative to a slice of `size` permille of a device.
