@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a benchmark program was asked: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help
+// The arguments of a benchmark program: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help
 // anywhere. The name of a part is never taken for that of a file.
 //
 //   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});

@@ -104,9 +104,9 @@ public:
         std::string tenant, model;
     };
     /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and writes the last
-    /// bills. What still runs at the deadline, or when `hurry` is requested: the service then goes on with that alone,
-    /// and bills what it takes when a later call, or the destructor, has waited for it. What runs for a tenant that a
-    /// reload has removed isn't billed any more.
+    /// bills. Returns the calls and loads that still run at the deadline, or when `hurry` is requested. The service goes
+    /// on with these alone, and bills them when a later call, or the destructor, has waited for them; it doesn't bill
+    /// calls of a tenant that a reload has removed.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
     /// For operators.
