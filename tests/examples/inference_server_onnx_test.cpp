@@ -513,13 +513,23 @@ TEST_CASE("ONNX Runtime gives the same bits for a cut model and for the whole on
     const auto expected = s.result("chain", request_of(3));
     s.start("model=chain.onnx cut_to=1us shape=x:3x8", &engines);
     CHECK(s.result("chain", request_of(3)) == expected);
+}
 
-    std::filesystem::path found;
+/// The page detector, where `./dev setup serve` has fetched it; empty elsewhere.
+std::filesystem::path page_detector() {
+    std::error_code missing;  // then the range is empty
     for (const auto& e : std::filesystem::recursive_directory_iterator(
-             GPUSHARE_MODELS, std::filesystem::directory_options::skip_permission_denied))
+             GPUSHARE_MODELS, std::filesystem::directory_options::skip_permission_denied, missing))
         if (e.path().extension() == ".onnx" && e.path().filename().string().find("_det_") != std::string::npos)
-            found = e.path();
+            return e.path();
+    return {};
+}
+
+TEST_CASE("ONNX Runtime gives the same bits for a cut page detector and for the whole one", "[examples]") {
+    const auto found = page_detector();
     if (found.empty()) return;
+    const std::vector<onnx_engine> engines{onnxruntime_of(GPUSHARE_ONNXRUNTIME)};
+    rig s("model=chain.onnx engine=onnxruntime", &engines);
     std::filesystem::copy_file(found, s.files / "detector.onnx");
     const auto page = [&](const std::string& input) {
         infer_request r;
