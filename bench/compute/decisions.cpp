@@ -123,7 +123,7 @@ public:
         all_.push_back(c);
         return gpushare::weighted_fair::add(c, s);
     }
-    [[nodiscard]] gpushare::choice pick(instant at) const noexcept {
+    [[nodiscard]] gpushare::choice pick(instant at) noexcept {
         for (const auto& c : all_) keep(c.index);
         return gpushare::weighted_fair::pick(at);
     }
