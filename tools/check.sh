@@ -43,6 +43,7 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
     fi
     if in_time 8 "each header alone"; then build host self_contained; fi
     if in_time 5 "training by libtorch"; then check_torch; fi
+    if in_time 4 "benchmarks compile"; then check_benchmarks; fi
     ((${#left_out[@]} == 0)) || printf '== LEFT OUT, for there was no time: %s\n' "${left_out[@]}"
 }
 
@@ -70,6 +71,12 @@ in_time() {  # MINUTES WHAT
     left_out+=("$2")
     echo "== $2: left out, it takes up to $1 minutes and $over of CI's 80 are over"
     return 1
+}
+
+# Nothing else of CI compiles benchmarks.
+check_benchmarks() {
+    configure bench
+    step "benchmarks compile" "$root/bench/syntax.py" "$(build_dir bench)" "$jobs"
 }
 
 # Beside torch's own data-parallel training. Half a gigabyte of packages for one test: without root
