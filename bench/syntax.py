@@ -12,20 +12,20 @@ import shlex
 import subprocess
 import sys
 
-bench = os.path.dirname(os.path.abspath(__file__)) + os.sep
+root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def commands(build, area):
     listed = json.loads(subprocess.run(["ninja", "-C", build, "-t", "compdb"], check=True, capture_output=True, text=True).stdout)
     for entry in listed:
-        name = os.path.join(entry["directory"], entry["file"])
-        if name.startswith(bench) and name.endswith(".cpp") and name[len(bench):].startswith(area) and not generates(name):
-            yield name[len(bench):], entry
+        name = os.path.relpath(os.path.join(entry["directory"], entry["file"]), root)
+        if "/bench_" + area in entry["output"] and name.endswith(".cpp") and not generates(name):
+            yield name, entry
 
 
 def generates(name):
     """Whether a header that the source includes is made by the build."""
-    with open(name, encoding="utf-8") as source:
+    with open(os.path.join(root, name), encoding="utf-8") as source:
         return re.search(r'#include "\w+\.pb\.h"', source.read())
 
 
