@@ -82,15 +82,15 @@ static_assert(std::is_convertible_v<std::chrono::steady_clock::time_point, insta
 /// The instant that doesn't come: as a deadline, a wait without limit.
 inline constexpr instant never = instant::max();
 
-/// `t + d`, but `never` instead of an overflow, and the earliest instant instead of an underflow.
-[[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
-    if (d.count() >= 0) return t > never - d ? never : t + d;
-    return t < instant::min() - d ? instant::min() : t + d;
-}
-/// The same of lengths, and the least instead of an underflow.
+/// `a + b`, but the longest instead of an overflow, and the least instead of an underflow.
 [[nodiscard]] constexpr ns saturating_add(ns a, ns b) noexcept {
-    if (b.count() >= 0) return a > ns::max() - b ? ns::max() : a + b;
-    return a < ns::min() - b ? ns::min() : a + b;
+    ns::rep sum = 0;
+    if (__builtin_add_overflow(a.count(), b.count(), &sum)) return b.count() < 0 ? ns::min() : ns::max();
+    return ns{sum};
+}
+/// The same of an instant: `never` instead of an overflow, the earliest instant instead of an underflow.
+[[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
+    return instant{saturating_add(t.time_since_epoch(), d)};
 }
 
 /// The part of the SMs that a submission can fill, of the device or of its SM partition: on 4 SMs, one block of one SM
