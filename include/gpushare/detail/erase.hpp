@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Erases from vectors by one plain loop. The standard library searches by a loop that it unrolls four
-// times, so each condition is compiled eight times; headers that most programs compile use this.
+// Erases from vectors and plain lists by one plain loop. The standard library searches by a loop that
+// it unrolls four times, so each condition is compiled eight times; headers that most programs
+// compile use this.
 //
 //   std::vector<int> v{1, 2, 3};
 //   gpushare::detail::erase_where(v, [](int i) { return i > 1; });      // v is {1}
@@ -8,9 +9,7 @@
 
 #include <concepts>
 #include <cstddef>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <gpushare/config.hpp>
 
@@ -19,8 +18,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Removes the elements for which `goes` is true, and asks once for each, in order. Returns how many.
-template <class T, std::predicate<const T&> F>
-std::size_t erase_where(std::vector<T>& from, F goes) {
+template <class List, std::predicate<const typename List::value_type&> F>
+std::size_t erase_where(List& from, F goes) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < from.size(); ++i) {
         if (goes(std::as_const(from[i]))) continue;
@@ -33,9 +32,9 @@ std::size_t erase_where(std::vector<T>& from, F goes) {
 }
 
 /// The same for the elements that equal `what`.
-template <class T>
-std::size_t erase_equal(std::vector<T>& from, const std::type_identity_t<T>& what) {
-    return erase_where(from, [&](const T& t) { return t == what; });
+template <class List>
+std::size_t erase_equal(List& from, const typename List::value_type& what) {
+    return erase_where(from, [&](const typename List::value_type& t) { return t == what; });
 }
 
 }  // namespace detail

@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -90,13 +90,13 @@ private:
     }
 
     void grow() {
-        std::vector<slot> old(slots_.empty() ? 16 : 2 * slots_.size());
+        plain_list<slot> old(slots_.empty() ? 16 : 2 * slots_.size());
         old.swap(slots_);
         for (const slot& s : old)
             if (s.key != nullptr) slots_[seek(s.key)] = s;
     }
 
-    std::vector<slot> slots_;  // none, or a power of two
+    plain_list<slot> slots_;  // none, or a power of two
     std::size_t size_ = 0;
 };
 

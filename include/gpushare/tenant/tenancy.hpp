@@ -38,6 +38,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
@@ -314,7 +315,7 @@ private:
     void add_slice(device_id d);
 
     // The root quotas of the devices that it may go to.
-    [[nodiscard]] std::vector<quota*> roots_for(const tenant_spec& spec);
+    [[nodiscard]] detail::plain_list<quota*> roots_for(const tenant_spec& spec);
     [[nodiscard]] static bytes per_device_of(const tenant_spec& spec) noexcept {
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
     }
@@ -496,8 +497,8 @@ void tenancy<Node, Policy>::add_slice(device_id d) {
 }
 
 template <node Node, compute_policy Policy>
-std::vector<quota*> tenancy<Node, Policy>::roots_for(const tenant_spec& spec) {
-    std::vector<quota*> roots;
+detail::plain_list<quota*> tenancy<Node, Policy>::roots_for(const tenant_spec& spec) {
+    detail::plain_list<quota*> roots;
     for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
         if (spec.on.empty() || std::ranges::find(spec.on, device_id{i}) != spec.on.end())
             roots.push_back(&shared_.devices[i].memory);
@@ -544,7 +545,7 @@ auto tenancy<Node, Policy>::claim(const tenant* predecessor, tenant_spec spec) -
         detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
     if (namesakes != (predecessor != nullptr ? 1 : 0))
         detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
-    std::vector<typename shared_node::slice*> kept;
+    detail::plain_list<typename shared_node::slice*> kept;
     if (predecessor != nullptr) kept = predecessor->state_->stays_on(spec.on);
     auto memory = detail::tenant_admission(*node_, shared_, choice_, kept).reserve(spec);
     return {shared_, std::move(spec), std::move(memory), ++last_tag_, std::move(kept)};

@@ -64,6 +64,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
@@ -460,7 +461,7 @@ private:
     friend class detail::succession;
 
     // The root quotas of its devices.
-    [[nodiscard]] std::vector<quota*> roots();
+    [[nodiscard]] detail::plain_list<quota*> roots();
     // The bytes that a refused resize lacks on one device.
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
@@ -646,8 +647,8 @@ close_report tenant<Node, Policy>::close(instant deadline, const std::stop_token
 }
 
 template <node Node, compute_policy Policy>
-std::vector<quota*> tenant<Node, Policy>::roots() {
-    std::vector<quota*> all;
+detail::plain_list<quota*> tenant<Node, Policy>::roots() {
+    detail::plain_list<quota*> all;
     for (auto& p : state_->parts()) all.push_back(&p.on.memory);
     return all;
 }

@@ -26,6 +26,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -67,7 +68,7 @@ struct client_queue {
     std::uint32_t requests = 0;        // under way
     std::uint32_t untold = 0;          // callbacks that are to be called, or under way
     priority own_level{};
-    std::vector<priority> raised{};  // levels of its requests under way that have one
+    plain_list<priority> raised{};  // levels of its requests under way that have one
     bool told_of_loss = false;
 
     /// Another client has this index from now on.

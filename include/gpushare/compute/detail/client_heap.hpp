@@ -12,9 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -102,8 +102,8 @@ private:
         set(at, e);
     }
 
-    std::vector<entry> heap_;
-    std::vector<std::uint32_t> places_;
+    plain_list<entry> heap_;
+    plain_list<std::uint32_t> places_;
 };
 
 }  // namespace detail

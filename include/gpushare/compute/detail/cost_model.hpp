@@ -13,10 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -230,7 +230,7 @@ private:
     }
 
     cost_estimate unknown_{};
-    std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
+    plain_list<std::array<entry, ways>> sets_ = plain_list<std::array<entry, ways>>(capacity / ways);
 };
 
 }  // namespace detail

@@ -46,10 +46,10 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
-#include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -322,9 +322,9 @@ private:
     std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
     ns hand_over_{}, lead_{};  // smoothed, and what it is hidden by; 0: not known
-    std::vector<level_state> levels_;
-    std::vector<stream_load> streams_;  // with something in flight
-    std::uint32_t num_narrow_ = 0;      // in flight, of less than the whole width
+    plain_list<level_state> levels_;
+    plain_list<stream_load> streams_;  // with something in flight
+    std::uint32_t num_narrow_ = 0;     // in flight, of less than the whole width
 };
 
 #if GPUSHARE_BODIES

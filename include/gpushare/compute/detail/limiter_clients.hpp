@@ -22,6 +22,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -57,8 +58,8 @@ public:
     }
 
 private:
-    std::vector<std::uint32_t> indices_;
-    std::vector<bool> is_there_;
+    plain_list<std::uint32_t> indices_;
+    plain_list<bool> is_there_;
 };
 
 #if GPUSHARE_BODIES

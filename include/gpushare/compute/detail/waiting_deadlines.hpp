@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <new>
 #include <utility>
-#include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -67,7 +67,7 @@ private:
         set(at, s);
     }
 
-    std::vector<Submission*> heap_;
+    plain_list<Submission*> heap_;
 };
 
 }  // namespace detail

@@ -22,12 +22,12 @@
 #include <cstdint>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/detail/client_heap.hpp>
 #include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -348,8 +348,8 @@ private:
         waiting_.put(index, c.at, c.key());
     }
 
-    std::vector<client_state> clients_;
-    std::vector<level_state> levels_;
+    detail::plain_list<client_state> clients_;
+    detail::plain_list<level_state> levels_;
     detail::client_heap waiting_;                 // by tag
     detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
     std::uint32_t num_capped_ = 0;                // clients with a cap

@@ -23,6 +23,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
@@ -787,7 +788,7 @@ private:
     pool_pending<Point> pending_;
     pool_segments segments_;
     pool_wait_queue waiters_;
-    std::vector<worker*> workers_;
+    plain_list<worker*> workers_;
     worker depot_;                    // for all: what a worker has too much of, as others may have too little
     pool_chain stranded_;             // freed on streams that could not be recorded before they were gone
     std::uint64_t recorded_now_ = 0;  // bytes in batches that are being recorded

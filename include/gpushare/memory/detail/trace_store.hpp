@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/memory/usage.hpp>
 
 namespace gpushare {
@@ -67,8 +68,8 @@ public:
     }
 
 private:
-    std::vector<captured_trace> traces_;
-    std::vector<id> vacant_;
+    plain_list<captured_trace> traces_;
+    plain_list<id> vacant_;
 };
 
 }  // namespace detail

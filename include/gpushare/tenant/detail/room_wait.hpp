@@ -12,16 +12,16 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <limits>
 #include <mutex>
 #include <stop_token>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -40,7 +40,7 @@ namespace detail {
 /// in no pool.
 class idle_room {
 public:
-    explicit idle_room(std::vector<quota*> roots)
+    explicit idle_room(plain_list<quota*> roots)
         : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.last = std::numeric_limits<int>::min()}) {}
 
     [[nodiscard]] bool gather(bytes per_device) {
@@ -54,16 +54,16 @@ public:
     }
 
 private:
-    std::vector<quota*> roots_;
-    std::vector<hook_cursor> asked_;
-    std::deque<quota_pressure> pressed_;  // which isn't moved
+    plain_list<quota*> roots_;
+    plain_list<hook_cursor> asked_;
+    stable_list<quota_pressure> pressed_;  // which isn't moved
 };
 
 /// For one request. `roots` are the quotas of the devices that it may be promised memory on; they must outlive it.
 template <clock Clock>
 class room_wait {
 public:
-    room_wait(std::vector<quota*> roots, const patience<Clock>& until)
+    room_wait(plain_list<quota*> roots, const patience<Clock>& until)
         : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.until = until.deadline}), until_(until) {}
 
     /// After a refusal for lack of `per_device` bytes: errc::none if it is worth another try; deadline_exceeded;
@@ -101,8 +101,8 @@ public:
     }
 
 private:
-    std::vector<quota*> roots_;
-    std::vector<hook_cursor> asked_;
+    plain_list<quota*> roots_;
+    plain_list<hook_cursor> asked_;
     const patience<Clock>& until_;
 };
 

@@ -26,6 +26,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/detail/stable_list.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -107,7 +108,7 @@ private:
             if (l.level == level) return &l;
         return nullptr;
     }
-    std::vector<of_level> levels_;  // few
+    plain_list<of_level> levels_;  // few
 };
 
 /// The state that the tenants of a node share.
@@ -212,7 +213,7 @@ struct shared_node {
     stable_list<device> devices;
     std::vector<std::string> names;                                // under the mutex
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
-    std::vector<const tenant_state<Node, Policy>*> handles;        // under the mutex; of all tenants, stuck ones too
+    plain_list<const tenant_state<Node, Policy>*> handles;         // under the mutex; of all tenants, stuck ones too
     const tenancy_options options;
 };
 

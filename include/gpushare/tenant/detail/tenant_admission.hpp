@@ -14,6 +14,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
@@ -53,7 +54,7 @@ public:
     using slice_type = typename shared_node<Node, Policy>::slice;
 
     tenant_admission(const Node& of, shared_node<Node, Policy>& all, const device_choice& choice,
-                     const std::vector<slice_type*>& kept) noexcept
+                     const plain_list<slice_type*>& kept) noexcept
         : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come
@@ -72,7 +73,7 @@ public:
 private:
     reservation<quota_draw> reserve_whole(tenant_spec& spec) {
         std::vector<quota_draw> draws;
-        std::vector<bool> lost;
+        plain_list<bool> lost;
         for (std::uint32_t i = 0; i < all_->devices.size(); ++i) {
             draws.emplace_back(all_->devices[i].memory);
             lost.push_back(is_lost(*node_, {i}));
@@ -97,7 +98,7 @@ private:
         return reservation(std::move(draws));
     }
     [[nodiscard]] partition split(const tenant_spec& spec, const std::vector<device_room>& rooms,
-                                  const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
+                                  const std::vector<quota_draw>& draws, const plain_list<bool>& lost) const {
         if (spec.memory == bytes{}) {  // nothing is taken: a unit on each says where
             const auto count = spec.on.empty() ? spec.devices : static_cast<std::uint32_t>(rooms.size());
             auto chosen = spec.on.empty() ? equal_split(spec.unit * count, count, rooms, spec.unit)
@@ -111,9 +112,9 @@ private:
     }
     // By a function of somebody else's, which sees all devices.
     [[nodiscard]] partition choose(const tenant_spec& spec, const std::vector<device_room>& rooms,
-                                   const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
+                                   const std::vector<quota_draw>& draws, const plain_list<bool>& lost) const {
         node_description whole{.devices = static_cast<std::uint32_t>(draws.size())};
-        std::vector<free_device> left(draws.size());
+        plain_list<free_device> left(draws.size());
         for (std::uint32_t i = 0; i < draws.size(); ++i) {
             whole.device_memory = std::max(whole.device_memory, all_->devices[i].overhead.available());
             left[i] = lost[i] ? free_device{.open = false} : free_device{left_on(i, spec), room_on(i, draws)};
@@ -155,7 +156,7 @@ private:
     // The devices that the tenant may go to: those it named, or those with enough device time left.
     // For a tenant without memory a full device has room for a unit, too, in the same order of devices.
     std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
-                                       const std::vector<bool>& lost) const {
+                                       const plain_list<bool>& lost) const {
         const auto asked = spec.compute.permille();
         const auto room = [&](std::uint32_t i) {
             const bytes more = spec.memory == bytes{} ? spec.unit : bytes{};
@@ -211,7 +212,7 @@ private:
     const Node* node_;
     shared_node<Node, Policy>* all_;
     const device_choice* choice_;
-    const std::vector<slice_type*>* kept_;
+    const plain_list<slice_type*>* kept_;
 };
 
 }  // namespace detail

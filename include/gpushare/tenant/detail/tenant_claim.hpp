@@ -12,11 +12,11 @@
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
@@ -35,7 +35,7 @@ public:
     /// Under the mutex, with devices and their memory chosen; `kept` as in tenant_admission. Throws
     /// std::bad_alloc, and then nothing is taken.
     tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t its_tag,
-                 std::vector<typename shared::slice*> kept)
+                 plain_list<typename shared::slice*> kept)
         : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)), kept_(std::move(kept)) {
         for (std::size_t i = 0; i < spec.on.size(); ++i)
             slices.push_back(stays(i) && spec.slice == any_slice
@@ -67,7 +67,7 @@ public:
 
     tenant_spec spec;
     const std::uint32_t tag;
-    std::vector<typename shared::slice*> slices;  // one on each of spec.on
+    plain_list<typename shared::slice*> slices;  // one on each of spec.on
 
 private:
     // A tenant that stays in its slice has its share already.
@@ -77,7 +77,7 @@ private:
     }
 
     reservation<quota_draw> memory_;
-    std::vector<typename shared::slice*> kept_;
+    plain_list<typename shared::slice*> kept_;
     shared* all_ = nullptr;
 };
 

@@ -23,6 +23,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
@@ -99,8 +100,8 @@ public:
 
     // The slices of those of the devices `on` that it has in the same place, for whom is to succeed
     // it there; else null.
-    [[nodiscard]] std::vector<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
-        std::vector<typename shared::slice*> in(on.size());
+    [[nodiscard]] plain_list<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
+        plain_list<typename shared::slice*> in(on.size());
         for (std::size_t i = 0; i < std::min(on.size(), parts_.size()); ++i)
             if (parts_[i].device == on[i]) in[i] = &parts_[i].slice;
         return in;

@@ -7,9 +7,9 @@
 #pragma once
 
 #include <mutex>
-#include <vector>
 
 #include <gpushare/backend/host/detail/wakeup.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -48,7 +48,7 @@ private:
 
     void dismiss_lookout() noexcept;
 
-    std::vector<worker*> idle_;
+    gpushare::detail::plain_list<worker*> idle_;
     worker* lookout_ = nullptr;
     instant lookout_until_ = never;
     std::size_t on_their_way_ = 0;  // called, but not running yet

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -149,8 +150,8 @@ private:
     };
     struct sm_group {
         std::uint32_t sms = 0;
-        std::vector<std::uint32_t> free;  // heap: the lowest SM first
-        std::uint64_t kept_in = 0;        // the look in which a cooperative head waits for more of them
+        gpushare::detail::plain_list<std::uint32_t> free;  // heap: the lowest SM first
+        std::uint64_t kept_in = 0;  // the look in which a cooperative head waits for more of them
 
         sm_group(std::uint32_t size, std::uint32_t room) : sms(size) { free.reserve(room); }
         void put(std::uint32_t sm) noexcept {
@@ -217,8 +218,8 @@ private:
     }
 
     std::uint32_t largest_batch_;
-    std::vector<head> heads_;              // by level; within a level the first offered is the last
-    std::vector<std::uint32_t> group_of_;  // of each SM
+    gpushare::detail::plain_list<head> heads_;              // by level; within a level the first offered is the last
+    gpushare::detail::plain_list<std::uint32_t> group_of_;  // of each SM
     std::vector<sm_group> groups_;
     std::uint64_t look_ = 0;
 };

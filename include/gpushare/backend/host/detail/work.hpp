@@ -19,6 +19,7 @@
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -127,7 +128,8 @@ struct device_state {
 
     scheduler<operation*> order;
     std::vector<sm_state> sms;
-    std::vector<std::size_t> users;  // of each group of SMs that was set apart: its handle and its streams
+    gpushare::detail::plain_list<std::size_t>
+        users;  // of each group of SMs that was set apart: its handle and its streams
     device_memory memory;
     host::ledger ledger;
     std::atomic<std::int32_t> waiting{std::numeric_limits<std::int32_t>::min()};  // level: for blocks that may yield
@@ -164,7 +166,7 @@ private:
         return a->end() != b->end() ? a->end() > b->end() : a->order > b->order;
     }
 
-    std::vector<sm_state*> sms_;
+    gpushare::detail::plain_list<sm_state*> sms_;
 };
 
 }  // namespace detail
