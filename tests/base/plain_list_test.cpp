@@ -74,7 +74,7 @@ void call(std::mt19937& random, plain_list<plain>& l, std::vector<plain>& v) {
 
 }  // namespace
 
-TEST_CASE("a plain list has what std::vector has") {
+TEST_CASE("a plain list has what std::vector has", "[base][plain_list]") {
     for (std::uint32_t seed = 1; seed <= 20; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
@@ -100,7 +100,7 @@ TEST_CASE("a plain list has what std::vector has") {
     }
 }
 
-TEST_CASE("a plain list moves its elements seldom, and reserves what was asked") {
+TEST_CASE("a plain list moves its elements seldom, and reserves what was asked", "[base][plain_list]") {
     plain_list<int> l;
     std::size_t moves = 0;
     for (int i = 0; i < 1000; ++i) {

@@ -79,3 +79,22 @@ TEST_CASE("what is erased from a vector goes, and the rest keeps its order", "[b
     v.clear();
     CHECK(gpushare::detail::erase_equal(v, 1) == 0);
 }
+
+TEST_CASE("a range is asked in order, up to the answer", "[base][erase]") {
+    const std::vector<int> v{1, 2, 3};
+    int asked = 0;
+    const auto is = [&](int wanted) {
+        return [&asked, wanted](int i) {
+            ++asked;
+            return i == wanted;
+        };
+    };
+    CHECK(gpushare::detail::any_where(v, is(2)));
+    CHECK(std::exchange(asked, 0) == 2);
+    CHECK_FALSE(gpushare::detail::any_where(v, is(4)));
+    CHECK(std::exchange(asked, 0) == 3);
+    CHECK_FALSE(gpushare::detail::all_where(v, is(1)));
+    CHECK(std::exchange(asked, 0) == 2);
+    CHECK(gpushare::detail::all_where(std::vector<int>{3, 3}, is(3)));
+    CHECK(asked == 2);
+}

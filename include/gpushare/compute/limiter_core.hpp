@@ -19,7 +19,6 @@
 #include <new>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/cost_model.hpp>
@@ -28,6 +27,7 @@
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -584,7 +584,7 @@ private:
     std::uint64_t learnt_ = 0;           // lengths, since the longest was last looked for
     instant resume_at_ = never, now_{};  // now_: the latest that it was told
     Policy policy_;
-    std::vector<client_state> clients_;
+    detail::plain_list<client_state> clients_;
     detail::client_list blocked_;    // that are, and some that were
     detail::client_list watched_;    // that may be back soon
     detail::client_list unsettled_;  // that were charged what isn't settled

@@ -9,9 +9,9 @@
 #include <iterator>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -84,7 +84,7 @@ public:
     [[nodiscard]] const_iterator end() const noexcept { return const_iterator(elements_.data() + elements_.size()); }
 
 private:
-    std::vector<void*> elements_;  // T*: of one type for all lists, so that one vector is compiled
+    plain_list<void*> elements_;  // T*: of one type, whatever the elements are
 };
 
 }  // namespace detail

@@ -7,7 +7,6 @@
 //   if (done.status() == gpushare::errc::kernel_failed) std::rethrow_exception(done.exception());
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -24,6 +23,7 @@
 #include <gpushare/backend/host/detail/wakeup.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/detail/counted_ref.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 
@@ -226,11 +226,12 @@ GPUSHARE_INLINE bool point::wait_any(std::span<const point> points, instant dead
 #endif  // GPUSHARE_BODIES
 
 inline bool point::wait_any(std::span<const point> points, instant deadline, detail::wakeup& woken) {
-    if (std::ranges::any_of(points, &point::reached)) return true;
+    const auto is_reached = [](const point& p) { return p.reached(); };
+    if (gpushare::detail::any_where(points, is_reached)) return true;
     if (points.empty() || (deadline != never && deadline <= steady_clock::now())) return false;
 
     detail::point_hub& hub = *points.front().state_->hub;
-    if (!std::ranges::all_of(points, [&](const point& p) { return p.state_->hub.get() == &hub; }))
+    if (!gpushare::detail::all_where(points, [&](const point& p) { return p.state_->hub.get() == &hub; }))
         throw operation_error(errc::different_nodes, {}, "waiting for points of several host nodes at once");
 
     std::array<detail::waiter_link, 16> few;
@@ -241,7 +242,7 @@ inline bool point::wait_any(std::span<const point> points, instant deadline, det
     {
         const std::lock_guard lock{hub.mutex};
         // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
-        if (std::ranges::any_of(points, &point::reached)) return true;
+        if (gpushare::detail::any_where(points, is_reached)) return true;
         for (std::size_t i = 0; i < points.size(); ++i) {
             links[i].thread = &self;
             points[i].state_->waiters.push(links[i]);

@@ -10,11 +10,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <new>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/charging.hpp>
@@ -27,6 +25,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/detail/plain_list.hpp>
+#include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -99,15 +98,15 @@ public:
     /// `core` decides, and outlives this. Who owns the two calls it directly where no queue changes.
     explicit admissions(limiter_core<Policy>& core) noexcept : core_(core) {}
 
-    [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return *queues_[c.index]; }
-    [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return *queues_[c.index]; }
+    [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return queues_[c.index]; }
+    [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return queues_[c.index]; }
     /// By index. Each stays where it is, while a callable is destroyed under no lock; there may be more of them then.
-    [[nodiscard]] const std::vector<std::unique_ptr<client_queue<Stream>>>& queues() const noexcept { return queues_; }
+    [[nodiscard]] stable_list<client_queue<Stream>>& queues() noexcept { return queues_; }
 
     // ---- clients and their levels
 
     [[nodiscard]] client_id add(const client_settings& s) {
-        while (queues_.size() <= core_.num_indices()) queues_.push_back(std::make_unique<client_queue<Stream>>());
+        while (queues_.size() <= core_.num_indices()) queues_.emplace_back();
         const auto c = core_.add(s);
         queue(c).begin(s.level);
         return c;
@@ -309,7 +308,7 @@ private:
     }
 
     limiter_core<Policy>& core_;
-    std::vector<std::unique_ptr<client_queue<Stream>>> queues_;
+    stable_list<client_queue<Stream>> queues_;
     waiting_deadlines<submission> late_;
     bool lost_ = false;
 };

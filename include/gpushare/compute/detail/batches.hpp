@@ -33,6 +33,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -396,9 +397,8 @@ public:
             const batch& b = batches_[i];
             // Each stream counts once: its work runs one after the other.
             if (b.is_free() || b.level != a.level || b.is_on(s)) continue;
-            const bool again =
-                std::ranges::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
-                                    [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
+            const bool again = any_where(std::span(batches_).first(i),
+                                         [&](const batch& o) { return !o.is_free() && o.timeline == b.timeline; });
             if (!again) beside += b.width.part();
         }
         return beside <= 1 + ratios::width_error;
@@ -529,17 +529,17 @@ public:
     [[nodiscard]] bool any_due(instant now) noexcept {
         if (!any_ended()) return false;
         const auto due = [now](const batch& b) { return b.ended() != nullptr && b.is_due(now); };
-        return std::ranges::any_of(in_use(), due);
+        return any_where(in_use(), due);
     }
     /// Whether anything is enqueued and waits for its batch to end.
     [[nodiscard]] bool any_open() noexcept {
         const auto open = [](const batch& b) { return b.open() != nullptr && b.num_members > 0; };
-        return std::ranges::any_of(all(), open);
+        return any_where(all(), open);
     }
     /// Whether this batch was enqueued first of those on its stream. `but_written_off`: ignores
     /// written-off batches.
     [[nodiscard]] bool is_oldest(const batch& b, bool but_written_off = false) noexcept {
-        return in_use_ == 1 || std::ranges::none_of(in_use(), [&](const batch& other) {
+        return in_use_ == 1 || !any_where(in_use(), [&](const batch& other) {
                    return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
                           !(but_written_off && other.is_written_off());
                });
@@ -557,7 +557,7 @@ public:
     [[nodiscard]] bool is_all(const batch& b) const noexcept { return slots_taken_ == b.num_members; }
     /// Whether anything is in flight on another stream than `b`'s that will end.
     [[nodiscard]] bool any_beside(const batch& b) noexcept {
-        return in_use_ > 1 && std::ranges::any_of(in_use(), [&](const batch& other) {
+        return in_use_ > 1 && any_where(in_use(), [&](const batch& other) {
                    return !other.is_free() && !other.is_written_off() && other.timeline != b.timeline;
                });
     }

@@ -22,11 +22,13 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -105,8 +107,7 @@ private:
             return width() + static_cast<double>(o.width) <= 1.001;
         }
         [[nodiscard]] bool is_of(client_id c) const noexcept {
-            return std::ranges::any_of(owners.begin(), owners.begin() + num_owners,
-                                       [=](const owner& o) { return o.who == c; });
+            return any_where(std::span(owners).first(num_owners), [=](const owner& o) { return o.who == c; });
         }
         [[nodiscard]] bool takes(const owner& o) const noexcept {
             return num_owners < most_owners && (!is_of(o.who) || fits(o));

@@ -49,6 +49,7 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
@@ -374,7 +375,7 @@ GPUSHARE_INLINE auto in_flight_budget::room_for(const admission& a, bool alone,
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-    return std::ranges::any_of(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
+    return any_where(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
 }
 
 GPUSHARE_INLINE bool in_flight_budget::has_room(std::uint32_t level, ns longest, ns predicted,
@@ -495,7 +496,7 @@ GPUSHARE_INLINE void in_flight_budget::end_holds(std::uint32_t client, priority 
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_held_until(instant t) const noexcept {
-    return std::ranges::any_of(levels_, [=](const level_state& l) { return l.hold_until == t; });
+    return any_where(levels_, [=](const level_state& l) { return l.hold_until == t; });
 }
 
 GPUSHARE_INLINE bool in_flight_budget::any_hold() const noexcept {
@@ -577,7 +578,7 @@ GPUSHARE_INLINE auto in_flight_budget::find_stream(const admission& a) noexcept 
 }
 
 GPUSHARE_INLINE bool in_flight_budget::has_stream(const admission& a) const noexcept {
-    return std::ranges::any_of(streams_, [&](const stream_load& l) { return is_of(l, a); });
+    return any_where(streams_, [&](const stream_load& l) { return is_of(l, a); });
 }
 
 GPUSHARE_INLINE auto in_flight_budget::width_beside_kept(const admission& a) const noexcept -> double {

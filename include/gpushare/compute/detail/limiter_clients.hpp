@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/cost_model.hpp>
@@ -386,7 +385,7 @@ private:
 /// The room reserved for clients that may be back soon and that `policy` would serve before `c`,
 /// which waits. Removes from `watched` clients that show no sign of coming back.
 template <class Policy>
-[[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const std::vector<limiter_client>& clients,
+[[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const plain_list<limiter_client>& clients,
                                                const Policy& policy, client_id c, instant now) noexcept {
     kept_for_return kept;
     if (watched.empty()) return kept;
@@ -400,7 +399,7 @@ template <class Policy>
 
 /// As if the policy shared each level's time by weight, and nobody else came (generalised processor
 /// sharing; Parekh, Gallager, IEEE/ACM ToN 1, 1993). Linear in the clients, for each level.
-[[nodiscard]] inline submission_estimate estimate(const std::vector<limiter_client>& clients, const cost_model& kinds,
+[[nodiscard]] inline submission_estimate estimate(const plain_list<limiter_client>& clients, const cost_model& kinds,
                                                   const in_flight_budget& budget, client_id c, std::uint64_t key,
                                                   ns first_guess, ns bound) noexcept {
     const auto& own = clients[c.index];
@@ -450,7 +449,7 @@ template <class Policy>
 /// below a level that keeps SMs and doesn't lend them to it. Figures in ns: the objective, what is
 /// left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps its
 /// objective.
-[[nodiscard]] inline failure beyond_reach(const client_settings& s, const std::vector<limiter_client>& clients,
+[[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};
     ns others{};

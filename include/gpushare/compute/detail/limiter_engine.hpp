@@ -822,11 +822,11 @@ private:
     // Cancels waiting submissions of clients whose work isn't admitted any more.
     void cancel_faulty(lock_type& lock) noexcept {
         faulty_ = false;
-        const auto& queues = clients_.queues();
+        auto& queues = clients_.queues();
         for (std::size_t i = 0; i < queues.size(); ++i)  // there may be more of them after each
-            if (const submission* const first = clients_.any_waiting(*queues[i]))
+            if (const submission* const first = clients_.any_waiting(queues[i]))
                 if (const auto why = clients_.refusal(first->client); why != errc::none)
-                    cancel_waiting(lock, *queues[i], why);
+                    cancel_waiting(lock, queues[i], why);
     }
     void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
         if (client.waits_for_room > 0) sleepers().wake_all();
@@ -908,7 +908,7 @@ limiter_engine<Stream, Clock, Policy>::limiter_engine(limiter_options options, C
 template <timeline Stream, clock Clock, compute_policy Policy>
 limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
     lock_type lock(mutex_);
-    for (const auto& q : clients_.queues()) cancel_waiting(lock, *q, errc::closed);
+    for (auto& q : clients_.queues()) cancel_waiting(lock, q, errc::closed);
     for (auto& b : batches_.all())
         for (auto* s = b.first; s != nullptr; s = s->next_member)
             if (s->queued && !s->told) finish(*s, errc::closed);

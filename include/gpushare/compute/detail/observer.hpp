@@ -23,6 +23,7 @@
 #include <gpushare/compute/detail/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -214,7 +215,7 @@ public:
     /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only
     /// just recorded, or who looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
-        return all.any_ended() && std::ranges::any_of(all.in_use(), [](const batch& b) {
+        return all.any_ended() && any_where(all.in_use(), [](const batch& b) {
                    const auto* const e = b.ended();
                    return e != nullptr && !e->watched && !b.is_looked_at();
                });
@@ -228,7 +229,7 @@ public:
     /// and of clients whose work `is_expected` to be waited for soon.
     template <std::predicate<client_id> F>
     [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
-        return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
+        return all.any_ended() && any_where(all.in_use(), [&](const batch& b) {
                    return b.ended() != nullptr && !b.is_looked_at() && !is_expected(b.client) &&
                           (mine == nullptr || !b.holds(mine));
                });

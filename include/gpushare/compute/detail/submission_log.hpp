@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/submission.hpp>
@@ -17,6 +16,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -53,7 +53,7 @@ public:
 
     /// Forgets what is there. Throws std::bad_alloc, and then is as before.
     void start(std::size_t records, instant now) {
-        std::vector<submission_record> ring(records);
+        plain_list<submission_record> ring(records);
         ring_.swap(ring);
         first_ = size_ = 0;
         lost_ = 0;
@@ -115,7 +115,7 @@ private:
         }
     }
 
-    std::vector<submission_record> ring_;  // empty: off
+    plain_list<submission_record> ring_;  // empty: off
     std::size_t first_ = 0, size_ = 0;
     std::uint64_t lost_ = 0;
     std::uint32_t number_ = 0;

@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -257,7 +256,7 @@ public:
         spent done(*this);
         auto lock = locked();
         gather(w);
-        record(lock, [&](const worker& other) { return &other == &w; });
+        record(lock, &w);
         collect(done);
     }
     /// No point is recorded on the worker's stream until as many resumes. Waits for threads that
@@ -593,8 +592,7 @@ public:
             Point next;
             {
                 const auto lock = locked();
-                if (pending_.empty())
-                    return std::ranges::all_of(workers_, [](const worker* w) { return w->unrecorded.empty(); });
+                if (pending_.empty()) return all_where(workers_, [](const worker* w) { return w->unrecorded.empty(); });
                 next = pending_.first();
             }
             if (!next.wait(deadline)) return false;
@@ -742,21 +740,23 @@ private:
 
     void reclaim(std::unique_lock<std::mutex>& lock, spent& done) noexcept {
         for (worker* const w : workers_) gather(*w);
-        record(lock, [](const worker&) { return true; });
+        record(lock, nullptr);
         collect(done);
     }
 
     // One point for all that a stream has freed. While it is recorded, without the lock, the worker may free more: only
     // what was taken out before is behind the point.
-    template <std::predicate<const worker&> F>
-    void record(std::unique_lock<std::mutex>& lock, F wanted) noexcept {
+    // Of `only`, or of all workers if that is null.
+    void record(std::unique_lock<std::mutex>& lock, worker* only) noexcept {
         const auto pass = ++passes_;
         for (;;) {
-            const auto at = std::ranges::find_if(workers_, [&](const worker* w) {
-                return !w->unrecorded.empty() && w->paused == 0 && w->failed_in < pass && wanted(*w);
-            });
-            if (at == workers_.end()) return;
-            worker& w = **at;
+            worker* next = nullptr;
+            for (worker* const w : workers_)
+                if (next == nullptr && !w->unrecorded.empty() && w->paused == 0 && w->failed_in < pass &&
+                    (only == nullptr || only == w))
+                    next = w;
+            if (next == nullptr) return;
+            worker& w = *next;
             auto* const b = pending_.make();
             if (b == nullptr) return;
             b->by = &w;

@@ -14,6 +14,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -170,7 +171,7 @@ private:
             std::vector<device_room> all;
             for (std::uint32_t i = 0; i < draws.size(); ++i)
                 if (const auto one = room(i); !lost[i]) all.push_back(one);
-            if (!all.empty() && std::ranges::all_of(all, lacks_slice))
+            if (!all.empty() && all_where(all, lacks_slice))
                 refuse_admission({errc::invalid_specification}, spec.name, "names a slice that no device has");
             for (const auto& r : all)
                 if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
@@ -188,7 +189,7 @@ private:
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse_admission({errc::invalid_specification}, spec.name,
                                  "names another number of devices than it asks for");
-            if (std::ranges::any_of(fit, lacks_slice))
+            if (any_where(fit, lacks_slice))
                 refuse_admission({errc::invalid_specification}, spec.name, "names a slice that its device hasn't");
             for (std::size_t i = 0; i < fit.size(); ++i)
                 if (!stays_in_slice(i, spec) && asked > left_on(fit[i].device.index, spec)) refuse_share(spec, fit);

@@ -188,16 +188,16 @@ public:
         }
         with_memory(
             [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
-        const auto all = [&](auto f) {
+        const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {  // one is compiled for both
             return with_memory(
                 [&](part& p) { return in_pieces([&](instant by) { return f(p.memory, by); }, deadline, stop); });
         };
-        bool returned = all([](auto& m, instant by) { return m.limit().close(by); });
+        bool returned = all([](typename part::memory_type& m, instant by) { return m.limit().close(by); });
         if (returned) {  // else pools still touch their blocks
             returned &= with_memory([&](part& p) {
                 return p.memory.take_back(report, patience{clock_, deadline, stop});
             });
-            returned &= all([](auto& m, instant by) { return m.drain(by); });
+            returned &= all([](typename part::memory_type& m, instant by) { return m.drain(by); });
         }
         note(report);
         report.complete = returned && report.still_charged == bytes{};
@@ -539,8 +539,7 @@ private:
     }
     // A tenant admitted without spill has no list of such blocks.
     [[nodiscard]] bool can_spill(bytes most) const noexcept {
-        return most == bytes{} ||
-               std::ranges::all_of(parts_, [](const part& p) { return p.store->spills.has_value(); });
+        return most == bytes{} || all_where(parts_, [](const part& p) { return p.store->spills.has_value(); });
     }
     void spill_to(bytes most) noexcept {
         if constexpr (copier<typename Node::stream>)
