@@ -17,13 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/host/host.hpp>
-#include <gpushare/backend/host/kernel_context.hpp>
-#include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/serving/page_store.hpp>
 #include <gpushare/units.hpp>
 
 #include "inference_server/protocol.hpp"
+#include "inference_server/server_node.hpp"
 
 namespace inference_server {
 
@@ -55,11 +53,12 @@ public:
 
     /// On each of blocks() blocks of the device, which have started together; `outputs` is filled by the first of them. `inputs` are
     /// in the order of the model's; where it has batches, several requests' rows behind each other, and so are the outputs.
-    virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context& on);
+    /// On CUDA once, where it enqueues the call: see `place`. The work of the last call may go on then.
+    virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on);
     /// The same, of an engine that needs `scratch()` bytes while it runs. It gets them from 256 bytes' alignment on, with anything in them: other models
     /// of its tenant use them, too.
     virtual void run_in(std::span<std::byte> scratch, std::span<const tensor> inputs, std::vector<tensor>& outputs,
-                        gpushare::host::kernel_context& on);
+                        place& on);
     [[nodiscard]] virtual std::size_t scratch() const noexcept { return 0; }
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
     /// How many submissions one call takes. With more than one, other tenants' work gets in between: the
@@ -71,7 +70,7 @@ public:
     /// One piece. `inputs` are those of the call for each of its pieces, and stay where they are; the last
     /// piece fills `outputs`.
     virtual void run_piece(std::uint32_t piece, std::span<const tensor> inputs, std::vector<tensor>& outputs,
-                           gpushare::host::kernel_context& on);
+                           place& on);
     /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
     virtual void drop_caches() noexcept {}
     /// Of a model that streams: of at most so many tokens. What its cache needs for all of them it takes here, or throws no_room: so a
@@ -80,9 +79,9 @@ public:
 };
 
 /// Chunks of the device's memory, which the caches of all tenants have in turn.
-using cache_chunks = gpushare::chunk_pool<gpushare::host::virtual_memory, gpushare::host::stream>;
+using cache_chunks = gpushare::chunk_pool<cache_memory, server_stream>;
 /// Pages of one model's KV cache.
-using kv_cache = gpushare::page_store<gpushare::host::virtual_memory, gpushare::host::stream>;
+using kv_cache = gpushare::page_store<cache_memory, server_stream>;
 
 struct owner;  // lane.hpp: the tenant itself
 

@@ -165,6 +165,7 @@ struct lane::batch {
     std::vector<request> late;  // to be refused: their deadlines are over
     std::vector<call> calls;
     std::span<std::byte> room;  // leased until its work is over
+    when_over outputs_come;     // of calls that are over later than they return
     gpushare::ns took{};        // all calls
     gpushare::priority level = gpushare::no_priority;
     bool starved = false;              // there was no memory to take requests
@@ -198,7 +199,7 @@ struct lane::batch {
             }
         }
     }
-    void run(gpushare::host::kernel_context& context) {
+    void run(place& context) {
         const auto began = std::chrono::steady_clock::now();
         entered.store(true, std::memory_order_relaxed);  // its end is told behind it
         for (auto& c : calls) try {
@@ -207,10 +208,10 @@ struct lane::batch {
                 if (context.num_blocks() > 1) throw;  // they share what is noted here
                 c.refused = std::current_exception();
             }
-        if (context.num_blocks() == 1) took = std::chrono::steady_clock::now() - began;
+        if (calls_end_by_returning && context.num_blocks() == 1) took = std::chrono::steady_clock::now() - began;
     }
     [[nodiscard]] std::size_t all_steps() const noexcept { return pieces > 1 ? calls.size() * pieces : 1; }
-    void run_step(std::uint32_t step, gpushare::host::kernel_context& context) {
+    void run_step(std::uint32_t step, place& context) {
         auto& c = calls[step / pieces];
         if (c.refused || over.load(std::memory_order_relaxed)) return;  // behind the kernel that set it
         const auto began = std::chrono::steady_clock::now();
@@ -259,6 +260,12 @@ lane::lane(std::shared_ptr<tenant> whose, std::shared_ptr<const model_source> mo
       waiting_({.max_size = std::max(model_.info.max_batch, 1U)}),
       sleep_(settings_.rule, tenant_->now()) {
     came_to(gpushare::sleep_level::weights_released, tenant_->now());
+}
+
+// Throws refused.
+void check_runs_here(const model_info& m, const engine& e) {
+    if (calls_end_by_returning || (!m.streams && e.pieces() == 1 && e.blocks() == 1)) return;
+    throw refused(501, "the model runs on the host node alone: it makes a text, or a call is several pieces or blocks");
 }
 
 // Under the lock: at once.
@@ -424,13 +431,13 @@ std::shared_ptr<engine> lane::loaded_engine() {
 
 // A step's turn has come. The batch is put together when the first one is let onto the device, so that it has all that
 // came while it waited.
-void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, gpushare::host::stream& to) {
+void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, server_stream& to) {
     if (step == 0) mine->of->take(*mine);
     if (mine->requests.empty()) return;
     if (step == 0) mine->pieces = mine->on->pieces();
     if (step >= mine->all_steps()) return;
     if (mine->pieces > 1) {
-        to.launch({}, [mine, step](gpushare::host::kernel_context& context) { mine->run_step(step, context); });
+        put_call(to, 1, mine->outputs_come, [mine, step](place& context) { mine->run_step(step, context); });
         return;
     }
     // Let go when this returns: who leases it next comes behind this work.
@@ -439,18 +446,13 @@ void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, gpush
         room.emplace(mine->of->settings_.room->lease(gpushare::bytes{size}, to));
         mine->room = {static_cast<std::byte*>(room->data()), size};
     }
-    const auto kernel = [mine](gpushare::host::kernel_context& context) { mine->run(context); };
-    const auto blocks = mine->on->blocks();
-    if (blocks == 1)
-        to.launch({}, kernel);
-    else if (const auto why = to.launch_cooperative({.blocks = blocks}, kernel); why != errc::none)
-        gpushare::raise({why}, {}, "the model needs more SMs than the device has");
+    put_call(to, mine->on->blocks(), mine->outputs_come, [mine](place& context) { mine->run(context); });
 }
 
 void lane::submit(std::shared_ptr<batch> mine) noexcept {
     gpushare::completion how;
     try {
-        const auto why = hand_over([mine](gpushare::host::stream& s) { enqueue(mine, 0, s); }, options(*mine, 0),
+        const auto why = hand_over([mine](server_stream& s) { enqueue(mine, 0, s); }, options(*mine, 0),
                                    [mine](const gpushare::completion& end) { mine->of->step_ended(mine, end); });
         if (why == errc::none) {
             {
@@ -484,9 +486,8 @@ void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
         }
         gpushare::completion how;
         try {
-            const auto why =
-                hand_over([mine, step](gpushare::host::stream& s) { enqueue(mine, step, s); }, options(*mine, step),
-                          [mine](const gpushare::completion& end) { mine->of->step_ended(mine, end); });
+            const auto why = hand_over([mine, step](server_stream& s) { enqueue(mine, step, s); }, options(*mine, step),
+                                       [mine](const gpushare::completion& end) { mine->of->step_ended(mine, end); });
             if (why != errc::none) how = ended_by(why);
         } catch (...) {
             how = ended_by(errc::submission_failed, std::current_exception());
@@ -566,6 +567,7 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
     }
     try {
         if (how.status == errc::none) {
+            for (const auto& f : b.outputs_come) f();
             account_->batches.fetch_add(b.requests.empty() ? 0 : 1, std::memory_order_relaxed);
             const auto now = tenant_->now();
             for (const auto& c : b.calls)
@@ -596,6 +598,7 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
               .starved = b.starved,
               .level = b.level};
     b.requests.clear();
+    b.outputs_come.clear();
     b.calls.clear();
     end(std::move(all));
 }
@@ -652,6 +655,7 @@ void lane::load_later() {
             std::shared_ptr<engine> e =
                 self->model_.load({self->memory_, *self->settings_.chunks, whose.memory().limit(),
                                    gpushare::tenant_tag{whose.tag()}, whose.name(), &self->owner_});
+            check_runs_here(self->model_.info, *e);
             if (before) beside = std::make_unique<gpushare::workspace>(before->charge(whose));
             if (const auto why = self->settings_.room->reserve(gpushare::bytes{e->scratch()});
                 e->scratch() != 0 && why.code != errc::none)
@@ -869,7 +873,7 @@ struct token_stream::piece {
     bool entered = false;          // the engine: it may be in any state where that throws
     std::optional<refused> why{};  // its reader failed
 
-    void run(gpushare::host::kernel_context& context) {
+    void run(place& context) {
         auto& of = *text;
         entered = true;
         if (of.text_ == nullptr) {
@@ -890,7 +894,7 @@ struct token_stream::piece {
                 last = true;
                 why = as_refused(std::current_exception());
             }
-            gpushare::yield_point(context);  // who is more urgent goes between two tokens
+            give_way(context);  // who is more urgent goes between two tokens
         }
         last = last || most > 0 || of.left_ == 0;
     }
@@ -1013,10 +1017,11 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     engine_ = std::move(loaded);
     if (engine_ == nullptr)  // loaded first
         return lane_->when_loaded([p](const refused* why) { why == nullptr ? go_on(p) : p->refuse(*why); }, false);
-    const auto run = [p](gpushare::host::stream& s) {
+    const auto run = [p](server_stream& s) {
         p->has_no_room = p->entered = false;  // it may have waited
         p->freed_before = p->text->lane_->settings_.freed->load(std::memory_order_acquire);
-        s.launch({}, [p](gpushare::host::kernel_context& context) { p->run(context); });
+        when_over nothing;
+        put_call(s, 1, nothing, [p](place& context) { p->run(context); });
     };
     if (!lane_->begin_piece()) throw refused(503, std::string(to_string(errc::closed)));
     try {

@@ -21,7 +21,6 @@
 #include <variant>
 #include <vector>
 
-#include <gpushare/backend/host/host.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/serving/batch_queue.hpp>
 #include <gpushare/serving/leased_scratch.hpp>
@@ -34,15 +33,17 @@
 
 namespace inference_server {
 
-using tenancy = gpushare::tenancy<gpushare::host::node>;
+using tenancy = gpushare::tenancy<server_node>;
 using tenant = tenancy::tenant;
 
 class lane;
 class token_stream;
 
-/// The owner of an engine.
+/// The owner of an engine, and where the engine's calls go.
 struct owner {
     tenant& who;
+    server_node& on;
+    std::uint32_t stream = 0;  ///< of the tenant's: the number of the one that all calls are put on
 };
 
 /// How a model is cut, and how long its pieces took.
@@ -61,7 +62,7 @@ struct token_end {
 };
 
 /// What a tenant's engines work in, one after the other.
-using scratch = gpushare::leased_scratch<tenant::memory_type, gpushare::host::stream>;
+using scratch = gpushare::leased_scratch<tenant::memory_type, server_stream>;
 
 using answer = std::variant<infer_response, refused>;
 /// Called once, from any thread; must neither block nor throw.
@@ -113,6 +114,7 @@ public:
         later run_later;
         std::uint32_t stream = 0;  ///< of the tenant's
         gpushare::sleep_rule rule{};
+        server_node* node = nullptr;
         cache_chunks* chunks = nullptr;  ///< of the device
         std::shared_ptr<scratch> room;   ///< of the tenant
         /// A request's time is over then, unless it is answered before: refuse_late() is to be called.
@@ -196,7 +198,7 @@ private:
     void pump();
     void pump_or_later() noexcept;
     void submit(std::shared_ptr<batch> mine) noexcept;
-    static void enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, gpushare::host::stream& to);
+    static void enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, server_stream& to);
     void hand_on(const std::shared_ptr<batch>& mine) noexcept;
     void step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept;
     void take(batch& b);
@@ -222,9 +224,9 @@ private:
     const std::shared_ptr<tenant> tenant_;
     const std::shared_ptr<const model_source> source_;
     const model_source& model_ = *source_;
-    owner owner_{*tenant_};
     const std::shared_ptr<account> account_;
     const settings settings_;
+    owner owner_{*tenant_, *settings_.node, settings_.stream};
     gpushare::pmr_adaptor<tenant::memory_type> memory_;
 
     mutable std::mutex mutex_;

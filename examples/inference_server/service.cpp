@@ -18,9 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 using gpushare::instant;
 
-constexpr gpushare::device_id device{0};
-constexpr gpushare::bytes cache_chunk{std::uint64_t{64} << 10};
-
 std::vector<std::shared_ptr<const model_source>> shared(std::vector<model_source> all) {
     std::vector<std::shared_ptr<const model_source>> out;
     for (auto& m : all) out.push_back(std::make_shared<const model_source>(std::move(m)));
@@ -38,10 +35,10 @@ service::service(service_options o, std::vector<model_source> models)
             .wake_within = options_.wake_within},
       models_(shared(std::move(models))),
       node_(options_.node),
-      cache_memory_(node_.memory(device), cache_chunk),
-      scrubbing_(node_.make_stream(device)),
+      cache_memory_(memory_for_caches(node_)),
+      scrubbing_(node_.make_stream(server_device)),
       chunks_(cache_memory_, scrubbing_,
-              {.capacity = static_cast<std::size_t>(options_.node.memory / cache_chunk),
+              {.capacity = static_cast<std::size_t>(memory_of(node_) / cache_memory_.granularity()),
                .scrub = gpushare::scrub_policy::on_free}),
       shared_(node_, {.events =
                           [](const gpushare::tenant_event& e) {
@@ -56,7 +53,7 @@ service::service(service_options o, std::vector<model_source> models)
     seen_ = look;
     apply(parse_tenants(text, options_.tenants));
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
-    dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
+    dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(server_device, stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
     timekeeper_ = std::jthread([this](const std::stop_token& stop) { tell_late(stop); });
 }
@@ -195,6 +192,7 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
             .run_later = [this, whose = c.counts.get()](std::function<void()> f) { later(std::move(f), whose); },
             .stream = stream,
             .rule = rule_,
+            .node = &node_,
             .chunks = &chunks_,
             .room = row.room,
             .on_deadline = [this](gpushare::instant when) { expect_late(when); },
@@ -261,7 +259,7 @@ std::vector<service::index_entry> service::index(const caller& c) {
 }
 
 bool service::ready() const {
-    return !draining_.load(std::memory_order_relaxed) && !node_.lost(device) &&
+    return !draining_.load(std::memory_order_relaxed) && !node_.lost(server_device) &&
            shut_.load(std::memory_order_relaxed) == 0;
 }
 

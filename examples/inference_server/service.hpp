@@ -38,7 +38,7 @@ namespace inference_server {
 struct service_options {
     std::string tenants{};  ///< the file; see tenants_file.hpp
     std::string journal{};  ///< of what is used; empty: none
-    gpushare::host::node_options node{.memory = gpushare::bytes{std::uint64_t{1} << 30}, .sms = 2};
+    node_options node = usual_node();
     std::chrono::milliseconds idle_after{
         60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
     std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
@@ -124,7 +124,7 @@ public:
     /// Throws std::bad_alloc; then it isn't called.
     void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
-    [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
+    [[nodiscard]] server_node& node() noexcept { return node_; }
 
 private:
     /// A model of a tenant's, and what it was made of.
@@ -191,13 +191,13 @@ private:
     const service_options options_;
     const gpushare::sleep_rule rule_;
     const std::vector<std::shared_ptr<const model_source>> models_;
-    gpushare::host::node node_;
-    gpushare::host::virtual_memory cache_memory_;
-    gpushare::host::stream scrubbing_;
+    server_node node_;
+    cache_memory cache_memory_;
+    server_stream scrubbing_;
     cache_chunks chunks_;
     const std::shared_ptr<std::atomic<std::uint64_t>> freed_ = std::make_shared<std::atomic<std::uint64_t>>(0);
     tenancy shared_;
-    gpushare::tenant_directory<gpushare::host::node> tenants_;
+    gpushare::tenant_directory<server_node> tenants_;
     std::optional<gpushare::usage_journal> journal_;
 
     mutable std::mutex mutex_;

@@ -13,8 +13,6 @@ namespace inference_server {
 
 namespace {
 
-constexpr gpushare::device_id device{0};
-
 /// The upper end of a bucket of account, in seconds.
 double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i)); }
 
@@ -75,7 +73,7 @@ std::string service::metrics() {
         usages.push_back({r.name, r.usage});
         used += r.usage.current;
     }
-    const gpushare::device_metrics card{.device = device, .capacity = node_.options().memory, .used = used};
+    const gpushare::device_metrics card{.device = server_device, .capacity = memory_of(node_), .used = used};
     const auto write = [&](gpushare::metrics_text& out) {
         using enum gpushare::metric_type;
         gpushare::write_device_metrics(out, {&card, 1});
@@ -147,8 +145,8 @@ std::string service::metrics() {
 
 std::string service::status_json() {
     std::string out = "{\"now_ms\":" + std::to_string(now().time_since_epoch().count() / 1'000'000);
-    out += ",\"sms\":" + std::to_string(node_.options().sms) + ",\"ready\":" + (ready() ? "true" : "false") +
-           ",\"tenants\":[";
+    out +=
+        ",\"sms\":" + std::to_string(sms_of(node_)) + ",\"ready\":" + (ready() ? "true" : "false") + ",\"tenants\":[";
     const char* before = "";
     for (const auto& t : tenants_.all()) {
         const auto u = t->usage();
@@ -190,8 +188,8 @@ std::string service::timeline_json() {
     const std::lock_guard lock(tracing_);
     if (!drawn_) {
         trace_.start();
-        trace_.name_device(device, "device");
-        drawn_.emplace(trace_, shared_.limiter_of(device), device);
+        trace_.name_device(server_device, "device");
+        drawn_.emplace(trace_, shared_.limiter_of(server_device), server_device);
     }
     drawn_->collect();
     return trace_.json();

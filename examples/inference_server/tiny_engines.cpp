@@ -14,21 +14,6 @@
 
 namespace inference_server {
 
-void engine::run(std::span<const tensor>, std::vector<tensor>&, gpushare::host::kernel_context&) {
-    throw std::logic_error("the engine doesn't run");
-}
-void engine::run_in(std::span<std::byte>, std::span<const tensor> inputs, std::vector<tensor>& outputs,
-                    gpushare::host::kernel_context& on) {
-    run(inputs, outputs, on);
-}
-void engine::run_piece(std::uint32_t, std::span<const tensor> inputs, std::vector<tensor>& outputs,
-                       gpushare::host::kernel_context& on) {
-    run(inputs, outputs, on);
-}
-std::unique_ptr<generation> engine::generate(const std::string&, std::size_t) {
-    throw refused(400, "the model doesn't stream");
-}
-
 namespace {
 
 using weights = std::pmr::vector<float>;
@@ -55,7 +40,7 @@ public:
     explicit mlp(std::pmr::memory_resource& memory)
         : first_(made_up(in, hidden, any_, memory)), second_(made_up(hidden, out, any_, memory)) {}
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place&) override {
         const auto x = inputs[0].as<float>();
         const auto rows = static_cast<std::size_t>(inputs[0].shape[0]);
         tensor y{
@@ -88,7 +73,7 @@ public:
           cache_(
               at.cache({.lanes = 2, .token = gpushare::bytes{state * sizeof(float)}, .tokens = page, .pages = 4096})) {}
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place&) override {
         std::vector<std::string> all;
         for (const auto prompt : inputs[0].texts()) {
             all.emplace_back();
@@ -199,12 +184,11 @@ gpushare::ns processor_time() {
 class busy final : public engine {
 public:
     explicit busy(gpushare::ns work) : work_(work) {}
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs,
-             gpushare::host::kernel_context& on) override {
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override {
         const auto end = processor_time() + work_;
         if (std::ranges::any_of(inputs[0].as<float>(), [](float x) { return x < 0; }))
             throw std::runtime_error("a negative number");
-        while (processor_time() < end) gpushare::yield_point(on);
+        while (processor_time() < end) give_way(on);
         outputs.push_back(inputs[0]);
         outputs.back().name = "OUTPUT";
     }
