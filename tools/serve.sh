@@ -30,21 +30,69 @@ clients() {  # [NAME...]
     step "behind nginx" python3 "$root/tests/clients/proxy.py" "$server" "$nginx"
 }
 
+# Where models of libtorch run: on a CUDA device, if there is one, or as `--on` says. Sets `on`,
+# empty if nothing does, and `arguments` to all others.
+where_to_serve() {  # ARG...
+    on='' arguments=()
+    while (($# > 0)); do
+        if [[ $1 == --on ]]; then
+            [[ ${2-} == @(cuda|host) ]] || fail 2 "--on: '${2-}' is neither 'cuda' nor 'host'"
+            on=$2
+            shift
+        else
+            arguments+=("$1")
+        fi
+        shift
+    done
+    [[ -z $on || " ${arguments[*]} " == *" --torch "* ]] || fail 2 "--on: only models of libtorch run on CUDA; add --torch FOLDER"
+}
+
+# Builds the server on CUDA, for the libtorch of the PyTorch that is installed, and sets
+# `run_server`. False, with `why_not`, where the server can't run.
+build_server_on_cuda() {
+    why_not="nvidia-smi finds no GPU here"
+    nvidia-smi -L >/dev/null 2>&1 || return 1
+    find_cuda_toolkit
+    why_not="there is no CUDA toolkit, or no libtorch for it: './dev setup gpu' fetches them"
+    [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]] || return 1
+    build_server inference_server_on_cuda
+    run_server=(python3 "$root/bench/gpu/engines.py" "$server")
+    why_not="the server finds no device, or no PyTorch of the version that it is built for"
+    "${run_server[@]}" --find-device
+}
+
+build_server_with_torch() {
+    if [[ $on != host ]]; then
+        ! build_server_on_cuda || return 0
+        [[ $on != cuda ]] || fail 3 "--on cuda: $why_not"
+        echo "== models of libtorch on the host: $why_not"
+    fi
+    uses libtorch
+    build_server inference_server_with_torch
+    run_server=("$server")
+}
+
 serve() {  # [--demo | ARG...]
-    local folder=$root/build/serve needed=(serve)
+    local folder=$root/build/serve needed=(serve) on arguments run_server why_not
+    where_to_serve "$@"
+    set -- "${arguments[@]}"
     [[ " $* " != *" --gemma-terms-accepted "* ]] || needed+=(--gemma-terms-accepted)
-    [[ " $* " != *" --torch "* ]] || needed+=(libtorch)
     uses "${needed[@]}"
-    if [[ " $* " == *" --torch "* ]]; then build_server inference_server_with_torch; else build_server; fi
+    if [[ " $* " == *" --torch "* ]]; then
+        build_server_with_torch
+    else
+        build_server
+        run_server=("$server")
+    fi
     mkdir -p "$folder"
     if [[ ${1-} == --demo ]]; then
         step "demo" python3 "$root/tests/clients/demo.py" "$server" "$folder/demo.svg" "${@:2}"
         return
     fi
     [[ -e $folder/tenants.conf ]] || cp "$root/examples/inference_server/tenants.conf" "$folder"
-    [[ " $* " != *" --help "* ]] || exec "$server" --help
+    [[ " $* " != *" --help "* ]] || exec "${run_server[@]}" --help
     how_to_ask "$folder"
-    exec "$server" --tenants "$folder/tenants.conf" --journal "$folder/usage" "$@"
+    exec "${run_server[@]}" --tenants "$folder/tenants.conf" --journal "$folder/usage" "$@"
 }
 
 how_to_ask() {  # FOLDER

@@ -38,6 +38,50 @@ namespace {
 using namespace std::chrono_literals;
 using namespace inference_server;
 
+unsigned number(std::string_view name, std::string_view text, unsigned most) {
+    unsigned n = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (code != std::errc{} || end != text.data() + text.size() || n > most)
+        throw std::invalid_argument(std::string(name) + ": '" + std::string(text) + "' isn't a number up to " +
+                                    std::to_string(most));
+    return n;
+}
+
+#ifdef INFERENCE_SERVER_ON_CUDA
+
+constexpr const char* usage_of_node = R"(  --device N           CUDA's number of the device (0)
+  --find-device        prints the device and ends, with status 3 where there is none
+)";
+
+/// Whether the option is one of the node's.
+bool set_node(node_options& o, std::string_view name, std::string_view value) {
+    if (name == "--device") o.devices = {static_cast<int>(number(name, value, 1023))};
+    return name == "--device";
+}
+
+/// Prints the device. Its status is the program's.
+int find_device() try {
+    const server_node node(usual_node());
+    return std::printf("%s, %u SMs\n", node.properties(server_device).name.data(), sms_of(node)) < 0;
+} catch (const gpushare::error& e) {
+    std::fprintf(stderr, "inference_server: %s\n", e.what());
+    return 3;
+}
+
+#else
+
+constexpr const char* usage_of_node = R"(  --sms N              of the device (2)
+  --memory MIB         of the device (1024)
+)";
+
+bool set_node(node_options& o, std::string_view name, std::string_view value) {
+    if (name == "--sms") o.sms = number(name, value, 1024);
+    if (name == "--memory") o.memory = gpushare::bytes{std::uint64_t{number(name, value, 1U << 20)} << 20};
+    return name == "--sms" || name == "--memory";
+}
+
+#endif
+
 constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION...]
 
   --tenants FILE       who may ask, by which keys: see tenants_file.hpp; read again when it changes. With models of a
@@ -47,9 +91,7 @@ constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION.
   --port N             HTTP (8000)
   --grpc-port N        gRPC (8001)
   --admin-port N       metrics, status page, timeline; on 127.0.0.1 alone (8002)
-  --sms N              of the device (2)
-  --memory MIB         of the device (1024)
-  --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
+%s  --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
   --drain S            seconds that answers may take at the end (20), and ten more for calls that run then
   --torch FOLDER       with its models as TorchScript: NAME.pt, described by NAME.json; see torch_engines.hpp
   --gemma-terms-accepted   with Gemma 3 270M, whose weights are under Google's terms, https://ai.google.dev/gemma/terms
@@ -66,15 +108,6 @@ struct options {
     bool gemma = false;
     std::string torch;  ///< a folder of models; empty: none
 };
-
-unsigned number(std::string_view name, std::string_view text, unsigned most) {
-    unsigned n = 0;
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (code != std::errc{} || end != text.data() + text.size() || n > most)
-        throw std::invalid_argument(std::string(name) + ": '" + std::string(text) + "' isn't a number up to " +
-                                    std::to_string(most));
-    return n;
-}
 
 options parse(const std::vector<std::string_view>& words) {
     options o;
@@ -104,15 +137,11 @@ options parse(const std::vector<std::string_view>& words) {
             o.http.admin_port = port();
         else if (name == "--torch")
             o.torch = value;
-        else if (name == "--sms")
-            o.service.node.sms = number(name, value, 1024);
-        else if (name == "--memory")
-            o.service.node.memory = gpushare::bytes{std::uint64_t{number(name, value, 1U << 20)} << 20};
         else if (name == "--idle-after")
             o.service.idle_after = std::chrono::seconds(number(name, value, 1'000'000));
         else if (name == "--drain")
             o.drain = std::chrono::seconds(number(name, value, 86'400));
-        else
+        else if (!set_node(o.service.node, name, value))
             throw std::invalid_argument("unknown option '" + std::string(name) + "'; see --help");
     }
     if (o.service.tenants.empty()) throw std::invalid_argument("--tenants FILE is missing; see --help");
@@ -141,7 +170,12 @@ front_door::limits within(front_door::limits l, std::size_t files) {
 }
 
 std::vector<model_source> models([[maybe_unused]] const options& o) {
-    std::vector<model_source> all{tiny_mlp(), tiny_letters(), tensor_parallel_block(), busy_model("busy", 2ms)};
+    std::vector<model_source> all;
+#ifdef INFERENCE_SERVER_ON_CUDA  // others compute on the host
+    if (o.torch.empty()) throw std::invalid_argument("--torch FOLDER is missing: on CUDA there are no other models");
+#else
+    all = {tiny_mlp(), tiny_letters(), tensor_parallel_block(), busy_model("busy", 2ms)};
+#endif
 #ifdef INFERENCE_SERVER_OPENVINO
     for (auto& m : openvino_models(o.gemma)) all.push_back(std::move(m));
 #else
@@ -229,7 +263,10 @@ void run(const options& o) {
 
 int main(int argc, char** argv) {
     const std::vector<std::string_view> words(argv + 1, argv + argc);
-    if (words == std::vector<std::string_view>{"--help"}) return std::printf("%s", usage) < 0;
+    if (words == std::vector<std::string_view>{"--help"}) return std::printf(usage, usage_of_node) < 0;
+#ifdef INFERENCE_SERVER_ON_CUDA
+    if (words == std::vector<std::string_view>{"--find-device"}) return find_device();
+#endif
     try {
         run(parse(words));
     } catch (const std::exception& e) {

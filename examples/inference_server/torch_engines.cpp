@@ -12,10 +12,12 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "inference_server/json.hpp"
 #include "inference_server/read_file.hpp"
+#include "inference_server/torch_place.hpp"
 
 namespace inference_server {
 
@@ -51,18 +53,36 @@ struct gives_back {
     ~gives_back() { ::malloc_trim(0); }
 };
 
+/// A lack of memory as a refusal, which keeps the engine. TorchScript makes another exception of
+/// torch's own, but keeps its text: the last line has the tenant's sentence.
+void refuse_without_memory(std::string_view text) {
+    const auto at = text.rfind("out of memory. ");
+    if (at == std::string_view::npos) return;
+    const auto line = text.substr(at);
+    throw refused(507, std::string(line.substr(0, line.find('\n'))));
+}
+
 /// What f() returns. Torch's errors end with a trace of this program, no client's business.
 template <class F>
 auto without_trace(F f) try {
     return f();
+} catch (const refused&) {
+    throw;
 } catch (const c10::Error& e) {
+    refuse_without_memory(e.what_without_backtrace());
     throw std::runtime_error(e.what_without_backtrace());
+} catch (const std::exception& e) {
+    refuse_without_memory(e.what());
+    throw;
 }
 
 class script final : public engine {
 public:
-    script(const std::string& path, const model_info& info)
-        : outputs_(info.outputs), module_(without_trace([&] { return torch::jit::load(path, at::kCPU); })) {
+    script(const std::string& path, const model_info& info, const surroundings& at)
+        : where_(at), outputs_(info.outputs), module_(without_trace([&] {
+              const auto inside = where_.enter();
+              return torch::jit::load(path, where_.device());
+          })) {
         module_.eval();
         const auto method = module_.find_method("forward");
         if (!method) throw std::logic_error("the model has no forward()");
@@ -73,22 +93,22 @@ public:
                                    " tensors, its description has " + std::to_string(info.inputs.size()));
     }
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
-        without_trace([&] { forward(inputs, outputs); });
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override {
+        without_trace([&] { forward(inputs, outputs, on); });
     }
 
 private:
-    void forward(std::span<const tensor> inputs, std::vector<tensor>& outputs) {
+    void forward(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) {
+        const auto inside = where_.enter();
         const c10::InferenceMode only_forward;  // of this thread
         std::vector<c10::IValue> arguments;
-        for (const auto& t : inputs)
-            arguments.emplace_back(at::from_blob(const_cast<std::byte*>(t.data.data()), t.shape,
-                                                 at::TensorOptions(scalar_type_of(t.type).value())));
+        for (const auto& t : inputs) arguments.emplace_back(where_.input(t, scalar_type_of(t.type).value()));
         const auto results = tensors_of(module_.forward(std::move(arguments)));
         if (results.size() != outputs_.size())
             throw std::logic_error("the model gives " + std::to_string(results.size()) +
                                    " tensors, its description has " + std::to_string(outputs_.size()));
-        for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(copied(results[i], outputs_[i]));
+        for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(described(results[i], outputs_[i]));
+        for (std::size_t i = 0; i < results.size(); ++i) where_.output(results[i], outputs, i, on);
     }
     [[nodiscard]] static std::vector<at::Tensor> tensors_of(const c10::IValue& result) {
         if (result.isTensor()) return {result.toTensor()};
@@ -98,15 +118,14 @@ private:
         for (const auto& e : result.toTuple()->elements()) all.push_back(e.toTensor());
         return all;
     }
-    [[nodiscard]] static tensor copied(const at::Tensor& from, const tensor_info& as) {
+    [[nodiscard]] static tensor described(const at::Tensor& from, const tensor_info& as) {
         if (from.scalar_type() != scalar_type_of(as.type))
             throw std::logic_error("the model's tensor '" + as.name + "' isn't of the type that is described");
-        const auto rows = from.cpu().contiguous();
-        const auto bytes = std::as_bytes(std::span(static_cast<const char*>(rows.data_ptr()), rows.nbytes()));
-        return {as.name, as.type, rows.sizes().vec(), {bytes.begin(), bytes.end()}};
+        return {as.name, as.type, from.sizes().vec(), {}};
     }
 
     gives_back last_;
+    torch_place where_;
     std::vector<tensor_info> outputs_;
     torch::jit::Module module_;
 };
@@ -130,10 +149,11 @@ model_source source_of(const std::filesystem::path& weights) {
         const auto v = json::parse(text);
         model_info info{weights.stem().string(), "pytorch_torchscript", infos_of(v, "inputs"), infos_of(v, "outputs")};
         if (const auto most = v.find("max_batch_size")) info.max_batch = most->number<std::uint32_t>();
-        const auto load = [path = weights.string(), info](const surroundings&) {
-            return std::make_unique<script>(path, info);
+        const auto load = [path = weights.string(), info](const surroundings& at) {
+            return std::make_unique<script>(path, info, at);
         };
-        return {std::move(info), load, {}, true};
+        // On CUDA the weights lie in the tenant's memory, which charges them.
+        return {std::move(info), load, {}, calls_end_by_returning};
     } catch (const std::exception& e) {
         throw std::runtime_error(described.string() + ": " + e.what());
     }

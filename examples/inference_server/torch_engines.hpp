@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models as TorchScript, by libtorch on the host: every FOLDER/NAME.pt is the model NAME.
+// Models as TorchScript, by libtorch on the host or on CUDA: every FOLDER/NAME.pt is the model NAME.
 // FOLDER/NAME.json says what the model takes and gives, as the protocol has it, in the order of
 // forward()'s arguments and results:
 //
 //   {"inputs":  [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
 //    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}], "max_batch_size": 8}
 //
-// Without max_batch_size, or with 0, a request is a call. A model computes on one thread: the block
-// of the device that the call runs on. Libtorch allocates weights by itself, so the server measures
-// what a load takes and charges it.
+// Without max_batch_size, or with 0, a request is a call. On the host a model computes on one thread:
+// the block of the device that the call runs on. Libtorch allocates weights by itself there, so the
+// server measures what a load takes and charges it. On CUDA a tenant's models share a torch_scope:
+// weights, inputs and all that a call allocates lie in the tenant's memory. A call that has no room
+// there is refused with 507 and the tenant's figures.
 #pragma once
 
 #include <string>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands in for libtorch_cuda.so, which needs a dozen of CUDA's libraries: to link with, and to start
-// without a device. Of its functions it has those that libtorch.cpp calls, by the same names.
+// without a device. Of its functions it has those that libtorch.cpp calls, by the same names. The
+// server on CUDA links it, too, and asks for workspaces.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
@@ -27,5 +28,11 @@ CUDAGraph::~CUDAGraph() = default;
 void CUDAGraph::capture_begin(std::pair<unsigned long long, unsigned long long>, cudaStreamCaptureMode) { none(); }
 void CUDAGraph::capture_end() { none(); }
 void CUDAGraph::replay() { none(); }
+
+struct WorkspaceMapWithMutex;
+WorkspaceMapWithMutex& cublas_handle_stream_to_workspace();
+WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace();
+WorkspaceMapWithMutex& cublas_handle_stream_to_workspace() { none(); }
+WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace() { none(); }
 
 }  // namespace at::cuda

@@ -148,6 +148,29 @@ TEST_CASE("what a TorchScript model throws is one request's error, and the next 
     CHECK(c.ask("POST", linear, chat_key, row(1)).status == 200);
 }
 
+TEST_CASE("a TorchScript model that lacks memory is refused with the last line of the reason", "[interop][torch]") {
+    folder f;
+    torch::jit::Module hungry("hungry");
+    hungry.define(
+        "def forward(self, x):\n"
+        "    assert int(x.size(0)) < 2, 'CUDA out of memory. tenant chat has 1 MiB'\n"
+        "    return x\n");
+    hungry.save(f / "hungry.pt");
+    f.write("hungry.json", R"({"inputs":[{"name":"x","datatype":"FP32","shape":[-1]}],)"
+                           R"("outputs":[{"name":"y","datatype":"FP32","shape":[-1]}]})");
+    server s(std::move(f));
+    auto c = s.connect();
+    const auto ask = [&](const char* shape, const char* data) {
+        return c.ask(
+            "POST", "/v2/models/hungry/infer", chat_key,
+            R"({"inputs":[{"name":"x","datatype":"FP32","shape":)" + std::string(shape) + R"(,"data":)" + data + "}]}");
+    };
+    const auto refused = ask("[2]", "[1,2]");
+    CHECK(refused.status == 507);
+    CHECK(json::parse(refused.body).at("error").string() == "out of memory. tenant chat has 1 MiB");
+    CHECK(ask("[1]", "[7]").status == 200);
+}
+
 TEST_CASE("a TorchScript model that can't be loaded says why, without a trace", "[interop][torch]") {
     folder f;
     make_models(f);

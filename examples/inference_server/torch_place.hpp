@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a model of libtorch runs: on the host, by the thread that calls it, or on CUDA, on its
+// tenant's stream and in its tenant's memory.
+//
+//   const auto inside = where.enter();                  // for each load and each call
+//   const auto y = model.forward({where.input(x, at::kFloat)});
+//   where.output(y, outputs, 0, on);                    // there when the call's work is over
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "inference_server/engine.hpp"
+#include "inference_server/lane.hpp"
+
+#ifdef INFERENCE_SERVER_ON_CUDA
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include <gpushare/interop/libtorch.hpp>
+#endif
+
+namespace inference_server {
+
+/// The data of a tensor that is contiguous, on the host.
+inline void assign(std::vector<std::byte>& to, const at::Tensor& from) {
+    const auto bytes = std::as_bytes(std::span(static_cast<const char*>(from.data_ptr()), from.nbytes()));
+    to.assign(bytes.begin(), bytes.end());
+}
+
+#ifdef INFERENCE_SERVER_ON_CUDA
+
+/// A tenant's scope in libtorch: one for all models of the tenant, as long as it has a model. Safe
+/// from any thread.
+class tenant_scope {
+public:
+    using scope = gpushare::torch_scope<server_node, tenant>;
+
+    explicit tenant_scope(const owner& whose) : who_(&whose.who) {
+        const std::lock_guard lock(mutex());
+        auto& mine = all()[who_];
+        if (mine.of == nullptr) try {
+                mine.of = std::make_unique<scope>(whose.on, whose.who);
+            } catch (...) {
+                all().erase(who_);
+                throw;
+            }
+        ++mine.models;
+        scope_ = mine.of.get();
+    }
+    tenant_scope(const tenant_scope&) = delete;
+    tenant_scope& operator=(const tenant_scope&) = delete;
+    ~tenant_scope() {
+        const std::lock_guard lock(mutex());
+        if (const auto mine = all().find(who_); --mine->second.models == 0) all().erase(mine);
+    }
+    [[nodiscard]] auto enter(std::size_t stream) { return scope_->enter(stream); }
+
+private:
+    struct entry {
+        std::unique_ptr<scope> of{};
+        std::size_t models = 0;
+    };
+    // Under the mutex, also while a scope is made or goes: a stream never has two.
+    static std::map<const tenant*, entry>& all() {
+        static std::map<const tenant*, entry> scopes;
+        return scopes;
+    }
+    static std::mutex& mutex() {
+        static std::mutex of_all;
+        return of_all;
+    }
+    const tenant* const who_;
+    scope* scope_ = nullptr;
+};
+
+class torch_place {
+public:
+    explicit torch_place(const surroundings& at)
+        : scope_(*at.whose),
+          stream_(at.whose->stream),
+          device_(at::kCUDA, static_cast<at::DeviceIndex>(at.whose->on.properties(server_device).ordinal)) {}
+
+    [[nodiscard]] at::Device device() const noexcept { return device_; }
+    [[nodiscard]] auto enter() { return scope_.enter(stream_); }
+    /// A copy on the device, enqueued: from pinned memory, since a copy from any other would wait.
+    [[nodiscard]] at::Tensor input(const tensor& t, at::ScalarType type) const {
+        const auto staged = at::empty(t.shape, at::TensorOptions(type).pinned_memory(true));
+        std::memcpy(staged.data_ptr(), t.data.data(), t.data.size());
+        return staged.to(device_, true);
+    }
+    /// Fills outputs[i].data when the work is over.
+    static void output(const at::Tensor& from, std::vector<tensor>& outputs, std::size_t i, place& on) {
+        const auto staged = at::empty(from.sizes(), at::TensorOptions(from.scalar_type()).pinned_memory(true));
+        staged.copy_(from, true);
+        on.afterwards([staged, &outputs, i] { assign(outputs[i].data, staged); });
+    }
+
+private:
+    tenant_scope scope_;
+    const std::size_t stream_;
+    const at::Device device_;
+};
+
+#else
+
+class torch_place {
+public:
+    struct [[maybe_unused]] nothing {};  ///< to be in
+    explicit torch_place(const surroundings&) noexcept {}
+
+    [[nodiscard]] static at::Device device() noexcept { return at::kCPU; }
+    [[nodiscard]] static nothing enter() noexcept { return {}; }
+    /// The data itself, which the model only reads.
+    [[nodiscard]] static at::Tensor input(const tensor& t, at::ScalarType type) {
+        return at::from_blob(const_cast<std::byte*>(t.data.data()), t.shape, at::TensorOptions(type));
+    }
+    /// Fills outputs[i].data.
+    static void output(const at::Tensor& from, std::vector<tensor>& outputs, std::size_t i, place&) {
+        assign(outputs[i].data, from.cpu().contiguous());
+    }
+};
+
+#endif
+
+}  // namespace inference_server
