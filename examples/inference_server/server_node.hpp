@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The node whose device the server's tenants share: the host's, or, where INFERENCE_SERVER_ON_CUDA is
-// defined, the CUDA devices of this process. The rest of the server uses the names of this header
-// alone, so the server's code compiles for either node. A program has one of the two.
+// The node whose device the server's tenants share: the host's, or CUDA's where
+// INFERENCE_SERVER_ON_CUDA is defined. The rest of the server uses the names of this header alone, so
+// the server's code compiles for either node. A program has one of the two.
 //
 //   void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override;
 //
 // An engine's call gets a `place`. On the host that is a block of the device, and the call computes
-// there. On CUDA a place has a stream: the call enqueues its work and returns. A function that the call
-// gives to place::afterwards() makes the outputs when the work is over.
+// there. On CUDA a place has a stream: the call enqueues its work and returns. A function that the
+// call gives to place::afterwards() makes the outputs when the work is over.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,8 @@ public:
 
     /// The tenant's. A call that waits for it keeps all tenants waiting.
     [[nodiscard]] gpushare::cuda::stream& stream() const noexcept { return stream_; }
-    /// `f` is called when the work of the whole submission is over, unless the submission failed. `f`
-    /// keeps what it needs alive, but for the call's outputs, and waits for nothing.
+    /// `f` is called when the work of the whole submission is over, unless the submission failed.
+    /// `f` keeps what it needs alive, but for the call's outputs, and waits for nothing.
     void afterwards(std::function<void()> f) { later_.push_back(std::move(f)); }
     [[nodiscard]] static std::uint32_t num_blocks() noexcept { return 1; }
 
@@ -59,8 +59,8 @@ private:
     when_over& later_;
 };
 
-/// Whether a call is over when it returns. Only such calls are timed, cut into pieces, put on several
-/// blocks, or make a text.
+/// Whether a call is over when it returns. Only such calls are timed, cut into pieces, put on
+/// several blocks, or make a text.
 constexpr bool calls_end_by_returning = false;
 
 /// Makes the call now: it enqueues its work.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example server on a CUDA node, over the stand-in, with an engine of its own that launches a
-// kernel: two tenants, one urgent, are answered, billed and kept within their memory, and the server
-// ends beside calls that still run.
+// kernel: two tenants, one urgent, are answered, billed and kept within their memory, and the
+// server ends beside calls that still run.
 #include <gpushare/backend/cuda/pinned.hpp>
 
 #include <stdlib.h>
@@ -63,7 +63,7 @@ struct script {
     std::atomic<int> loads{0};
 };
 
-/// OUTPUT = 3 INPUT, on the device. The 3 is in the tenant's memory, and the call works in its scratch.
+/// OUTPUT = 3 INPUT, on the device. The 3 is in the tenant's memory, and a call works in scratch.
 class tripling final : public engine {
 public:
     tripling(const surroundings& at, std::shared_ptr<script> s, std::size_t size)
@@ -135,7 +135,7 @@ constexpr std::string_view two_tenants =
     "name=urgent api_key=key-of-urgent memory=8MiB compute=50% priority=1\n"
     "name=batch api_key=key-of-batch memory=8MiB compute=40%\n";
 
-/// One device, two tenants. The models: `triple`, `large`, whose weights no tenant has room for, `talking`.
+/// One device, two tenants. No tenant has room for the model `large`; `talking` makes texts.
 struct server {
     explicit server(service_options how = {}) {
         std::string name = (std::filesystem::temp_directory_path() / "gpushare_rehearsal_XXXXXX").string();
