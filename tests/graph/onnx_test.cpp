@@ -474,3 +474,51 @@ TEST_CASE("names and order of a file don't change a graph with names of its own"
         CHECK(onnx_model::parse(again.whole(), {.own_names = true}).graph() == once.graph());
     }
 }
+
+TEST_CASE("an engine of one's own reads attributes and constants of a piece", "[graph][onnx][cublaslt]") {
+    onnx_builder b;
+    b.input("x", {-1, 3}).weight("w", {2, 3}).weight("bias", {2});
+    b.node("Transpose", {"w"}, {"turned"}).node("MatMul", {"x", "turned"}, {"p"}).node("Identity", {"bias"}, {"same"});
+    b.node("Add", {"p", "same"}, {"q"}).node("Gemm", {"q", "w"}, {"r"});
+    auto& alpha = *b.m.mutable_graph()->mutable_node()->rbegin()->add_attribute();
+    alpha.set_name("alpha");
+    alpha.set_type(onnx::AttributeProto::FLOAT);
+    alpha.set_f(0.5F);
+    b.output("r");
+    const auto model = onnx_model::parse(b.bytes());
+    const auto p = gpushare::graph::read_operations(model.extract({0, 3}));
+    const auto name = [&](std::uint32_t v) { return p.values.at(v).name; };
+    REQUIRE(p.nodes.size() == 3);
+    CHECK(p.nodes[0].type == "MatMul");
+    CHECK(name(p.inputs.at(0)) == "x");
+    CHECK(p.values[p.inputs[0]].shape == std::vector<std::int64_t>{-1, 3});
+    CHECK(name(p.outputs.at(0)) == "r");
+    const auto& turned = p.values.at(p.nodes[0].inputs.at(1));
+    CHECK(turned.shape == std::vector<std::int64_t>{3, 2});
+    CHECK(turned.numbers == std::vector<float>{-2, 1, -1, 2, 0, -2});  // of -2 -1 0, 1 2 -2
+    CHECK(p.values.at(p.nodes[1].inputs.at(1)).numbers == std::vector<float>{-2, -1});
+    REQUIRE(p.nodes[2].find("alpha") != nullptr);
+    CHECK(p.nodes[2].find("alpha")->number == 0.5F);
+
+    const auto fault = [](const std::string& bytes) {
+        try {
+            (void)gpushare::graph::read_operations(bytes);
+        } catch (const model_error& e) {
+            return refused{e.fault(), e.node()};
+        }
+        return refused{};
+    };
+    CHECK(fault("no piece") == refused{model_fault::unreadable, ""});
+    auto broken = b;
+    broken.m.mutable_graph()->mutable_initializer(0)->set_raw_data("four");
+    CHECK(fault(broken.bytes()) == refused{model_fault::bad_weight, "w"});
+    broken = b;
+    broken.node("Relu", {"nothing"}, {"s"});
+    CHECK(fault(broken.bytes()) == refused{model_fault::missing_value, "Relu_5"});
+    broken = b;
+    broken.node("Relu", {"q"}, {"p"});
+    CHECK(fault(broken.bytes()) == refused{model_fault::bad_model, "Relu_5"});
+    const std::string whole = b.bytes();
+    for (std::size_t size = 0; size < whole.size(); ++size)  // no prefix leads to anything but a model_error
+        (void)fault(whole.substr(0, size));
+}

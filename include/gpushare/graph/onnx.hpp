@@ -28,6 +28,7 @@
 #include <gpushare/graph/detail/onnx_check.hpp>
 #include <gpushare/graph/detail/onnx_files.hpp>
 #include <gpushare/graph/detail/onnx_library.hpp>
+#include <gpushare/graph/detail/onnx_piece.hpp>
 #include <gpushare/graph/detail/onnx_shapes.hpp>
 #include <gpushare/graph/graph.hpp>
 
@@ -60,6 +61,14 @@ struct import_options {
     /// copy of this process is too dear.
     bool apart = true;
 };
+
+/// What an engine of one's own needs of a piece, as extract() makes it: operators, attributes, and
+/// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix, is
+/// a constant. Throws model_error: unreadable; missing_value; bad_model, for a value that is made
+/// twice; bad_weight; engine, for a sparse weight; and std::bad_alloc. Safe from any thread.
+[[nodiscard]] inline detail::piece_program read_operations(std::string_view piece) {
+    return detail::piece_reader().read(piece);
+}
 
 /// A model that was read and checked. Movable; safe to read from any thread. Holds the model's bytes once, without weights
 /// in files of their own: those are read when a piece is extracted.

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A piece of a model with all that its nodes say: attributes, inputs by position, and constants with
+// their numbers. Engines that compute by themselves read this; a model_graph has no more than what
+// decides about cuts.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/graph/graph.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph::detail {
+
+/// In place of a value's index: nothing is there.
+inline constexpr std::uint32_t no_value = ~std::uint32_t{0};
+
+/// A value of a piece.
+struct program_value {
+    std::string name{};
+    element type = element::unknown;
+    bool ranked = false;
+    std::vector<std::int64_t> shape{};  ///< an extent below 0: not known before the piece runs
+    bool constant = false;
+    std::vector<float> numbers{};  ///< of a constant of floats
+
+    /// Whether it has this many dimensions.
+    [[nodiscard]] bool has_rank(std::size_t n) const noexcept { return ranked && shape.size() == n; }
+};
+
+/// An attribute of a node.
+struct program_attribute {
+    enum class kind : std::uint8_t { integer, number, text, other };
+
+    std::string name{};
+    kind is = kind::other;
+    std::int64_t integer = 0;
+    float number = 0;
+    std::string text{};
+};
+
+/// An operation.
+struct program_node {
+    std::string name{};
+    std::string type{};                    ///< the operator's name
+    bool onnx = true;                      ///< whether the operator is ONNX's own
+    std::vector<std::uint32_t> inputs{};   ///< by position; no_value where one is left out
+    std::vector<std::uint32_t> outputs{};  ///< likewise
+    std::vector<program_attribute> attributes{};
+
+    /// The attribute of that name; null: there is none.
+    [[nodiscard]] const program_attribute* find(std::string_view attribute) const noexcept {
+        const auto at = std::ranges::find(attributes, attribute, &program_attribute::name);
+        return at == attributes.end() ? nullptr : &*at;
+    }
+};
+
+/// A piece. Each node stands behind those whose values it reads.
+struct piece_program {
+    std::vector<program_value> values{};
+    std::vector<program_node> nodes{};
+    std::vector<std::uint32_t> inputs{};   ///< in the order in which the engine gets them
+    std::vector<std::uint32_t> outputs{};  ///< likewise
+};
+
+}  // namespace graph::detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
