@@ -33,6 +33,7 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "arguments.hpp"
+#include "graph/http.hpp"
 #include "graph/models.hpp"
 #include "harness.hpp"
 
@@ -537,7 +538,7 @@ void beside(bench::report& r) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"detector", "choice", "equality", "beside"});
+        const bench::arguments asked(argc, argv, {"detector", "choice", "equality", "beside", "http"});
         bench::start_a_second_thread();
         bench::report r("one host device of 2 SMs; ONNX Runtime, one thread a session");
         r.setting("engine", GPUSHARE_BENCH_ENGINE);
@@ -548,6 +549,7 @@ int main(int argc, char** argv) {
         }
         if (asked.wants("equality")) equality(r);
         if (asked.wants("beside")) beside(r);
+        if (asked.wants("http")) over_http(r);
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_graph: %s\n", e.what());

@@ -95,6 +95,7 @@ needs_of_benchmarks() {  # AREA
             (need_clients) || true  # without them a figure is void
             ;;
         graph)
+            needs serve  # one of its parts asks the example server
             need libonnx-dev libprotobuf-dev libonnx-testdata
             need_engines
             need_from_pypi onnxruntime "ONNX Runtime" 'onnxruntime==1.31.*'

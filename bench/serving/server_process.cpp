@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -74,7 +75,7 @@ server_process::~server_process() {
     (void)::kill(process_, SIGTERM);
     int status = 0;
     if (::waitpid(process_, &status, 0) == process_ && status == 0) return;
-    std::fprintf(stderr, "bench_serving: the server ended with wait status %d\n", status);
+    std::fprintf(stderr, "the example server ended with wait status %d\n", status);
     if (std::uncaught_exceptions() == 0) std::abort();  // no figure of a server that ends so
 }
 
@@ -102,15 +103,25 @@ server_process::seen server_process::tenant(std::string_view name) const {
     throw std::runtime_error("the server doesn't know the tenant");
 }
 
+question of_inputs(std::string path, std::string_view key, std::span<const input> inputs, bool bytes_back) {
+    std::string head = bytes_back ? R"({"parameters":{"binary_data_output":true},"inputs":[)" : R"({"inputs":[)", data;
+    for (const auto& i : inputs) {
+        if (head.back() == '}') head += ',';
+        head.append(R"({"name":")").append(i.name).append(R"(","datatype":")").append(i.type);
+        head.append(R"(","shape":)").append(i.shape);
+        head.append(R"(,"parameters":{"binary_data_size":)").append(std::to_string(i.data.size())).append("}}");
+        data.append(i.data);
+    }
+    head += "]}";
+    auto more = "Inference-Header-Content-Length: " + std::to_string(head.size()) + "\r\n";
+    return {std::move(path), std::string(key), head.append(data), std::move(more)};
+}
+
 namespace {
 
 question binary(std::string path, std::string_view key, std::string_view name, std::string_view type,
                 std::string_view shape, std::string_view data) {
-    std::string head = R"({"inputs":[{"name":")";
-    head.append(name).append(R"(","datatype":")").append(type).append(R"(","shape":)").append(shape);
-    head.append(R"(,"parameters":{"binary_data_size":)").append(std::to_string(data.size())).append("}}]}");
-    auto more = "Inference-Header-Content-Length: " + std::to_string(head.size()) + "\r\n";
-    return {std::move(path), std::string(key), head.append(data), std::move(more)};
+    return of_inputs(std::move(path), key, std::array{input{name, type, shape, data}});
 }
 
 template <class T>
@@ -144,15 +155,11 @@ question nothing(std::string_view key) {
     return binary("/v2/models/mlp/infer", key, "INPUT", "FP32", "[1,16]", bytes_of(row));
 }
 
-namespace {
-
 std::string answer_to(connection& c, const question& q) {
     auto r = c.ask("POST", q.path, q.key, q.body, q.more);
     if (r.status != 200) throw std::runtime_error(q.path + ": " + std::to_string(r.status) + " " + r.body);
     return std::move(r.body);
 }
-
-}  // namespace
 
 std::vector<double> asked_by_schedule(const std::function<asker()>& connect, double per_second,
                                       std::chrono::milliseconds lasts, std::uint64_t seed) {
@@ -213,7 +220,7 @@ neighbour::neighbour(std::uint16_t port, const question& what, std::size_t conne
                     answered_.fetch_add(1, std::memory_order_relaxed);
                 }
             } catch (const std::exception& e) {
-                std::fprintf(stderr, "bench_serving: a neighbour: %s\n", e.what());
+                std::fprintf(stderr, "a neighbour: %s\n", e.what());
                 std::abort();
             }
         });

@@ -14,10 +14,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
+
+namespace inference_server {
+class connection;
+}
 
 namespace bench::serving {
 
@@ -62,6 +67,13 @@ struct question {
     std::string path, key, body;
     std::string more{};  ///< lines of the head
 };
+/// An input of a model: its type and shape as JSON has them (`[1,16]`), and its bytes.
+struct input {
+    std::string_view name, type, shape, data;
+};
+/// The inputs follow the JSON as bytes, as many as there are. `bytes_back`: so do the outputs of the answer.
+[[nodiscard]] question of_inputs(std::string path, std::string_view key, std::span<const input> inputs,
+                                 bool bytes_back = false);
 /// Half a second of sound.
 [[nodiscard]] question sound(std::string_view key);
 /// Bars where lines of text would be, which are found and read, whatever they say: three of them, or one.
@@ -81,6 +93,9 @@ using asker = std::function<std::string()>;
 /// The same over HTTP.
 [[nodiscard]] std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, double per_second,
                                                     std::chrono::milliseconds lasts, std::uint64_t seed);
+
+/// Asks once over a connection that is open. Throws std::runtime_error where it is refused.
+[[nodiscard]] std::string answer_to(inference_server::connection& c, const question& q);
 
 /// Asks one request after the other over each of its connections, until it goes.
 class neighbour {
