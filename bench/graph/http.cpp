@@ -52,8 +52,8 @@ question question_for(const model_case& of, const std::string& name, std::string
 }
 
 /// A tenant of a higher level with the voice detector, and one with the page detector four times. A
-/// model runs one call at a time, so two of them keep two SMs busy. The server writes its plans
-/// beside the models.
+/// model runs one call at a time, and a stream runs its work in order, so two models on two streams
+/// keep two SMs busy. The server writes its plans beside the models.
 class tenants {
 public:
     tenants() {
@@ -64,7 +64,7 @@ public:
         const auto line = [&](const char* name, const char* how) { return "  model=" + path(name) + ' ' + how + '\n'; };
         const char* const in_pieces = "cut_to=5ms shape=x:1x3x320x320";
         return "name=chat api_key=key-of-chat memory=256MiB compute=60% priority=1 slo=50ms\n" + line("speech", "") +
-               "name=pages api_key=key-of-pages memory=1536MiB compute=40%\n" + line("cut_0", in_pieces) +
+               "name=pages api_key=key-of-pages memory=1536MiB compute=40% streams=2\n" + line("cut_0", in_pieces) +
                line("cut_1", in_pieces) + line("whole_0", "") + line("whole_1", "");
     }
     /// Both cut models by the plan that was measured for the first one. How many pieces it has.
