@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenancies under other policies than weighted shares.
 #include <chrono>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -223,6 +226,49 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
         CHECK(shared.rooms()[0].free == 1_MiB - 1_KiB);
         run_some(t);
     }
+}
+
+TEST_CASE("whoever watches a tenant's grant learns of each change, and last of how it is", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    witness::notes seen;
+    tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+    auto a = shared.admit({.name = "a", .memory = 1_KiB, .compute = 40_pct});
+    auto b = shared.admit({.name = "b", .memory = 1_KiB, .compute = 40_pct});
+    std::vector<tenant_spec> told;
+    std::vector<std::uint32_t> others;
+    const auto other = [&](const tenant_spec& s) { others.push_back(s.compute.permille()); };
+    auto also = std::make_optional(a.watch_grant(other));
+    {
+        auto made = a.watch_grant([&](const tenant_spec& s) {
+            told.push_back(s);
+            if (told.size() > 1) throw std::runtime_error("too late to refuse");
+        });
+        const auto watch = std::move(made);
+        REQUIRE(told.size() == 1);
+        CHECK(told.back().name == "a");
+        CHECK(told.back().compute == 40_pct);
+        a.resize({.compute = 30_pct, .level = priority{2}});
+        REQUIRE(told.size() == 2);
+        CHECK(told.back().compute == 30_pct);
+        CHECK(told.back().level == priority{2});
+        also.reset();
+        using update = decltype(shared)::update;
+        shared.resize_together(std::vector{update{&a, {.compute = 20_pct}}, update{&b, {.compute = 50_pct}}});
+        REQUIRE(told.size() == 3);
+        CHECK(told.back().compute == 20_pct);
+        seen.refuses = true;
+        CHECK(a.try_resize({.compute = 10_pct}).code == errc::share_exceeded);
+        seen.refuses = false;
+        CHECK(told.back().compute == 20_pct);
+        CHECK_THROWS_AS(a.watch_grant([](const tenant_spec&) { throw std::runtime_error("at once"); }),
+                        std::runtime_error);
+    }
+    a.resize({.compute = 40_pct});
+    CHECK(told.size() == 3);
+    const auto outlives = b.watch_grant(other);
+    CHECK(b.close().complete);
+    b = shared.admit({.name = "b", .memory = 1_KiB});
+    CHECK((others == std::vector<std::uint32_t>{400, 300, 500}));
 }
 
 TEST_CASE("a tenant without a share goes below all who have one, unless it has a level of its own", "[tenant]") {

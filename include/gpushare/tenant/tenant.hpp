@@ -47,6 +47,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -69,6 +70,7 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
+#include <gpushare/tenant/detail/grant_followers.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/spill_list.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
@@ -230,6 +232,25 @@ template <node Node, compute_policy Policy>
 class succession;
 }  // namespace detail
 
+/// As long as it lives, a tenant's grant is told; see tenant::watch_grant. Movable; may outlive the
+/// tenant. Destroying it waits for a call that is under way.
+class grant_watch {
+public:
+    /// Called by the tenant.
+    grant_watch(std::shared_ptr<detail::grant_followers> of, std::uint64_t number) noexcept
+        : of_(std::move(of)), number_(number) {}
+    /// Nothing is left in `other`.
+    grant_watch(grant_watch&& other) noexcept : of_(std::move(other.of_)), number_(other.number_) {}
+    grant_watch& operator=(grant_watch&&) = delete;
+    ~grant_watch() {
+        if (of_ != nullptr) of_->remove(number_);
+    }
+
+private:
+    std::shared_ptr<detail::grant_followers> of_;
+    std::uint64_t number_;
+};
+
 /// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and assignment. Calls that
 /// overlap a close, or come after it, are refused (errc::closed). `part` counts the tenant's devices from 0. The
 /// destructor closes; memory that could not be given back in time stays charged and is reported.
@@ -263,6 +284,18 @@ public:
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
     /// The current grant, resizes included, with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const;
+
+    /// Calls `told` with the current grant: at once, and after each change to it as long as the
+    /// result lives, before the call that makes the change returns, in its thread. One call at a
+    /// time, under no lock of the tenancy's; the last one has the grant as it is. `told` neither
+    /// changes this tenant nor destroys the result, and what it throws later on is ignored. A
+    /// tenant that move_tenant makes of this one is another one. Throws std::bad_alloc, and what
+    /// the first call throws.
+    [[nodiscard]] grant_watch watch_grant(std::function<void(const tenant_spec&)> told) {
+        auto all = state_->followers();
+        const auto number = all->add(std::move(told), [this](tenant_spec& into) { state_->copy_grant(into); });
+        return grant_watch(std::move(all), number);
+    }
 
     /// The number of the tenant's streams in the node's ledgers and traces. Never used twice.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stop_token>
 #include <string>
@@ -29,6 +30,7 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/grant_followers.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/detail/tenant_part.hpp>
@@ -90,6 +92,16 @@ public:
     [[nodiscard]] grant_state granted() const {
         const std::lock_guard lock(all_->mutex);
         return {spec_, changes_};
+    }
+    // Who is told of changes to it; they are made when somebody asks first. Throws std::bad_alloc.
+    [[nodiscard]] std::shared_ptr<grant_followers> followers() {
+        const std::lock_guard lock(all_->mutex);
+        if (followers_ == nullptr) followers_ = std::make_shared<grant_followers>(spec_);
+        return followers_;
+    }
+    void copy_grant(tenant_spec& into) const {
+        const std::lock_guard lock(all_->mutex);
+        into = spec_;
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] stable_list<part>& parts() noexcept { return parts_; }
@@ -378,7 +390,8 @@ public:
                 .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
-    // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
+    // Two resizes may get here in either order: whoever finds newer settings than it told tells those. Whoever follows
+    // the grant is told last, and again where a refusal undoes it.
     failure tell_limiters() {
         for (auto& p : parts_) {
             client_settings told, now = settings(p.slice.size);
@@ -389,6 +402,7 @@ public:
                 now = settings(p.slice.size);
             } while (now != told);
         }
+        tell_followers();
         return {};
     }
 
@@ -533,6 +547,15 @@ private:
         (void)grant(back_to(old));
     }
 
+    void tell_followers() noexcept {
+        std::shared_ptr<grant_followers> all;
+        {
+            const std::lock_guard lock(all_->mutex);
+            all = followers_;
+        }
+        if (all != nullptr) all->tell([this](tenant_spec& into) { copy_grant(into); });
+    }
+
     void wait_for(ns longest) noexcept {
         for (auto& p : parts_) p.memory.wait_for(longest);
         spec_.wait = longest;
@@ -597,9 +620,10 @@ private:
     std::uint32_t tag_ = 0;
     share promised_{};
     priority promised_at_{};
-    bool named_ = false;         // it has a name: under the mutex
-    bool succeeded_ = false;     // another one has taken over: likewise
-    std::uint64_t changes_ = 0;  // of what it is granted: likewise
+    bool named_ = false;                          // it has a name: under the mutex
+    bool succeeded_ = false;                      // another one has taken over: likewise
+    std::uint64_t changes_ = 0;                   // of what it is granted: likewise
+    std::shared_ptr<grant_followers> followers_;  // likewise
     std::atomic<bool> closed_{false};
     std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
     std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex

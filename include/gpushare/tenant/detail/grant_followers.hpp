@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Those whom a tenant tells what it is granted, whenever that changes. tenant::watch_grant() adds one.
+//
+//   auto all = std::make_shared<detail::grant_followers>(spec);
+//   const auto number = all->add(told, copy);       // copy(into): what is granted now
+//   all->tell(copy);                                // after each change
+//   all->remove(number);
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/tenant/specification.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Calls each under a mutex of its own, and so one at a time: of two changes at once, whoever tells last tells the newer
+/// one. Telling allocates nothing, since a change that is made can't be refused any more.
+class grant_followers {
+public:
+    using follower = std::function<void(const tenant_spec&)>;
+
+    explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
+
+    /// Calls `told` before it returns. Throws std::bad_alloc, and what `told` throws: then it isn't added.
+    template <class Copy>
+    [[nodiscard]] std::uint64_t add(follower told, Copy copy) {
+        const std::lock_guard lock(mutex_);
+        list_.reserve(list_.size() + 1);
+        copy(granted_);
+        told(granted_);
+        list_.push_back({++last_, std::move(told)});
+        return last_;
+    }
+    /// Waits for a call that is under way.
+    void remove(std::uint64_t number) noexcept {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(list_, [&](const one& o) { return o.number == number; });
+    }
+    template <class Copy>
+    void tell(Copy copy) noexcept {
+        const std::lock_guard lock(mutex_);
+        copy(granted_);
+        for (const one& o : list_) try {
+                o.told(granted_);
+            } catch (...) {  // the change is made
+            }
+    }
+
+private:
+    struct one {
+        std::uint64_t number;
+        follower told;
+    };
+    std::mutex mutex_;
+    tenant_spec granted_;  // with room for the name and the devices, which never change
+    std::vector<one> list_;
+    std::uint64_t last_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
