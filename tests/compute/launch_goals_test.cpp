@@ -224,6 +224,30 @@ TEST_CASE("a spent quota holds its client, and begins again", "[launch_gate]") {
     CHECK(gate.ask(a, 10us, later + 1ms).held_by == above);  // has some of its quota again, and waits for its level
 }
 
+TEST_CASE("a launch that only time can let go says so, and when to ask again", "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 20ms}};
+    const auto a = gate.add({.quota = {1ms, 10ms}});
+    gate.launched(a, 5ms, begin);
+    const auto held = gate.ask(a, 10us, begin + 30ms, begin + 25ms);
+    CHECK(held.by_time);
+    CHECK(held.again == begin + 40ms);
+    const auto longest = gate.ask(a, 10us, begin + 1ms, begin + 1ms);
+    CHECK(longest.by_time);
+    CHECK(longest.again == begin + 21ms);
+    CHECK(gate.ask(a, 10us, longest.again, begin + 1ms).forced);
+
+    const auto hard = gate.add({.level = 1, .cap = share::of_permille(100)});
+    const auto soft = gate.add({.level = 1, .cap = share::of_permille(100), .soft_cap = true});
+    const auto other = gate.add({.level = 1});
+    for (const auto c : {hard, soft, other}) gate.launched(c, 10ms, begin);
+    CHECK(gate.ask(hard, 10us, begin).by_time);
+    CHECK_FALSE(gate.ask(soft, 10us, begin).goes);
+    CHECK_FALSE(gate.ask(soft, 10us, begin).by_time);  // the end of the other one's launches lets it go
+    const auto below = gate.ask(a, 10us, begin + 50ms);
+    CHECK_FALSE(below.goes);
+    CHECK_FALSE(below.by_time);
+}
+
 TEST_CASE("quotas far below and above a millionth of the time are kept", "[launch_gate]") {
     struct row {
         launch_quota quota;

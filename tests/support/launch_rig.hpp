@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -29,7 +30,11 @@ using namespace std::chrono_literals;
 
 /// The device's time, which stands still where the test steps it.
 struct device_clock {
-    [[nodiscard]] static instant now() noexcept { return instant{standin::now()}; }
+    static inline std::atomic<std::uint64_t> asked{0};  ///< how often, of all
+    [[nodiscard]] static instant now() noexcept {
+        asked.fetch_add(1, std::memory_order_relaxed);
+        return instant{standin::now()};
+    }
 };
 using gate_type = cuda::launch_gate<gpushare::launch_gate, device_clock>;
 

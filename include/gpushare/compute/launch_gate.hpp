@@ -68,6 +68,8 @@ struct launch_gate_options {
 struct launch_quota {
     ns time{};  ///< that a client may have at once
     ns each{};  ///< in which it gets as much again, evenly; 0: there is no quota
+
+    friend constexpr bool operator==(const launch_quota&, const launch_quota&) = default;
 };
 
 /// Options of a launch_gate's client.
@@ -88,11 +90,13 @@ struct launch_client_options {
     /// How long after its arrival a request is due; 0: no goal. Without a request, as long after a
     /// launch was asked about. Among clients of a level, the one that is due first launches first.
     ns slo{};
+
+    friend constexpr bool operator==(const launch_client_options&, const launch_client_options&) = default;
 };
 
 /// The options of a tenant's client at a gate, from its specification (tenant_spec): level, share,
-/// caps and latency goal. The gate doesn't follow the tenant: after a resize, give it the new
-/// options by `change`.
+/// caps and latency goal. A client that cuda::launch_gate::add() makes of a tenant follows the
+/// tenant's changes; any other client has the new options only by `change`.
 template <class Spec>
 requires requires(const Spec& s) {
     { s.compute } -> std::convertible_to<share>;
@@ -116,6 +120,9 @@ struct launch_answer {
     bool own = false;     ///< waits for what the client itself has in flight: little may be there, for held_by's sake
     std::uint32_t held_by{};  ///< the client for whom it is held, or was
     instant again = never;    ///< ask again then, if nothing has finished or left by then
+    /// Waits for its quota or its hard cap: before `again`, only the end of its own launches, other
+    /// options or its removal can let it go. Others' launches don't matter.
+    bool by_time = false;
 };
 
 /// For whom waits in a stream have been closed for too long.
@@ -206,6 +213,7 @@ public:
         s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
         if (a.goes) a = decide_apart(c, alone, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
+        if (a.by_time) a.again = std::min(a.again, saturating_add(since, options_.longest_hold));
         s.lends = s.soft && !a.forced;
         s.waits = !a.goes && within_cap(s, now);  // else nobody leaves it the device
         return a;
@@ -399,7 +407,7 @@ private:
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
         if (!within_cap(s, now) && !borrows(c, now))
-            return {.goes = false, .own = true, .held_by = c, .again = entitled_from(s, now)};
+            return {.goes = false, .own = true, .held_by = c, .again = entitled_from(s, now), .by_time = !s.soft};
         if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
         const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {

@@ -2,12 +2,14 @@
 // libtorch on CUDA as a tenant: in a scope it runs unchanged, for inference and for training, on
 // the tenant's stream, in the tenant's memory, and with its launches behind a gate.
 //
-//   gpushare::torch_scope scope{node, chat, gate, {.level = 1}};   // once for each tenant
+//   gpushare::torch_scope scope{node, chat, gate};   // once for each tenant
 //   const auto inside = scope.enter();    // by each thread, for each request
 //   const auto answer = model.forward(inputs);
 //
 // The scope sets torch's current device and stream, and enters a cuda::launch_gate (leave the last
-// two arguments out where there is none). Allocations follow the stream, so those of autograd's
+// argument out where there is none). The tenant's client there has the tenant's level, share, caps
+// and goal, and follows each resize; options of your own instead (`{.level = 1}`) stay as they are.
+// Allocations follow the stream, so those of autograd's
 // threads are the tenant's, too. They come of a cache above the tenant's memory, which works as
 // torch's own: a block that is freed on its stream is free there at once, without an event. Where
 // the tenant has no more memory, torch's callers get c10::OutOfMemoryError, with the tenant's
@@ -116,7 +118,14 @@ torch_scope(Node&, Tenant&) -> torch_scope<Node, Tenant>;
 /// Of one of the tenant's devices.
 template <class Node, class Tenant>
 torch_scope(Node&, Tenant&, std::size_t) -> torch_scope<Node, Tenant>;
-/// With a gate.
+/// With a gate, at which the tenant's policy is in force.
+template <class Node, class Tenant, class Gate>
+requires requires { typename Gate::client_options; }
+torch_scope(Node&, Tenant&, Gate&, std::size_t = 0)->torch_scope<Node, Tenant, Gate>;
+/// With a client that gate.add() has made, as of a tenant with a quota of time.
+template <class Node, class Tenant, class Gate>
+torch_scope(Node&, Tenant&, Gate&, typename Gate::client&&, std::size_t = 0) -> torch_scope<Node, Tenant, Gate>;
+/// With options of its own.
 template <class Node, class Tenant, class Gate>
 torch_scope(Node&, Tenant&, Gate&, const typename Gate::client_options&, std::size_t = 0)
     -> torch_scope<Node, Tenant, Gate>;

@@ -372,7 +372,7 @@ TEST_CASE("three lines: stream, memory, and launches behind the gate", "[interop
     module model;
     const std::size_t input = MiB;
     {
-        gpushare::torch_scope scope{node, chat, gate, {.level = 1}};  // once for each tenant
+        gpushare::torch_scope scope{node, chat, gate};  // once for each tenant
         {
             const auto inside = scope.enter();  // by each thread, for each request
             const auto answer = model.forward(input);
@@ -385,6 +385,8 @@ TEST_CASE("three lines: stream, memory, and launches behind the gate", "[interop
         // That of the other thread, too, and the scrubbing of memory that a thread asked for inside.
         CHECK(gate.usage(scope.client()).launches == 2 + standin::count("cudaMemsetAsync"));
     }
+    { const gpushare::torch_scope otherwise{node, chat, gate, {.level = 1}}; }
+    { const gpushare::torch_scope otherwise{node, chat, gate, gate.add(chat)}; }
     CHECK(chat.close().complete);
 }
 

@@ -26,10 +26,12 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/gated_launches.hpp>
@@ -58,13 +60,15 @@ public:
     class client {
     public:
         /// Nothing is left in `other`.
-        client(client&& other) noexcept : state_(std::move(other.state_)), who_(other.who_) {}
+        client(client&& other) noexcept
+            : state_(std::move(other.state_)), who_(other.who_), follows_(std::move(other.follows_)) {}
         /// Removes the client that this was.
         client& operator=(client&& other) noexcept {
             if (this == &other) return *this;
             remove();
             state_ = std::move(other.state_);
             who_ = other.who_;
+            follows_ = std::move(other.follows_);
             return *this;
         }
         ~client() { remove(); }
@@ -80,6 +84,7 @@ public:
         }
         std::shared_ptr<state> state_;
         detail::launch_owner who_;
+        std::shared_ptr<void> follows_{};  // a tenant's changes, if any
     };
 
     /// Says that a request of a client's is there. Movable; over when it is destroyed.
@@ -167,10 +172,38 @@ public:
 
     /// A client that isn't present. Throws std::bad_alloc.
     [[nodiscard]] client add(const client_options& o) { return client(state_, state_->add(o)); }
-    /// Other options for the client, in force at once, for launches that are held as well. False, and
-    /// nothing has changed, where streams wait and the client has another level now, but a request or
-    /// launches in flight: try again later. Throws std::bad_alloc.
-    [[nodiscard]] bool change(const client& c, const client_options& o) { return state_->change(c.who_, o); }
+    /// The client of a tenant, with the options that `as` makes of the tenant's specification. The
+    /// client follows the tenant: a change of these options (tenant::resize, alone or together) is in
+    /// force here before the call that makes it returns, for held launches as well; for another level
+    /// see change(). Client, tenant and gate may go in any order. Throws std::bad_alloc, and what
+    /// `as` throws.
+    template <class Tenant, class OptionsOf>
+    requires std::is_invocable_r_v<client_options, OptionsOf&, decltype(std::declval<Tenant&>().spec())>
+    [[nodiscard]] client add(Tenant& who, OptionsOf as) {
+        client_options now = as(who.spec());
+        client c = add(now);
+        auto follow = [s = state_, of = c.who_, as = std::move(as), now](const auto& spec) mutable {
+            const client_options then = as(spec);
+            if (then == now) return;
+            now = then;
+            (void)s->change(of, then);  // or later, for its level
+        };
+        c.follows_ = std::make_shared<decltype(who.watch_grant(follow))>(who.watch_grant(std::move(follow)));
+        return c;
+    }
+    /// The same, with level, share, caps and goal as the tenant has them: launch_client_options_of.
+    template <class Tenant>
+    requires requires(Tenant& t) {
+        { launch_client_options_of(t.spec()) } -> std::same_as<client_options>;
+    }
+    [[nodiscard]] client add(Tenant& who) {
+        return add(who, [](const auto& spec) { return launch_client_options_of(spec); });
+    }
+    /// Other options for the client, in force at once, for launches that are held as well. False where
+    /// streams wait and the client is to have another level, but has a request or launches in flight:
+    /// then all but the level is in force, and the level follows by itself when those are over. Of a
+    /// tenant's client, until the tenant's own options change.
+    bool change(const client& c, const client_options& o) noexcept { return state_->change(c.who_, o); }
     /// A request of the client's begins in this thread, whose launches are the client's until the
     /// scope is over. Where launches aren't gated it waits here, for the whole call.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }

@@ -102,13 +102,21 @@ public:
     /// invalid_specification if a stream has a scope already; std::bad_alloc.
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
-    /// With a gate, at which the tenant is a client with options `o`. All must outlive the scope, and
-    /// the tenant's handle isn't moved meanwhile. Throws as the other, and what the gate throws.
+    /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
+    /// outlive the scope, and the tenant's handle isn't moved meanwhile. Throws as the other, and
+    /// what the gate throws.
+    basic_torch_scope(Node& on, Tenant& who, Gate& gate,
+                      std::size_t part = 0) requires(!std::same_as<Gate, no_launch_gate>)
+        : basic_torch_scope(on, who, gate, gate.add(who), part) {}
+    /// The same with options `o`, which stay as they are.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, const client_options& o, std::size_t part = 0)
+        : basic_torch_scope(on, who, gate, gate.add(o), part) {}
+    /// The same with a client of the gate that is made already.
+    basic_torch_scope(Node& on, Tenant& who, Gate& gate, typename Gate::client&& made, std::size_t part = 0)
         : tenant_(&who),
           gate_(&gate),
           ordinal_(Runtime::ordinal(on, who.spec().on.at(part_of(who, part)))),
-          client_(gate.add(o)) {
+          client_(std::move(made)) {
         std::vector<stream*> streams;
         if constexpr (Runtime::on_streams)
             for (std::uint32_t i = 0; i < who.spec().streams; ++i) streams.push_back(&who.work_stream(part, i));

@@ -56,6 +56,7 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { cc.overdue(who, now)->held_by } noexcept -> std::convertible_to<typename C::client>;
     requires std::same_as<decltype(C::client_options::level), int>;
     requires std::same_as<decltype(C::client_options::in_stream), bool>;
+    requires std::same_as<decltype(C::answer::by_time), bool>;
     { c.launched(who, {t, t, true}, now, true) } noexcept;
     { c.finished(who, {t, t}, {t, t}, now) } noexcept;
     { c.took(who, t) } noexcept;
@@ -164,26 +165,27 @@ public:
         clients_[who.client] = client_state{};
         wake();
     }
-    /// False where streams wait and the client has another level now, and something of it is there: its streams may be
-    /// in front of a wait for the old level. Then nothing has changed.
-    [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) {
+    /// False where streams wait and the client is to have another level, but something of it is there: its streams may
+    /// be in front of a wait for the old level. The other options are in force, and the level follows when that is over.
+    [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) noexcept {
         if (launch_hub::in_child()) return true;
         const std::lock_guard lock(mutex_);
         client_state* const c = find(who);
         if (c == nullptr) return true;
         const instant now = time_.now();
         o.in_stream = in_stream_;
+        c->later.reset();
         if (in_stream_ && o.level != c->level) {
             for (const auto& s : c->streams) (void)s->end();  // nobody else may end an open batch
             settle(who.client, now);
-            if (c->requests != 0 || c->present) return false;
-            if (!waits_.join(o.level)) throw std::bad_alloc();
-            waits_.leave(c->level, 0);
+            c->later = o;
+            if (change_level_if_idle(*c, who.client, now)) return true;
+            o.level = c->level;
         }
         c->level = o.level;
         core_.change(who.client, o, now);
         wake();
-        return true;
+        return !c->later;
     }
     /// When that was, for left().
     instant arrived(launch_owner who) noexcept {
@@ -192,6 +194,7 @@ public:
         client_state* const c = find(who);
         if (c == nullptr) return {};
         const instant now = time_.now();
+        if (c->later) settle(who.client, now);
         core_.arrived(who.client, now);
         ++c->requests;
         if (in_stream_) waits_.arrived(c->level);
@@ -208,6 +211,7 @@ public:
         core_.left(who.client, now, came);
         --c->requests;
         if (in_stream_ && waits_.left(c->level)) open_behind(c->level, now);
+        (void)change_level_if_idle(*c, who.client, now);
         wake();
     }
     void close() noexcept {
@@ -228,6 +232,7 @@ public:
             }
             std::unique_lock lock(mutex_);
             if (!passes_gate(who)) return false;
+            if (find(who)->later) settle(who.client, time_.now());
             const entry e = entry_of(who, call);
             const ns predicted = times_.predicted(e);
             const bool alone = runs_alone(who, call, e);
@@ -257,7 +262,7 @@ public:
             return;
         }
         const ns full = is_gated(*c) ? options_.piece : options_.batch;
-        if (in->open().predicted < full && !c->alone && !call.of_thread()) return;
+        if (in->open().predicted < full && !c->alone && !c->later && !call.of_thread()) return;
         c->alone = false;
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
@@ -399,11 +404,12 @@ private:
         std::uint32_t turn = 0;
         bool used = false;
         int level = 0;
-        std::uint32_t requests = 0;  // that are there
-        bool present = false;        // something of it is in flight, and the core knows
-        bool alone = false;          // its last launch is a batch of its own, to be timed
-        bool samples = false;        // its next batch or the open one runs alone
-        instant sampled{};           // when the last of these was over
+        std::optional<typename Core::client_options> later{};  // from when nothing of it is there, for the level's sake
+        std::uint32_t requests = 0;                            // that are there
+        bool present = false;                                  // something of it is in flight, and the core knows
+        bool alone = false;                                    // its last launch is a batch of its own, to be timed
+        bool samples = false;                                  // its next batch or the open one runs alone
+        instant sampled{};                                     // when the last of these was over
         std::uint64_t launches = 0;
         ns captured{0};  // predicted work behind the last wait that was captured
         ns call_takes{1'000'000};
@@ -507,7 +513,26 @@ private:
         if (!c.present || core_.in_flight(number) != ns{0}) return;
         c.present = false;
         core_.drained(number, now);
+        (void)change_level_if_idle(c, number, now);
         wake();
+    }
+    // Whether it has the level now that it was to have later. Without memory for the level's word it tries again
+    // when the client is idle the next time.
+    bool change_level_if_idle(client_state& c, std::uint32_t number, instant now) noexcept {
+        if (!c.later || c.requests != 0 || c.present || !joins(c.later->level)) return false;
+        waits_.leave(c.level, 0);
+        c.level = c.later->level;
+        core_.change(number, *c.later, now);
+        c.later.reset();
+        wake();
+        return true;
+    }
+    [[nodiscard]] bool joins(int level) noexcept {
+        try {
+            return waits_.join(level);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
     }
 
     // Takes note of the client's batches that are over by now.
@@ -640,7 +665,10 @@ private:
             open_overdue(who.client, now);
             a = may_go(who, predicted, call, now, since, alone);
             if (a.goes) break;
-            wait(lock, a, looks, who.client);
+            if (a.by_time)
+                (void)changed_.wait_for(lock, nap_until(a.again, now, looks, who.client));
+            else
+                wait(lock, a, looks, who.client);
             now = time_.now();
         }
         --held_;
@@ -678,6 +706,14 @@ private:
             (void)changed_.wait_for(lock, nap);
         else
             look_without_lock(lock, a.own ? own : a.held_by);
+    }
+    // Only time lets it go, or the end of its own launches, at which it looks ever less often. A device is lost without a
+    // word, so that even without them a nap has an end.
+    [[nodiscard]] ns nap_until(instant again, instant now, unsigned looks, std::uint32_t own) const noexcept {
+        constexpr ns shortest{50'000}, longest{10'000'000};
+        const ns left = core_.in_flight(own);
+        const ns look = left == ns{0} ? longest : std::max(left / 2, shortest * (1U << std::min(looks, 7U)));
+        return std::clamp(again - now, ns{1'000}, std::min(look, longest));
     }
     // So that no other thread's launch waits for a look.
     void look_without_lock(std::unique_lock<std::mutex>& lock, std::uint32_t whose) noexcept {
