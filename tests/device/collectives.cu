@@ -47,7 +47,8 @@ void launch_collectives(cu::stream& s) {
     launch<detail::quantised_body<float, sum, 128>>(s);
 }
 
-/// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded.
+/// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded; and a
+/// group stage.
 void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* residual, const gs::bfloat16* weight,
                   float* scales) {
     constexpr std::size_t width = 4096;
@@ -56,6 +57,8 @@ void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* 
     launch<true>(s, gs::reduced(x, width) | gs::add_to(gs::shard(residual)) | normed);
     launch<false>(s, gs::reduced(x, width) | gs::bias(weight) | gs::gelu_tanh() |
                          gs::layer_norm(weight, weight, 1e-6F) | gs::quantise<gs::fp8_e4m3>(scales));
+    launch<false>(s, gs::reduced(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) |
+                         gs::quantise_groups<gs::fp8_e4m3>(scales));
     launch<true>(s, gs::reduced(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
                         gs::quantise<std::int8_t>(gs::shard(scales)));
 }

@@ -101,7 +101,8 @@ void bring_infinities(const job& j, std::span<std::byte> arenas) {
         using T = typename decltype(k)::in_type;
         T* const brought = array<T>(arenas.data(), in, j.in_shift);
         constexpr bool has_infinity = !std::is_integral_v<T> && !std::is_same_v<T, gs::fp8_e4m3>;
-        if constexpr (std::is_same_v<decltype(k), fused<gs::bfloat16, normed, false, false>>)
+        if constexpr (std::is_same_v<decltype(k), fused<gs::bfloat16, normed, false, false>> ||
+                      std::is_same_v<decltype(k), fused<gs::bfloat16, grouped, false, false>>)
             brought[0] = static_cast<T>(INFINITY);
         else if constexpr (has_infinity && !decltype(k)::by_rows)
             for (std::size_t i = 0; i < j.count; i += 3) brought[i] = static_cast<T>(INFINITY);
@@ -697,6 +698,9 @@ std::vector<cost> costs() {
         6 + 6.0 / 4, {256, 512});
     add("quantise", {.which = number_of<fused<gs::bfloat16, quantised, false, true>>(), .ranks = 4, .width = 128}, 1,
         3);
+    add("add_norm_quantise_groups",
+        {.which = number_of<fused<gs::bfloat16, grouped, false, false>>(), .ranks = 4, .width = 128}, 1,
+        3 + 6.0 / 4 + 4.0 / 128);
     return all;
 }
 

@@ -288,6 +288,16 @@ struct twice_quantised {
                gs::quantise<std::int8_t>(gs::shard(array<float>(a, columns, 1024)));
     }
 };
+/// What follows an attention block whose next product takes fp8: a scale for each 128 columns, that every rank gets.
+struct grouped {
+    static constexpr bool exact = true;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::sum{}) |
+               gs::add_to(array<gs::bfloat16>(a, residual)) | gs::rms_norm(array<const float>(a, columns), 1e-6F) |
+               gs::quantise_groups<gs::fp8_e4m3>(array<float>(a, scales));
+    }
+};
 struct layered {
     static constexpr bool exact = true;
     template <class T>
@@ -320,7 +330,9 @@ using every_kind = std::tuple<
     all_gatherv<std::uint8_t, true>, reduce_scatterv<float, gs::sum, false>,
     reduce_scatterv<gs::bfloat16, gs::average, true>, all_to_allv<float, false>, all_to_allv<std::uint16_t, true>,
     // coded
-    coded_all_reduce<float, gs::sum, 128, false>, coded_all_reduce<gs::bfloat16, gs::average, 32, true>>;
+    coded_all_reduce<float, gs::sum, 128, false>, coded_all_reduce<gs::bfloat16, gs::average, 32, true>,
+    // scales of groups
+    fused<gs::bfloat16, grouped, false, false>>;
 inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
 
 /// Calls f(a value of this kind's type).

@@ -89,6 +89,17 @@ public:
         add(j, 1, std::nullopt);
     }
 
+    /// Several rows a block, whose columns other threads take for a group's scale than for the row's sum.
+    void groups(std::uint32_t which, std::uint32_t threads) {
+        job j = random_job(any_, which);
+        j.ranks = 2;
+        j.blocks = j.rounds = 1;
+        j.threads = threads;
+        j.width = 140;
+        j.count = 8 * j.width;
+        add(j, 1, std::nullopt);
+    }
+
     /// In which threads come to the last element of what loops go through, and loops to the last of the ranks that they have unrolled.
     void edge(std::uint32_t which, std::uint32_t n) {
         constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3, 2}, threads{1, 1, 160, 2, 33, 1, 1},
@@ -158,15 +169,21 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
         for (std::uint32_t n = 0; n < 8; ++n)
             for (const failure how : {failure::ended_midway, failure::crossing, failure::stuck})
                 if (how != failure::stuck || n < 3) some.failing(which, static_cast<std::uint32_t>(how) + n * failures);
+    for (const std::uint32_t threads : {31U, 33U})
+        some.groups(number_of<fused<gs::bfloat16, grouped, false, false>>(), threads);
     return std::move(some.all());
 }
 
 std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     trials some(seed);
-    for (std::uint32_t which = 0; which < kinds; ++which)
-        for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
-    for (std::uint32_t which = 0; which < kinds; ++which)
-        for (std::uint32_t n = 0; n < trials::edges; ++n) some.edge(which, n);
+    const std::uint32_t of_groups = number_of<fused<gs::bfloat16, grouped, false, false>>();
+    const auto whole_and_edges = [&](std::uint32_t first, std::uint32_t end) {
+        for (std::uint32_t which = first; which < end; ++which)
+            for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
+        for (std::uint32_t which = first; which < end; ++which)
+            for (std::uint32_t n = 0; n < trials::edges; ++n) some.edge(which, n);
+    };
+    whole_and_edges(0, of_groups);
     for (const std::uint32_t which : {24U, 25U})
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
     for (const std::uint32_t which : {0U, 24U, 25U, 28U})
@@ -174,6 +191,8 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     some.conversions();
     for (std::uint64_t n = 0; n < 12; ++n) some.packing(n);
     for (std::uint64_t n = 0; n < 6; ++n) some.batch_norm(n);
+    whole_and_edges(of_groups, kinds);  // behind the others, whose jobs stay what they were
+    for (const std::uint32_t threads : {31U, 33U}) some.groups(of_groups, threads);
     return std::move(some.all());
 }
 

@@ -27,6 +27,7 @@
 //  a row stage  needs to have seen the whole row, once or several times: see row_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is a sharing_stage, too. A stage that doesn't care which rank
 // reduces which row says so: see any_row_stage.
+// A group stage needs to have seen some neighbouring columns: see group_stage.
 //
 // The result doesn't depend on the number of ranks, on which rank reduces what, or on what is fused with what. It depends
 // on the elements and, where a stage adds up a row, on the number of threads of a block, as that is the order of the sum
@@ -116,6 +117,24 @@ concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S:
     { s.apply(x, at, known) } -> std::same_as<floats<4>>;
 };
 
+/// A stage that looks at `group` neighbouring columns of a row before it changes them. Groups are
+/// counted from column 0; the last group of a row may be shorter. No row stage and no other group
+/// stage stands behind it.
+///   group                  columns of a group: a power of two from 16 to 128
+///   learnt                 type of what it knows of a group: trivially copyable
+///   learn(largest, known)  makes `known` of the group's largest magnitude, which is infinity if
+///                          one is infinite or NaN
+///   apply(x, at, known)    the new elements
+///   publish(at, known)     called once a group by one thread; `at` is the first element
+template <class S>
+concept group_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
+    requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
+    { S::group } -> std::convertible_to<std::uint32_t>;
+    { s.learn(float{}, known) } -> std::same_as<void>;
+    { s.apply(x, at, known) } -> std::same_as<floats<4>>;
+    { s.publish(at, known) } -> std::same_as<void>;
+};
+
 /// A row stage that writes what it has learnt of each row. A concept of its own: nvcc 13.0 crashes where a template's body asks
 /// the same in a requires-expression that names its parameters.
 template <class S>
@@ -140,7 +159,7 @@ concept any_row_stage = requires {
 
 /// Any stage.
 template <class S>
-concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S>;
+concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S> || group_stage<S>;
 
 /// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
 template <class... Stages>
@@ -157,7 +176,9 @@ template <class First, class... Rest>
 struct epilogue<First, Rest...> {
     static constexpr std::uint32_t size = 1 + sizeof...(Rest);  ///< stages
     /// Whether it can be applied to whole rows only.
-    static constexpr bool whole_rows = row_stage<First> || epilogue<Rest...>::whole_rows;
+    static constexpr bool whole_rows = row_stage<First> || group_stage<First> || epilogue<Rest...>::whole_rows;
+    static_assert(!(group_stage<First> && epilogue<Rest...>::whole_rows),
+                  "gpushare: no stage behind a group stage looks at rows or groups");
     /// Whether all stages are any_row_stages.
     static constexpr bool any_row = any_row_stage<First> && epilogue<Rest...>::any_row;
     /// How many stages write to all ranks.

@@ -28,6 +28,11 @@
 // one, too. q is x times the scale's reciprocal, rounded to nearest even and clamped to +-largest q. A NaN in a row
 // makes its scale NaN.
 //
+// quantise_groups has a scale for each group of neighbouring columns: rows * ceil(width / 128) of
+// them.
+//
+//   auto by_group = normed | gpushare::quantise_groups<gpushare::fp8_e4m3>(of_group);
+//
 // apply_rows applies an epilogue to rows of elements, without a collective: by the same code
 // (detail/epilogue_run.hpp) that runs it behind an all-reduce.
 //
@@ -523,6 +528,47 @@ struct maxima_noting {
     }
 };
 static_assert(publishing_stage<maxima_noting<false>> && sharing_stage<maxima_noting<false>>);
+
+/// A number for each group of columns of each row, row by row: of all rows, or of a shard's.
+template <class T, std::uint32_t Group, bool Shard>
+struct of_groups {
+    T* data;
+    [[nodiscard]] GPUSHARE_HD T& at(const place& p) const noexcept {
+        return data[(Shard ? p.shard_row : p.row) * ((p.width + Group - 1) / Group) + p.column / Group];
+    }
+};
+
+/// Finds the scale of each group, tells the ranks and divides by it.
+template <quantised_number Q, std::uint32_t Group, bool Shard>
+struct group_fitting {
+    static_assert(Group >= 16 && Group <= 128 && (Group & (Group - 1)) == 0,
+                  "gpushare: a group has 16, 32, 64 or 128 columns");
+    static constexpr bool any_row = !Shard;
+    using result_type = Q;
+    static constexpr std::uint32_t group = Group;
+    struct learnt {
+        float scale, inverse;
+    };
+
+    of_groups<float, Group, Shard> scales;
+
+    GPUSHARE_HD void learn(float largest, learnt& known) const noexcept {
+        known.scale = detail::larger_lanes{}(detail::quotient_of(largest, largest_quantum<Q>()), 0x1p-126F);
+        known.inverse = detail::quotient_of(1.0F, known.scale);
+        // The same NaN everywhere: those of arithmetic differ between machines.
+        if (largest == __builtin_huge_valf()) known.scale = __builtin_bit_cast(float, 0x7fff'ffff);
+    }
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place&, const learnt& known) const noexcept {
+        return known.scale == known.scale ? x * known.inverse : V(known.scale);
+    }
+    GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { scales.at(at) = known.scale; }
+    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept requires(!Shard) { return scales.data; }
+    [[nodiscard]] GPUSHARE_HD group_fitting with(void* data) const noexcept requires(!Shard) {
+        return {{static_cast<float*>(data)}};
+    }
+};
+static_assert(group_stage<group_fitting<fp8_e4m3, 128, false>> && sharing_stage<group_fitting<fp8_e4m3, 128, false>>);
 }  // namespace detail
 
 /// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the row; with
@@ -564,6 +610,22 @@ requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr 
     return detail::row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
 }
 
+/// Quantises by a scale computed for each `Group` neighbouring columns of a row: 16, 32, 64 or 128.
+/// The scales are written to `scales`, row by row, ceil(width / Group) floats for each, of every
+/// rank that keeps the row; with shard(scales), of this rank's own rows. The last group of a row
+/// may be shorter.
+///
+/// A scale is max(largest magnitude of the group / largest q, smallest normal float), and q is as
+/// of a row's scale. To fp8_e4m3, q * scale is off by at most |x| / 16 or scale / 1024, whichever
+/// is more, and by the rounding of the scale's reciprocal, |x| * 2^-22. A group with an infinity or
+/// a NaN has the scale NaN, and so has each q that can be NaN; no other group is touched. The bits
+/// are the same on host and device, whatever the number of threads.
+template <quantised_number Q, std::uint32_t Group = 128, class R>
+[[nodiscard]] constexpr auto quantise_groups(R&& scales) noexcept {
+    const auto m = detail::as_matrix(scales);
+    return detail::group_fitting<Q, Group, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
+}
+
 /// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table with a row for each
 /// rank, as epilogue::collect fills it; a collective has its own type with the same members.
 struct shared_outputs {
@@ -599,8 +661,8 @@ template <movable_number T>
 
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
 ///
-/// `scratch` belongs to the block: `range.width` floats if there is a row stage, else null. Stores past the caches are
-/// ordered before the calling thread's next release.
+/// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage, else
+/// null. Stores past the caches are ordered before the calling thread's next release.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
@@ -613,7 +675,7 @@ template <kernel_context Context, class... Stages, class Source, class Outputs =
 GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
                                 std::size_t first, std::size_t count, const Source& source,
                                 const Outputs& outputs = {}) noexcept {
-    static_assert(!epilogue<Stages...>::whole_rows, "a row stage needs whole rows: apply_rows");
+    static_assert(!epilogue<Stages...>::whole_rows, "a row or group stage needs whole rows: apply_rows");
     detail::run_widest(ctx, mine, source, nullptr, outputs, [&](auto&& run) {
         place at;
         at.width = range.width;

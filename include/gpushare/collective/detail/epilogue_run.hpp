@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the stages of an epilogue over a row: a few elements at a time go through all stages in registers. Each look of
-// a row stage needs one more pass over the row.
+// a row stage needs one more pass over the row. A group stage needs none on a device: the threads
+// that have a group's elements in registers tell each other its largest magnitude.
 //
 //   run_widest(ctx, epilogue, source, scratch, outputs, [&](auto&& run) { run(place{...}, end); });
 #pragma once
@@ -11,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <gpushare/collective/detail/block_team.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/concepts.hpp>
@@ -101,15 +103,15 @@ public:
     }
 
 private:
-    /// The first row stage from I on.
+    /// The first stage from I on that looks at a row or a group.
     template <std::uint32_t I>
-    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t next_row_stage() noexcept {
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t next_looking_stage() noexcept {
         if constexpr (I >= size)
             return size;
-        else if constexpr (row_stage<stage_type<I>>)
+        else if constexpr (row_stage<stage_type<I>> || group_stage<stage_type<I>>)
             return I;
         else
-            return next_row_stage<I + 1>();
+            return next_looking_stage<I + 1>();
     }
 
     /// Some of the stages, for a few elements.
@@ -172,6 +174,87 @@ private:
         }
     };
 
+    /// And in the last pass, in which a team of threads takes a group for the group stage `Stop`.
+    template <std::uint32_t Begin, std::uint32_t Stop, class Load>
+    struct group_pass {
+        using stage = stage_type<Stop>;
+        static constexpr std::uint32_t pieces = stage::group / lanes;
+
+        stages of;
+        Load from;
+        float* scratch;
+
+        /// The group that begins at `first`, of a row that ends at `end`.
+        GPUSHARE_FLAT GPUSHARE_HD void operator()(const block_team& team, const place& first,
+                                                  std::size_t end) const noexcept {
+            if constexpr (pieces == 1) {
+                in_registers(team, first, end);
+            } else {
+#ifdef __CUDA_ARCH__
+                if (team.lanes() == pieces) return in_registers(team, first, end);
+#endif
+                in_scratch(first, end < first.column + stage::group ? end : first.column + stage::group);
+            }
+        }
+
+    private:
+        /// Each thread of the team has one piece. None, where the row ends before that.
+        GPUSHARE_FLAT GPUSHARE_HD void in_registers(const block_team& team, const place& first,
+                                                    std::size_t end) const noexcept {
+            const place at = piece(first, first.column + team.lane() * lanes, end);
+            values x(0.0F);
+            if (at.count != 0) x = of.template through<Begin, Stop>(from.template load<values>(at), at);
+            const auto known = learnt_of(team.largest(finite_or_infinite(larger_in(x, at, values(0.0F)))));
+            if (at.count != 0) (void)of.template through<Stop + 1, size>(applied(x, at, known), at);
+            if (team.lane() == 0) publish(first, known);
+        }
+        /// One thread has the whole group.
+        GPUSHARE_FLAT GPUSHARE_HD void in_scratch(const place& first, std::size_t end) const noexcept {
+            values all(0.0F);
+            for (std::size_t column = first.column; column < end; column += lanes) {
+                const place at = piece(first, column, end);
+                const values x = of.template through<Begin, Stop>(from.template load<values>(at), at);
+                store_floats(scratch + column, x, at.count);
+                all = larger_in(x, at, all);
+            }
+            const auto known = learnt_of(finite_or_infinite(all));
+            for (std::size_t column = first.column; column < end; column += lanes) {
+                const place at = piece(first, column, end);
+                const values x = load_floats<values>(scratch + column, at.count);
+                (void)of.template through<Stop + 1, size>(applied(x, at, known), at);
+            }
+            publish(first, known);
+        }
+
+        [[nodiscard]] GPUSHARE_HD static place piece(const place& first, std::size_t column, std::size_t end) noexcept {
+            const std::size_t left = column < end ? end - column : 0;
+            const bool whole = left >= lanes;
+            const std::uint32_t count = whole ? lanes : static_cast<std::uint32_t>(left);
+            return {first.row, first.shard_row, column, first.width, count, first.streams && whole};
+        }
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static values larger_in(const values& x, const place& at,
+                                                                        const values& before) noexcept {
+            const values y = abs(x);
+            return values::map(larger_lanes{}, before, at.count == lanes ? y : y.first(at.count, 0.0F));
+        }
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static float finite_or_infinite(const values& x) noexcept {
+            const float largest = x.folded(larger_lanes{});
+            return largest <= 0x1.fffffep127F ? largest : __builtin_huge_valf();
+        }
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD typename stage::learnt learnt_of(float largest) const noexcept {
+            typename stage::learnt known{};
+            stage_of<Stop>(of.mine).learn(largest, known);
+            return known;
+        }
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD values applied(const values& x, const place& at,
+                                                               const typename stage::learnt& known) const noexcept {
+            return stage_of<Stop>(of.mine).apply(x, at, known);
+        }
+        GPUSHARE_FLAT GPUSHARE_HD void publish(const place& at, const typename stage::learnt& known) const noexcept {
+            on_ranks<Stop>(of.mine, of.outputs, [&](const auto& s) { s.publish(at, known); });
+        }
+    };
+
     struct scratch_source {
         const float* scratch;
         template <class V>
@@ -183,9 +266,14 @@ private:
     /// The stages from Begin on, for elements from `from`. `Ready`: Begin is a row stage that has learnt all it needs.
     template <std::uint32_t Begin, bool Ready, class Load>
     GPUSHARE_HD void run(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
-        constexpr std::uint32_t stop = next_row_stage<Begin + (Ready ? 1 : 0)>();
+        constexpr std::uint32_t stop = next_looking_stage<Begin + (Ready ? 1 : 0)>();
         if constexpr (stop == size) {
             (void)each_piece(row, end, last_pass<Begin, Load>{with(known), from});
+        } else if constexpr (group_stage<stage_type<stop>>) {
+            each_group(row, end, group_pass<Begin, stop, Load>{with(known), from, scratch_});
+            // Teams take other columns than the threads that left them in the scratch, and may take
+            // the next row's.
+            if constexpr (Ready) ctx_.sync();
         } else {
             look<Begin, stop, 0>(row, end, known, from);
             if constexpr (publishing_stage<stage_type<stop>>) {
@@ -258,6 +346,34 @@ private:
         }
         return pass;
     }
+    /// Calls `pass` with this thread's team and each group of [row.column, end) that is the team's.
+    template <class Pass>
+    GPUSHARE_HD void each_group(const place& row, std::size_t end, const Pass& pass) const noexcept {
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+        if constexpr (Width == 8) return groups_by_avx2(row, end, pass);
+#endif
+        groups(row, end, pass);
+    }
+    template <class Pass>
+    [[gnu::flatten]] GPUSHARE_HD void groups(const place& row, std::size_t end, const Pass& pass) const noexcept {
+        all_groups(row, end, pass);
+    }
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    template <class Pass>
+    [[gnu::flatten, gnu::target("avx2,f16c")]] void groups_by_avx2(place row, std::size_t end,
+                                                                   Pass pass) const noexcept {
+        all_groups(row, end, pass);
+    }
+#endif
+    template <class Pass>
+    GPUSHARE_FLAT GPUSHARE_HD void all_groups(const place& row, std::size_t end, const Pass& pass) const noexcept {
+        constexpr std::uint32_t columns = Pass::pieces * lanes;
+        const auto team = block_team::of<Pass::pieces>(ctx_);
+        const std::size_t count = (end + columns - 1) / columns;
+        for (std::size_t g = team.first(count); g < count; g += team.teams())
+            pass(team, {row.row, row.shard_row, g * columns, row.width, columns, row.streams}, end);
+    }
+
     template <class Pass>
     GPUSHARE_RARE GPUSHARE_HD static void last_piece(Pass& pass, const place& at) noexcept {
         pass(at);

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <gpushare/collective/detail/block_team.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/collective/floats.hpp>
@@ -69,47 +70,6 @@ struct coding_lanes {
 struct fp8_blocks {
     fp8_e4m3* codes;
     std::uint8_t* scales;
-};
-
-/// The threads that work on one block together: on a device one for each 16 numbers, else one.
-class block_team {
-public:
-    template <std::uint32_t Block, class Context>
-    [[nodiscard]] GPUSHARE_HD static block_team of(const Context& ctx) noexcept {
-        block_team t;
-#ifdef __CUDA_ARCH__
-        constexpr std::uint32_t lanes = Block / coded_floats::lanes;
-        if (ctx.num_threads() >= lanes) t.lanes_ = lanes;
-#endif
-        t.lane_ = ctx.thread_rank() % t.lanes_;
-        t.index_ = ctx.thread_rank() / t.lanes_;
-        t.teams_ = ctx.num_threads() / t.lanes_;
-        return t;
-    }
-    [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
-    [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
-    /// Calls f(block) for each of this team's blocks, of `blocks`. Threads that no team has do
-    /// nothing.
-    template <class F>
-    GPUSHARE_HD void each(std::size_t blocks, const F& f) const noexcept {
-        if (index_ >= teams_) return;
-        for (std::size_t b = index_; b < blocks; b += teams_) f(b);
-    }
-    /// The largest number that a thread of the team has.
-    [[nodiscard]] GPUSHARE_HD float largest(float x) const noexcept {
-#ifdef __CUDA_ARCH__
-        const std::uint32_t first = threadIdx.x % 32 / lanes_ * lanes_;
-        const std::uint32_t mask = ((1U << lanes_) - 1) << first;
-        for (std::uint32_t by = lanes_ / 2; by != 0; by /= 2) {
-            const float other = __shfl_xor_sync(mask, x, static_cast<int>(by));
-            x = x < other ? other : x;
-        }
-#endif
-        return x;
-    }
-
-private:
-    std::uint32_t lane_ = 0, lanes_ = 1, index_ = 0, teams_ = 1;
 };
 
 /// The codes of numbers that are in the codes' range.

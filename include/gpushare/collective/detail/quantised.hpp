@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <gpushare/collective/detail/block_team.hpp>
 #include <gpushare/collective/detail/fp8_blocks.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/session.hpp>
@@ -96,7 +97,7 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD quantised_walk(session<Context>& t, const T* in, T* out, std::size_t n, const Op& op) noexcept
         : session_(t),
-          team_(block_team::of<Block>(t.context())),
+          team_(block_team::of<Block / coded_floats::lanes>(t.context())),
           layout_(chunk_layout::of(t.view().slot, t.ranks(), Block)),
           in_(in),
           out_(out),

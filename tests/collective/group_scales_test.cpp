@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantising with a scale for each group of columns: the bits that the documentation says, within its bound, alone and
+// behind an all-reduce.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace group_scales_test {
+
+namespace gs = gpushare;
+
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float lost = std::numeric_limits<float>::quiet_NaN();
+
+/// Numbers of many sizes; some groups have none but zeros or denormal numbers.
+std::vector<float> some_numbers(std::size_t n, support::random& any) {
+    std::vector<float> x(n);
+    int size = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        if (i % 16 == 0) size = any.one_in(8) ? -140 : any.one_in(8) ? 120 : static_cast<int>(any.below(16)) - 8;
+        const float mantissa = static_cast<float>(any.below(1 << 20)) / (1 << 19) - 1;
+        x[i] = any.one_in(32) ? 0.0F : std::ldexp(mantissa, size - static_cast<int>(any.below(12)));
+    }
+    if (n > 300 && any.one_in(2)) std::fill_n(x.begin() + 128, 128, 0.0F);
+    return x;
+}
+
+std::size_t groups_of(std::size_t width, std::size_t group) { return (width + group - 1) / group; }
+
+/// Calls f(row, group of the row, the group's elements).
+template <class F>
+void each_group(std::span<const float> x, std::size_t width, std::size_t group, const F& f) {
+    for (std::size_t begin = 0; begin < x.size();) {
+        const std::size_t column = begin % width, n = std::min(group, width - column);
+        f(begin / width, column / group, x.subspan(begin, n));
+        begin += n;
+    }
+}
+
+struct fp8_result {
+    std::vector<gs::fp8_e4m3> codes;
+    std::vector<float> scales;
+};
+
+fp8_result quantised(std::span<const float> x, std::size_t width) {
+    fp8_result r{std::vector<gs::fp8_e4m3>(x.size()), std::vector<float>(x.size() / width * groups_of(width, 128), 77)};
+    std::vector<float> scratch(width);
+    gs::host::kernel_context ctx;
+    gs::apply_rows(ctx, gs::epilogue<>{} | gs::quantise_groups<gs::fp8_e4m3>(r.scales) | gs::into(r.codes),
+                   {.rows = x.size() / width, .width = width}, gs::from_rows(x.data()), scratch.data());
+    return r;
+}
+
+/// How many bits differ from what the documentation says, and how many elements are farther off than its bound.
+std::size_t wrong_in(const fp8_result& r, std::span<const float> x, std::size_t width) {
+    std::size_t wrong = 0;
+    each_group(x, width, 128, [&](std::size_t row, std::size_t g, std::span<const float> some) {
+        float largest = 0;
+        bool finite = true;
+        for (const float v : some) finite = finite && std::isfinite(v), largest = std::fmax(largest, std::fabs(v));
+        const float scale = r.scales[row * groups_of(width, 128) + g];
+        const auto* const code = r.codes.data() + (some.data() - x.data());
+        if (!finite) {
+            wrong += std::isnan(scale) ? 0 : 1;
+            for (std::size_t i = 0; i < some.size(); ++i) wrong += std::isnan(static_cast<float>(code[i])) ? 0 : 1;
+            return;
+        }
+        if (scale != std::fmax(largest / 448, std::numeric_limits<float>::min())) ++wrong;
+        const float inverse = 1 / scale;
+        for (std::size_t i = 0; i < some.size(); ++i) {
+            if (code[i].bits() != gs::fp8_e4m3{some[i] * inverse}.bits()) ++wrong;
+            const double v = some[i], q = static_cast<double>(static_cast<float>(code[i])) * scale;
+            if (std::fabs(q - v) > std::fmax(std::fabs(v) / 16, scale / 1024.0) + std::fabs(v) * 0x1p-22) ++wrong;
+        }
+    });
+    return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("fp8 with a scale for each group has the bits and the bound that are documented", "[collective]") {
+    const auto seed = support::seed(1);
+    CAPTURE(seed);
+    support::random any(seed);
+    for (const std::size_t width : {1U, 3U, 16U, 100U, 127U, 128U, 129U, 255U, 256U, 300U, 1024U, 1030U})
+        for (int times = 0; times < 8; ++times) {
+            CAPTURE(width, times);
+            auto x = some_numbers(3 * width, any);
+            REQUIRE(wrong_in(quantised(x, width), x, width) == 0);
+            for (const float special : {infinity, -infinity, lost, -lost, std::numeric_limits<float>::max()})
+                if (any.one_in(3)) any.of(x) = special;
+            REQUIRE(wrong_in(quantised(x, width), x, width) == 0);
+        }
+}
+
+namespace {
+
+/// Makes something large of what lies behind the end of a row.
+struct from_a_thousand {
+    template <class V>
+    V operator()(const V& x, const gs::place&) const {
+        return V(1000.0F) - x;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("groups of any size and of whole numbers have a scale each", "[collective]") {
+    const std::size_t width = 83, rows = 3;
+    const auto seed = support::seed(2);
+    CAPTURE(seed);
+    support::random any(seed);
+    std::vector<float> x(rows * width), y(x.size());
+    for (float& v : x) v = static_cast<float>(100 + any.below(1'400));
+    x[width + 40] = lost;
+    for (std::size_t i = 0; i < x.size(); ++i) y[i] = 1000 - x[i];
+    std::vector<std::int8_t> q(x.size());
+    std::vector<float> scales(rows * groups_of(width, 32), 77), scratch(width);
+    gs::host::kernel_context ctx;
+    gs::apply_rows(ctx,
+                   gs::epilogue<>{} | from_a_thousand{} | gs::quantise_groups<std::int8_t, 32>(scales) | gs::into(q),
+                   {.rows = rows, .width = width}, gs::from_rows(x.data()), scratch.data());
+    each_group(y, width, 32, [&](std::size_t row, std::size_t g, std::span<const float> some) {
+        const float scale = scales[row * groups_of(width, 32) + g];
+        CAPTURE(row, g, scale);
+        float largest = 0;
+        for (const float v : some) largest = std::fmax(largest, std::fabs(v));
+        REQUIRE(std::isnan(scale) == (row == 1 && g == 1));
+        if (std::isnan(scale)) return;
+        REQUIRE(scale == std::fmax(largest / 127, std::numeric_limits<float>::min()));
+        for (const float& v : some)
+            REQUIRE(static_cast<float>(q[static_cast<std::size_t>(&v - y.data())]) == std::nearbyint(v * (1 / scale)));
+    });
+}
+
+TEST_CASE("behind an all-reduce every rank gets the scales of groups, or its own rows'", "[collective]") {
+    const auto seed = support::seed(3);
+    CAPTURE(seed);
+    support::random any(seed);
+    const std::size_t rows = 5;
+    for (const auto how : {gs::algorithm::two_shot, gs::algorithm::one_shot})
+        for (const std::size_t width : {33U, 128U, 700U}) {
+            constexpr unsigned ranks = 3;
+            std::vector<std::vector<float>> in;
+            for (unsigned r = 0; r < ranks; ++r) in.push_back(some_numbers(rows * width, any));
+            // As the steps one by one leave them: sums, and rows that are divided by their largest magnitude.
+            auto x = in[0];
+            for (unsigned r = 1; r < ranks; ++r)
+                for (std::size_t i = 0; i < x.size(); ++i) x[i] += in[r][i];
+            std::vector<float> maxima(rows);
+            for (std::size_t i = 0; i < x.size(); ++i)
+                maxima[i / width] = std::fmax(maxima[i / width], std::fabs(x[i]));
+            const fp8_result want = quantised(x, width);
+            const gs::communicator group(ranks, {.tuning = gs::tuning_table::always(how)});
+            std::atomic<unsigned> wrong{0};
+            const std::size_t of_row = groups_of(width, 128);
+            const auto same = [&](const fp8_result& r, const std::vector<float>& largest, std::size_t row) {
+                const auto equal = [](const auto& a, const auto* b) {
+                    return std::equal(a.begin(), a.end(), b, [](auto p, auto q) { return p == q; });
+                };
+                return equal(r.codes, want.codes.data() + row * width) &&
+                       equal(r.scales, want.scales.data() + row * of_row) && equal(largest, maxima.data() + row);
+            };
+            support::together(ranks, [&](unsigned rank) {
+                const auto me = group.rank(rank);
+                const auto steps = gs::reduced(in[rank], width);
+                std::vector<float> largest(rows);
+                fp8_result all{std::vector<gs::fp8_e4m3>(x.size()), std::vector<float>(rows * of_row)};
+                if (gs::try_run(me, steps | gs::row_maxima(largest) | gs::quantise_groups<gs::fp8_e4m3>(all.scales),
+                                std::span(all.codes)))
+                    ++wrong;
+                if (!same(all, largest, 0)) ++wrong;
+                const auto own = gs::shard_of(rows, rank, ranks);
+                fp8_result part{std::vector<gs::fp8_e4m3>(own.size() * width), std::vector<float>(own.size() * of_row)};
+                largest.assign(own.size(), 0);
+                if (gs::try_run_sharded(me,
+                                        steps | gs::row_maxima(gs::shard(largest.data())) |
+                                            gs::quantise_groups<gs::fp8_e4m3>(gs::shard(part.scales.data())),
+                                        std::span(part.codes)))
+                    ++wrong;
+                if (!same(part, largest, own.begin)) ++wrong;
+            });
+            CAPTURE(width, gs::to_string(how));
+            CHECK(wrong == 0);
+        }
+}
+
+}  // namespace group_scales_test
