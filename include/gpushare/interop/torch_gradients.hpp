@@ -18,6 +18,19 @@
 // shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters of float32 in the
 // host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
 //
+// On CUDA the ranks are threads of this process, each with a model on its device, or on one that
+// they share. Nobody communicates: hooks enqueue the buckets on the ranks' streams.
+//
+//   std::vector<float*> none(2);                           // gradients in one piece aren't packed: no staging
+//   auto combine = [&](auto& buckets) { return buckets.advance(std::span(streams), none, engine); };
+//   gpushare::torch_device_ranks both(node, std::span(streams), 2, combine);
+//   gpushare::torch_gradients mine(model->named_parameters(), both, r);    // in rank r's thread and scope
+//   ...                                                    // the loop above
+//   (void)mine.join(optimiser);                            // the others may have more batches
+//
+// The engine is one of device_buckets (gradient/device_buckets.hpp), as is a two_level_devices over
+// the devices of several processes. Needs libtorch from 2.4 on.
+//
 // Tensors by Horovod's names (interop/horovod.hpp), in place:
 //
 //   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
@@ -27,13 +40,17 @@
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -47,6 +64,7 @@
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
+#include <gpushare/interop/detail/device_steps.hpp>
 #include <gpushare/interop/horovod.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
@@ -62,6 +80,49 @@ struct torch_gradient_options {
     bool error_feedback = false;                     ///< see gradient_options
 };
 
+/// Types of gradients that ranks on devices combine: float, double, float16 and bfloat16, or some.
+template <class... T>
+struct gradient_types {};
+
+/// How gradients on devices are combined.
+struct torch_device_options {
+    bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
+    ns patience = ns::max();                ///< how long step() waits for other ranks to enqueue theirs
+};
+
+/// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions
+/// are safe from any thread. It outlives the torch_gradients, and the streams outlive it.
+///
+/// `Node` is cuda::node. `combine` is called with device_buckets of each type; calls their
+/// advance() on the same streams, with an average; and returns what that returns. It is called by
+/// the thread that brings a bucket's last gradient: an autograd thread, mostly. If it fails, every
+/// rank's step() says so, and the ranks' training is over.
+template <class Node, class Combine, class... T>
+class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
+    using base = detail::device_steps<Node, Combine, T...>;
+
+public:
+    /// A stream of each rank, which may be the one that it trains on, or one for all ranks. Throws
+    /// operation_error (errc::invalid_specification) for another number of streams.
+    torch_device_ranks(Node& on, std::span<typename Node::stream> streams, std::uint32_t ranks, Combine combine,
+                       const torch_device_options& options = {}, gradient_types<T...> = {})
+        : base(on, streams, ranks, std::move(combine), options.bucket, options.patience) {}
+
+    /// The gradient that a step waits for, by its name, and the rank that lacks it.
+    using base::stalled;
+};
+/// Parameters of float.
+template <class Node, class Stream, class Combine>
+torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine) -> torch_device_ranks<Node, Combine, float>;
+/// Parameters of float.
+template <class Node, class Stream, class Combine>
+torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options)
+    -> torch_device_ranks<Node, Combine, float>;
+/// Of these types.
+template <class Node, class Stream, class Combine, class... T>
+torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options, gradient_types<T...>)
+    -> torch_device_ranks<Node, Combine, T...>;
+
 /// One rank's parameters. Its functions are called by the thread that trains, but for communicate().
 class torch_gradients {
 public:
@@ -72,34 +133,55 @@ public:
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
-        std::int64_t elements = 0;
-        for (const auto& p : parameters) {
-            if (!p.value().requires_grad()) continue;
-            check(p.key(), p.value());
-            elements += p.value().numel();
+        register_all(parameters, [](const std::string& name, const at::Tensor& value) {
+            if (value.scalar_type() != at::kFloat || !value.device().is_cpu() || !value.is_contiguous())
+                raise({.code = errc::not_supported}, {},
+                      name + ": a parameter that isn't of float32, dense, in the host's memory");
+        });
+        for (const parameter& p : all_->parameters) {
+            const auto floats = floats_of(p.gradient);
+            const auto wire = p.value.dim() > 1 ? options.wire.of(floats.size()) : wire_format::as_is;
+            all_->buckets.add(p.name, floats, {wire, options.error_feedback});
         }
-        // All gradients in one piece of memory, so that buckets needn't be packed.
-        const at::Tensor all = at::zeros({elements}, at::kFloat);
-        elements = 0;
-        for (const auto& p : parameters) {
-            if (!p.value().requires_grad()) continue;
-            // Detached: an optimiser's zero_grad() refuses a gradient that torch knows as a view.
-            add(p.key(), p.value(), all.narrow(0, elements, p.value().numel()).view_as(p.value()).detach(), options);
-            elements += p.value().numel();
-        }
-        for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
-            auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
-            accumulator->add_post_hook(std::make_unique<hook>(all_, g));
-            all_->parameters[g].accumulator = std::move(accumulator);  // the parameter itself doesn't keep it
-        }
+        hook_all();
+    }
+
+    /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call it on the stream that
+    /// the rank trains on, which isn't a default stream; the other ranks may do so before or later,
+    /// in the same thread too. The ranks begin with the same parameters: copy them. Throws
+    /// operation_error, with the parameter's name: errc::not_supported for one that isn't dense, on
+    /// the first one's device and of a type that `ranks` combine; errc::mismatch where another rank
+    /// has other parameters; and errc::invalid_specification for a rank that isn't there or is
+    /// there already, and for a default stream.
+    template <class Named>
+    torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
+        : all_(std::make_shared<state>(bucket_choice{})) {
+        register_all(parameters, [&](const std::string& name, const at::Tensor& value) {
+            const bool elsewhere = all_->on && *all_->on != value.device();
+            all_->on = value.device();
+            if (elsewhere || !value.is_cuda() || value.layout() != at::kStrided || !value.is_contiguous())
+                raise({.code = errc::not_supported}, {},
+                      name + ": a parameter that isn't dense, on the CUDA device of the others");
+            (void)type_of(name, value);
+        });
+        std::vector<detail::device_gradient> mine;
+        for (const parameter& p : all_->parameters)
+            mine.push_back({p.name, type_of(p.name, p.value), p.gradient.data_ptr(),
+                            static_cast<std::size_t>(p.gradient.numel())});
+        all_->rank = rank;
+        ranks.add(rank, std::move(mine), all_->stream());
+        all_->devices = &ranks;
+        hook_all();
     }
 
     torch_gradients(torch_gradients&&) noexcept = default;
     torch_gradients& operator=(torch_gradients&&) noexcept = default;
 
-    /// All ranks get rank 0's parameters. Called by all, before communicate().
+    /// All ranks get rank 0's parameters. Called by all, before communicate(). On devices
+    /// this answers errc::not_supported.
     template <host_transport Net>
     [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
+        if (all_->devices) return {.code = errc::not_supported};
         for (auto& p : all_->parameters)
             if (const auto f = net.broadcast(floats_of(p.value), 0, deadline)) return f;
         return {};
@@ -108,9 +190,10 @@ public:
     /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault.
     /// Call it in a thread that does nothing else. `patience`: with other ranks, see
     /// gradient_buckets::reduce. With several channels (bucket_choice::in_flight), each has a
-    /// transport and a thread of its own.
+    /// transport and a thread of its own. On devices this answers errc::not_supported.
     template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
+        if (all_->devices) return {.code = errc::not_supported};
         for (;;)
             if (const auto f = all_->buckets.reduce(net, average{}, patience, channel)) return f;
     }
@@ -121,25 +204,50 @@ public:
     /// Waits until the gradients are the average of all ranks', and then calls `optimiser.step()`,
     /// if they are finite: the same answer on all ranks. A parameter that the backward pass didn't
     /// reach counts as one with a gradient of 0.
+    ///
+    /// On devices the current stream waits for the averages, and the host until all ranks have
+    /// enqueued their gradients; `optimiser.step()` is called whether they are finite or not. A
+    /// fault is every rank's: errc::deadline_exceeded with the rank that is late; errc::in_flight
+    /// with one that had two backward passes in a step without hold(); what `combine` returned.
     template <class Optimiser>
     [[nodiscard]] collective_fault step(Optimiser& optimiser) {
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g)
             if (!all_->parameters[g].ready) all_->arrived(g);
         for (auto& p : all_->parameters) p.ready = false;
-        const auto f = all_->buckets.wait();
-        if (!f && all_->buckets.was_finite()) optimiser.step();
+        const auto f = all_->devices ? all_->devices->wait(all_->rank, all_->stream()) : all_->buckets.wait();
+        if (!f && (all_->devices || all_->buckets.was_finite())) optimiser.step();
         return f;
     }
 
-    /// No further step comes: communicate() returns.
-    void stop() { all_->buckets.stop(); }
+    /// This rank has no batches left, and the others may have more: takes part in their steps with
+    /// gradients of 0, until all ranks have joined. Averages stay those of all ranks, as in torch's
+    /// Join by default, and parameters the same on all. On devices alone: throws operation_error
+    /// (errc::not_supported) elsewhere. Returns what a step returns.
+    template <class Optimiser>
+    [[nodiscard]] collective_fault join(Optimiser& optimiser) {
+        if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");
+        while (all_->devices->another(all_->rank)) {
+            for (auto& p : all_->parameters)
+                if (!p.ready) p.value.mutable_grad() = at::Tensor();
+            if (const auto f = step(optimiser)) return f;
+        }
+        return {};
+    }
 
-    /// For their plan, what they take on the wire, and which of them is waited for.
+    /// No further step comes: communicate() returns. On devices every rank's step() returns
+    /// errc::stopped from now on.
+    void stop() {
+        if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
+        all_->buckets.stop();
+    }
+
+    /// For their plan, what they take on the wire, and which of them is waited for. None on devices.
     [[nodiscard]] gradient_buckets<>& buckets() noexcept { return all_->buckets; }
 
 private:
     struct parameter {
-        at::Tensor value, gradient;
+        std::string name;
+        at::Tensor value, gradient{};
         decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator{};
         bool ready = false;
     };
@@ -148,6 +256,9 @@ private:
         gradient_buckets<> buckets;
         std::vector<parameter> parameters;
         bool held = false;
+        detail::device_ranks* devices = nullptr;  // null where buckets are the host's
+        std::uint32_t rank = 0;
+        std::optional<c10::Device> on;
 
         /// The parameter's gradient is complete. If it lies elsewhere, as behind zero_grad(set_to_none), it moves.
         void arrived(std::uint32_t g) {
@@ -155,11 +266,25 @@ private:
             at::Tensor& now = p.value.mutable_grad();
             if (!now.defined())
                 p.gradient.zero_();
+            else if (now.layout() != at::kStrided)
+                refuse(p.name + ": a gradient that isn't dense");
             else if (now.data_ptr() != p.gradient.data_ptr())
                 p.gradient.copy_(now.detach());
             now = p.gradient;
             p.ready = true;
-            (void)buckets.ready(g);
+            if (devices)
+                devices->ready(rank, g, stream());
+            else
+                (void)buckets.ready(g);
+        }
+        /// The calling thread's current one: of the backward pass in a hook, of the loop elsewhere.
+        [[nodiscard]] void* stream() const {
+            return native_stream(*c10::impl::getDeviceGuardImpl(on ? on->type() : c10::DeviceType::CUDA),
+                                 on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
+        }
+        [[noreturn]] void refuse(const std::string& why) const {
+            if (devices) devices->end(errc::not_supported, rank);
+            raise({.code = errc::not_supported}, {}, why);
         }
     };
     /// Behind torch's node that adds up a parameter's gradient. It may outlive us.
@@ -177,18 +302,50 @@ private:
     [[nodiscard]] static std::span<float> floats_of(const at::Tensor& t) {
         return {static_cast<float*>(t.data_ptr()), static_cast<std::size_t>(t.numel())};
     }
-    static void check(const std::string& name, const at::Tensor& value) {
-        if (value.scalar_type() != at::kFloat || !value.device().is_cpu() || !value.is_contiguous())
-            raise({.code = errc::not_supported}, {},
-                  name + ": a parameter that isn't of float32, dense, in the host's memory");
+    // A template, since older releases don't say which stream it is.
+    template <class Guard>
+    [[nodiscard]] static void* native_stream(const Guard& guard, c10::Device on) {
+        if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
+            return guard.getStreamNativeHandle(guard.getStream(on));
+        else
+            raise({.code = errc::not_supported}, {}, "gradients on devices, by a libtorch before 2.4");
     }
-    void add(const std::string& name, const at::Tensor& value, at::Tensor gradient,
-             const torch_gradient_options& options) {
-        value.mutable_grad() = gradient;
-        const auto floats = floats_of(gradient);
-        const auto wire = value.dim() > 1 ? options.wire.of(floats.size()) : wire_format::as_is;
-        all_->buckets.add(name, floats, {wire, options.error_feedback});
-        all_->parameters.push_back({value, std::move(gradient)});
+    [[nodiscard]] static detail::gradient_type type_of(const std::string& name, const at::Tensor& value) {
+        switch (value.scalar_type()) {
+            case at::kFloat: return detail::gradient_type::f32;
+            case at::kDouble: return detail::gradient_type::f64;
+            case at::kHalf: return detail::gradient_type::f16;
+            case at::kBFloat16: return detail::gradient_type::bf16;
+            default: raise({.code = errc::not_supported}, {}, name + ": a parameter of another type than floats");
+        }
+    }
+    /// Gives each parameter its gradient. All gradients of a type are in one piece of memory, so that
+    /// buckets needn't be packed.
+    template <class Named, class Check>
+    void register_all(const Named& parameters, const Check& check) {
+        std::map<at::ScalarType, std::pair<std::int64_t, at::Tensor>> pieces;  // elements
+        for (const auto& p : parameters) {
+            if (!p.value().requires_grad()) continue;
+            check(p.key(), p.value());
+            pieces[p.value().scalar_type()].first += p.value().numel();
+            all_->parameters.push_back({p.key(), p.value()});
+        }
+        for (auto& [type, piece] : pieces)
+            piece.second = at::zeros({std::exchange(piece.first, 0)}, all_->parameters[0].value.options().dtype(type));
+        for (parameter& p : all_->parameters) {
+            auto& [before, all] = pieces.at(p.value.scalar_type());
+            // Detached: an optimiser's zero_grad() refuses a gradient that torch knows as a view.
+            p.gradient = all.narrow(0, before, p.value.numel()).view_as(p.value).detach();
+            before += p.value.numel();
+            p.value.mutable_grad() = p.gradient;
+        }
+    }
+    void hook_all() {
+        for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
+            auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
+            accumulator->add_post_hook(std::make_unique<hook>(all_, g));
+            all_->parameters[g].accumulator = std::move(accumulator);  // the parameter itself doesn't keep it
+        }
     }
 
     std::shared_ptr<state> all_;

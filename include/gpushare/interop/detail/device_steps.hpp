@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of training by ranks that are threads of this process, with gradients on devices, for a
+// framework whose threads have current streams of their own. Without torch: the hooks for libtorch
+// are in interop/torch_gradients.hpp. The thread that brings a bucket's last gradient enqueues the
+// bucket for all ranks.
+//
+//   device_steps<node_type, combine_type, float> steps(node, std::span(streams), 2, combine, bucket, patience);
+//   steps.add(r, gradients, stream);      // once for each rank
+//   steps.ready(r, g, stream);            // what computes gradient g is enqueued on `stream`
+//   auto fault = steps.wait(r, stream);   // what `stream` is given from now on finds the averages
+//
+// Stream order: a rank's stream waits for `stream` where a gradient is ready, and `stream` waits for
+// the rank's stream behind the step's last bucket. The host waits only until the other ranks have
+// enqueued as much.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// The floating types of gradients.
+enum class gradient_type : std::uint8_t { f32, f64, f16, bf16 };
+template <class T>
+inline constexpr gradient_type gradient_type_of = gradient_type::f32;
+template <>
+inline constexpr gradient_type gradient_type_of<double> = gradient_type::f64;
+template <>
+inline constexpr gradient_type gradient_type_of<float16> = gradient_type::f16;
+template <>
+inline constexpr gradient_type gradient_type_of<bfloat16> = gradient_type::bf16;
+
+/// One rank's gradient, which stays where it is.
+struct device_gradient {
+    std::string name;
+    gradient_type type = gradient_type::f32;
+    void* data = nullptr;
+    std::size_t count = 0;  // elements
+};
+
+/// What a framework's hooks ask of the ranks. `stream` is the native handle of the calling thread's
+/// current stream. A rank's calls come one after the other, on whatever threads.
+class device_ranks {
+public:
+    device_ranks() = default;
+    device_ranks(const device_ranks&) = delete;
+    device_ranks& operator=(const device_ranks&) = delete;
+    virtual ~device_ranks() = default;
+
+    virtual void add(std::uint32_t rank, std::vector<device_gradient> mine, void* stream) = 0;
+    virtual void ready(std::uint32_t rank, std::uint32_t g, void* stream) = 0;
+    [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
+    /// The rank has no batches left: blocks until another rank begins a step (true), or none will.
+    [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
+    /// Every rank's wait() returns this from now on, unless a fault was there before.
+    virtual void end(errc why, std::uint32_t rank) = 0;
+};
+
+/// How far each rank is, and which ranks have no batches left. A plain value.
+class step_ledger {
+public:
+    explicit step_ledger(std::uint32_t ranks) : ranks_(ranks) {}
+
+    /// The rank has a gradient of its next step.
+    void begins(std::uint32_t rank) noexcept {
+        if (!ranks_[rank].joined) begun_ = std::max(begun_, ranks_[rank].done + 1);
+    }
+    /// The last bucket of a step is enqueued.
+    void combined() noexcept { ++combined_; }
+    /// Whether the rank's next step is enqueued as a whole.
+    [[nodiscard]] bool has_next(std::uint32_t rank) const noexcept { return combined_ > ranks_[rank].done; }
+    /// The rank goes on to the step behind that.
+    void goes_on(std::uint32_t rank) noexcept { ++ranks_[rank].done; }
+    /// Steps that the rank has.
+    [[nodiscard]] std::uint32_t done(std::uint32_t rank) const noexcept { return ranks_[rank].done; }
+
+    void joins(std::uint32_t rank) noexcept {
+        if (!std::exchange(ranks_[rank].joined, true)) ++joined_;
+    }
+    /// Whether a rank that has joined takes part in another step; nothing as long as that is open.
+    [[nodiscard]] std::optional<bool> another(std::uint32_t rank) const noexcept {
+        if (begun_ > ranks_[rank].done) return true;
+        if (joined_ == ranks_.size()) return false;
+        return std::nullopt;
+    }
+
+private:
+    struct of_rank {
+        std::uint32_t done = 0;
+        bool joined = false;
+    };
+    std::vector<of_rank> ranks_;
+    std::uint32_t begun_ = 0, combined_ = 0;  // steps
+    std::size_t joined_ = 0;                  // ranks
+};
+
+/// See above. `Combine` is called with each of the buckets' types, errc(device_buckets<T>&), and
+/// calls advance() on the same streams. Functions of different ranks are safe side by side.
+template <node Node, class Combine, class... T>
+requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
+    (... && std::is_invocable_r_v<errc, Combine&, device_buckets<T>&>)class device_steps : public device_ranks {
+public:
+    using stream = typename Node::stream;
+
+    /// One stream for each rank, or one for all; they outlive this. Throws operation_error
+    /// (errc::invalid_specification) for another number of streams.
+    device_steps(Node& on, std::span<stream> streams, std::uint32_t ranks, Combine combine, bytes bucket, ns patience)
+        : node_(&on),
+          streams_(streams),
+          combine_(std::move(combine)),
+          patience_(patience),
+          ledger_(ranks),
+          of_(ranks),
+          all_(std::conditional_t<true, layout, T>{ranks, bucket}...) {
+        if (ranks == 0 || (streams.size() != ranks && streams.size() != 1))
+            raise({errc::invalid_specification, streams.size(), 0, ranks, reason::wrong_count}, {},
+                  "streams of ranks with gradients on devices");
+    }
+
+    /// Throws operation_error: invalid_specification for a rank that isn't there, or is there
+    /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
+    /// where another rank has others; and what borrowing the stream throws.
+    void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
+        const std::scoped_lock lock(mutex_);
+        if (rank >= of_.size() || of_[rank].here)
+            raise({errc::invalid_specification, rank, 0, of_.size(), reason::no_such_rank}, {},
+                  "registering a rank's gradients");
+        for (const auto& g : mine)
+            if (!((g.type == gradient_type_of<T>) || ...))
+                raise({.code = errc::not_supported}, {}, g.name + ": a type that the ranks don't combine");
+        for (const of_rank& other : of_)
+            if (other.here) check_alike(mine, other.gradients);
+        (void)lent(rank, current);
+        of_[rank].marked.assign(mine.size(), false);
+        of_[rank].gradients = std::move(mine);
+        of_[rank].here = true;
+        if (++here_ == of_.size()) register_all();
+    }
+
+    void ready(std::uint32_t rank, std::uint32_t g, void* current) override {
+        try {
+            const auto computed = lent(rank, current).record();
+            const std::scoped_lock lock(mutex_);
+            if (fault_) return;
+            if (of_[rank].marked[g]) return end_locked(errc::in_flight, rank);
+            of_[rank].marked[g] = true;
+            stream_of(rank).wait(computed);
+            ledger_.begins(rank);
+            if (here_ == of_.size())
+                mark(rank, g);
+            else
+                early_.emplace_back(rank, g);
+            changed_.notify_all();
+        } catch (...) {
+            end(errc::submission_failed, rank);
+            throw;
+        }
+    }
+
+    collective_fault wait(std::uint32_t rank, void* current) override {
+        std::unique_lock lock(mutex_);
+        if (of_[rank].gradients.empty()) return fault_;
+        const auto over = [&] { return fault_ || ledger_.has_next(rank); };
+        if (patience_ == ns::max())
+            changed_.wait(lock, over);
+        else if (!changed_.wait_for(lock, patience_, over))
+            end_locked(errc::deadline_exceeded, late_rank());
+        if (fault_) return fault_;
+        ledger_.goes_on(rank);
+        of_[rank].marked.assign(of_[rank].marked.size(), false);
+        // Behind this step alone: without this rank nobody enqueues a bucket of the next one.
+        lent(rank, current).wait(stream_of(rank).record());
+        return {};
+    }
+
+    bool another(std::uint32_t rank) override {
+        std::unique_lock lock(mutex_);
+        ledger_.joins(rank);
+        changed_.notify_all();
+        std::optional<bool> known;
+        changed_.wait(lock, [&] {
+            known = ledger_.another(rank);
+            return fault_ || known;
+        });
+        return fault_ || *known;
+    }
+
+    void end(errc why, std::uint32_t rank) override {
+        const std::scoped_lock lock(mutex_);
+        end_locked(why, rank);
+    }
+
+    /// The gradient that a step waits for, and the rank that lacks it; nothing if none is waited for.
+    [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
+        std::optional<std::pair<std::string, std::uint32_t>> found;
+        ((found = found ? std::move(found) : std::get<of_type<T>>(all_).buckets.stalled()), ...);
+        return found;
+    }
+
+private:
+    struct layout {
+        std::uint32_t ranks;
+        bytes bucket;
+    };
+    template <class E>
+    struct of_type {
+        explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
+        device_buckets<E> buckets;
+    };
+    struct no_stream {};
+    static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
+    struct of_rank {
+        std::vector<device_gradient> gradients{};
+        std::vector<bool> marked{};  // in the rank's next step
+        bool here = false;
+        void* handle = nullptr;  // the framework's stream, and ours for it
+        std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
+    };
+
+    static void check_alike(const std::vector<device_gradient>& a, const std::vector<device_gradient>& b) {
+        for (std::size_t g = 0; g < std::max(a.size(), b.size()); ++g)
+            if (g >= a.size() || g >= b.size() || a[g].type != b[g].type || a[g].count != b[g].count)
+                raise({.code = errc::mismatch}, {},
+                      (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
+    }
+    [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
+    /// The framework's stream. Mostly it is the one of the call before, so a lookup costs nothing.
+    [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
+        if constexpr (borrows) {
+            of_rank& r = of_[rank];
+            if (!r.as || r.handle != handle) {
+                r.as.emplace(node_->borrow(static_cast<decltype(streams_[0].native_handle())>(handle)));
+                r.handle = handle;
+            }
+            return *r.as;
+        } else {
+            return *static_cast<stream*>(handle);
+        }
+    }
+
+    void register_all() {
+        for (std::size_t g = 0; g < of_[0].gradients.size(); ++g)
+            ((of_[0].gradients[g].type == gradient_type_of<T> ? register_one<T>(g) : void()), ...);
+        types_ = ((std::get<of_type<T>>(all_).buckets.size() != 0 ? 1U : 0U) + ...);
+        left_ = types_;
+        for (const auto& [rank, g] : std::exchange(early_, {})) mark(rank, g);
+    }
+    template <class E>
+    void register_one(std::size_t g) {
+        std::vector<E*> where;
+        for (const of_rank& r : of_) where.push_back(static_cast<E*>(r.gradients[g].data));
+        number_.push_back(
+            std::get<of_type<E>>(all_).buckets.add(of_[0].gradients[g].name, where, of_[0].gradients[g].count));
+    }
+    void mark(std::uint32_t rank, std::uint32_t g) {
+        ((of_[rank].gradients[g].type == gradient_type_of<T> ? mark_one<T>(rank, number_[g]) : void()), ...);
+    }
+    template <class E>
+    void mark_one(std::uint32_t rank, std::uint32_t number) {
+        device_buckets<E>& buckets = std::get<of_type<E>>(all_).buckets;
+        if (const errc why = buckets.ready(rank, number); why != errc::none) return end_locked(why, rank);
+        if (const errc why = combine_(buckets); why != errc::none) return end_locked(why, rank);
+        // ready() has begun a step of these buckets, so complete() says that this call ended it.
+        if (!buckets.complete() || --left_ != 0) return;
+        left_ = types_;
+        ledger_.combined();
+    }
+
+    [[nodiscard]] std::uint32_t late_rank() const {
+        for (std::uint32_t r = 0; r < of_.size(); ++r)
+            if (!of_[r].here) return r;
+        const auto who = stalled();
+        return who ? who->second : 0;
+    }
+    void end_locked(errc why, std::uint32_t rank) {
+        if (!fault_) fault_ = {why, collective_kind::all_reduce, rank, ledger_.done(rank) + 1};
+        changed_.notify_all();
+    }
+
+    Node* node_;
+    std::span<stream> streams_;
+    Combine combine_;
+    ns patience_;
+    std::mutex mutex_;  // of all that follows, but for of_[r].as, which is its rank's
+    std::condition_variable changed_;
+    step_ledger ledger_;
+    std::vector<of_rank> of_;
+    std::size_t here_ = 0;
+    std::tuple<of_type<T>...> all_;
+    std::vector<std::uint32_t> number_;                           // of each gradient, among those of its type
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> early_;  // ready before all ranks were here
+    std::uint32_t types_ = 0, left_ = 0;  // with gradients; of these, the ones whose step goes on
+    collective_fault fault_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
