@@ -88,7 +88,7 @@ inline constexpr instant never = instant::max();
     if (__builtin_add_overflow(a.count(), b.count(), &sum)) return b.count() < 0 ? ns::min() : ns::max();
     return ns{sum};
 }
-/// The same of an instant: `never` instead of an overflow, the earliest instant instead of an underflow.
+/// The same of an instant: `never` instead of an overflow, the earliest instead of an underflow.
 [[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
     return instant{saturating_add(t.time_since_epoch(), d)};
 }

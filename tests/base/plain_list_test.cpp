@@ -3,6 +3,7 @@
 // A vector of plain values: beside std::vector by random calls; and what growing promises.
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <random>
 #include <span>
 #include <utility>
@@ -121,4 +122,17 @@ TEST_CASE("a plain list moves its elements seldom, and reserves what was asked",
     CHECK(exact.back() == 5);
     CHECK(plain_list<int>{4, 5}.back() == 5);
     CHECK(plain_list<bool>(3, true)[2]);
+}
+
+TEST_CASE("a plain list that can't grow stays as it is", "[base][plain_list]") {
+    plain_list<plain> l{of(1), of(2)};
+    constexpr std::size_t wraps = std::size_t{1} << 61;  // times the size of an element: 0, in 64 bits
+    CHECK_THROWS_AS(l.reserve(wraps), std::bad_alloc);
+    CHECK_THROWS_AS(l.resize(wraps), std::bad_alloc);
+    CHECK_THROWS_AS(plain_list<plain>(wraps), std::bad_alloc);
+    CHECK(same(l, {of(1), of(2)}));
+    l.insert(l.begin(), l[1]);  // an element of its own
+    const plain_list<plain>& self = l;
+    l = self;
+    CHECK(same(l, {of(2), of(1), of(2)}));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Erases from vectors and plain lists, and asks whether a range has something, by one plain loop. The
-// standard library erases by a loop that it unrolls four times, so each condition is compiled eight
+// Erases from vectors and plain lists, and asks whether a range has something, by one plain loop.
+// The standard library erases by a loop that it unrolls four times, so each condition is compiled eight
 // times, and std::ranges::any_of takes ten functions. Headers that most programs compile use this.
 //
 //   std::vector<int> v{1, 2, 3};

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -32,8 +33,8 @@ struct plain_memory {
 
     /// Moves all to memory for `n` elements. Throws std::bad_alloc, and then nothing has changed.
     void move_to_room(std::size_t n, std::size_t each);
-    /// Has room for `n` elements, which is too little now: at least twice as much, so that growing by
-    /// one costs O(1) on average.
+    /// Has room for `n` elements, more than now, and for at least twice as many as now: so growing
+    /// by one costs O(1) on average.
     void grow(std::size_t n, std::size_t each);
     /// Makes a gap of one element at place `i`; `size` counts the gap.
     void open(std::size_t i, std::size_t each);
@@ -49,8 +50,8 @@ struct plain_memory {
     std::size_t size = 0, capacity = 0;
 };
 
-/// Like std::vector, as far as the library uses it. Not thread-safe. Growing throws std::bad_alloc, and
-/// then nothing has changed.
+/// Like std::vector, as far as the library uses it. Not thread-safe. Growing throws std::bad_alloc,
+/// and then nothing has changed.
 template <class T>
 class plain_list {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
@@ -79,6 +80,7 @@ public:
     }
     template <class... Args>
     T& emplace_back(Args&&... args) {
+        static_assert(std::is_constructible_v<T, Args...>, "T(arg) would also cast");
         push_back(T(std::forward<Args>(args)...));
         return back();
     }
@@ -139,7 +141,8 @@ private:
 
 #if GPUSHARE_BODIES
 GPUSHARE_INLINE void plain_memory::move_to_room(std::size_t n, std::size_t each) {
-    void* larger = ::operator new(n* each);
+    if (n > std::numeric_limits<std::size_t>::max() / 2 / each) throw std::bad_alloc();  // no object is that large
+    void* const larger = ::operator new(n* each);
     if (size > 0) std::memcpy(larger, data, size * each);
     ::operator delete(data);
     data = larger;

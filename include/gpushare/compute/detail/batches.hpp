@@ -553,8 +553,6 @@ public:
                 next = &other;
         return next;
     }
-    /// Whether nothing is admitted but the members of `b`.
-    [[nodiscard]] bool is_all(const batch& b) const noexcept { return slots_taken_ == b.num_members; }
     /// Whether anything is in flight on another stream than `b`'s that will end.
     [[nodiscard]] bool any_beside(const batch& b) noexcept {
         return in_use_ > 1 && any_where(in_use(), [&](const batch& other) {

@@ -586,7 +586,7 @@ private:
     // The end of `b` is reached: its members are charged, and who waits for them is told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
-        last_end_ = batches_.is_all(b) ? instant{} : clock_.now();
+        last_end_ = clock_.now();
         const auto give_back = [this](client_id c, ns shared) { core_.give_back(c, shared); };
         auto& ended = *b.ended();
         const bool logged = log_.on();
@@ -882,8 +882,7 @@ private:
     span_meter meter_;
     submission_log<Stream> log_;
     device_watch<Stream, Clock> watch_{batches_, observer_};
-    // That was noticed, if other work was admitted then: later work began after the end in any case.
-    instant last_end_{};
+    instant last_end_{};  // that was noticed
     // Batches: once these have ended, what was charged before the latest of them is settled.
     std::uint64_t settles_after_ = 0;
     std::uint32_t num_present_ = 0;  // threads that drive, or are about to
