@@ -21,15 +21,15 @@
 // On CUDA the ranks are threads of this process, each with a model on its device, or on one that
 // they share. Nobody communicates: hooks enqueue the buckets on the ranks' streams.
 //
-//   std::vector<float*> none(2);                           // gradients in one piece aren't packed: no staging
-//   auto combine = [&](auto& buckets) { return buckets.advance(std::span(streams), none, engine); };
+//   std::vector<float*> none(2);       // gradients in one piece aren't packed: no staging
+//   auto combine = [&](auto& all) { return all.advance(std::span(streams), none, engine); };
 //   gpushare::torch_device_ranks both(node, std::span(streams), 2, combine);
-//   gpushare::torch_gradients mine(model->named_parameters(), both, r);    // in rank r's thread and scope
-//   ...                                                    // the loop above
-//   (void)mine.join(optimiser);                            // the others may have more batches
+//   gpushare::torch_gradients mine(model->named_parameters(), both, r);  // in rank r's scope
+//   ...                                // the loop above
+//   (void)mine.join(optimiser);        // the others may have more batches
 //
 // The engine is one of device_buckets (gradient/device_buckets.hpp), as is a two_level_devices over
-// the devices of several processes. Needs libtorch from 2.4 on.
+// the devices of several processes. Made for libtorch 2.11.
 //
 // Tensors by Horovod's names (interop/horovod.hpp), in place:
 //
@@ -241,7 +241,8 @@ public:
         all_->buckets.stop();
     }
 
-    /// For their plan, what they take on the wire, and which of them is waited for. None on devices.
+    /// For their plan, what they take on the wire, and which of them is waited for. On devices
+    /// there are none.
     [[nodiscard]] gradient_buckets<>& buckets() noexcept { return all_->buckets; }
 
 private:
@@ -308,7 +309,8 @@ private:
         if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
             return guard.getStreamNativeHandle(guard.getStream(on));
         else
-            raise({.code = errc::not_supported}, {}, "gradients on devices, by a libtorch before 2.4");
+            raise({.code = errc::not_supported}, {},
+                  "gradients on devices: this libtorch doesn't tell its current stream");
     }
     [[nodiscard]] static detail::gradient_type type_of(const std::string& name, const at::Tensor& value) {
         switch (value.scalar_type()) {
@@ -319,8 +321,8 @@ private:
             default: raise({.code = errc::not_supported}, {}, name + ": a parameter of another type than floats");
         }
     }
-    /// Gives each parameter its gradient. All gradients of a type are in one piece of memory, so that
-    /// buckets needn't be packed.
+    /// Gives each parameter its gradient. All gradients of a type are in one piece of memory, so
+    /// that buckets needn't be packed.
     template <class Named, class Check>
     void register_all(const Named& parameters, const Check& check) {
         std::map<at::ScalarType, std::pair<std::int64_t, at::Tensor>> pieces;  // elements

@@ -71,7 +71,7 @@ struct item {
     [[nodiscard]] const std::string& key() const { return name; }
     [[nodiscard]] const at::Tensor& value() const { return tensor; }
 };
-/// Two layers, the second in another type; a parameter that rank 0 alone uses; and one that nobody uses.
+/// Two layers, the second in another type; a parameter that some passes use; and one that none uses.
 struct network {
     explicit network(c10::Device on, at::ScalarType second = at::kDouble)
         : parameters{{"first.weight", filled({6, 4}, at::kFloat, on)},
@@ -124,7 +124,7 @@ at::Tensor batch(std::uint32_t rank, int step, c10::Device on) {
 
 /// Two ranks on one device, each with a stream that it trains on, and a third stream that combines.
 struct rig {
-    explicit rig(gs::bytes bucket = gs::bytes{64}, gs::ns patience = gs::ns::max())
+    explicit rig(gs::bytes bucket = gs::bytes{64}, gs::ns patience = 60s)
         : ranks(node, std::span(&combining, 1), 2, combine_on{&combining, &calls},
                 {.bucket = bucket, .patience = patience}, all_types{}) {
         fake_cuda::set_up();
@@ -149,7 +149,7 @@ struct rig {
     gs::torch_device_ranks<cuda::node, combine_on, float, double, gs::float16, gs::bfloat16> ranks;
 };
 
-/// What two ranks have to learn: on the host, one after the other, with averages that are computed here.
+/// What two ranks have to learn: on the host, one after the other, with averages of its own.
 std::string expected(int steps, at::ScalarType second, int batches_of_rank_1) {
     network n(c10::kCPU, second);
     optimiser sgd(n);

@@ -4,7 +4,7 @@
 // are in interop/torch_gradients.hpp. The thread that brings a bucket's last gradient enqueues the
 // bucket for all ranks.
 //
-//   device_steps<node_type, combine_type, float> steps(node, std::span(streams), 2, combine, bucket, patience);
+//   device_steps<node_type, combine_type, float> steps(node, streams, 2, combine, bucket, patience);
 //   steps.add(r, gradients, stream);      // once for each rank
 //   steps.ready(r, g, stream);            // what computes gradient g is enqueued on `stream`
 //   auto fault = steps.wait(r, stream);   // what `stream` is given from now on finds the averages
@@ -210,7 +210,7 @@ public:
         end_locked(why, rank);
     }
 
-    /// The gradient that a step waits for, and the rank that lacks it; nothing if none is waited for.
+    /// The gradient that a step waits for, and the rank that lacks it; or nothing.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
         std::optional<std::pair<std::string, std::uint32_t>> found;
         ((found = found ? std::move(found) : std::get<of_type<T>>(all_).buckets.stalled()), ...);
