@@ -45,7 +45,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
