@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tags: alone
 // Pieces by cuBLASLt on the stand-in, with a reference in place of cuBLASLt: what it is asked for, and
 // what comes of that.
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: one-thread
+// Tags: one-thread, alone
 // Which nodes of a piece become one product, and where the product's matrices lie.
 #include <algorithm>
 #include <cmath>
