@@ -139,13 +139,13 @@ void over_http(report& r) {
     r.setting("pieces over HTTP", std::to_string(models.share_plan()));
     equal = equal && outputs_of(port, cut[1]) == right && outputs_of(port, whole[1]) == right;
     if (!equal) throw std::runtime_error("a page in pieces has other outputs than the whole one");
-    (void)serving::asked_by_schedule(port, sound, sounds_per_second, 500ms, 0);  // a warm-up
+    (void)p99_of_sound("a warm-up", port, sound, 0);
     std::vector<double> ratio, control, alone_ms, beside_ms, goodput;
     for (std::uint64_t seed = 1; seed <= repeats; ++seed) {
         alone_ms.push_back(p99_of_sound("alone", port, sound, seed));
         {
             const pages busy(port, cut[0], cut[1]);
-            const double undisturbed = busy.rate([] { std::this_thread::sleep_for(1500ms); });
+            const double undisturbed = busy.rate([] { std::this_thread::sleep_for(2s); });
             const double rate =
                 busy.rate([&] { beside_ms.push_back(p99_of_sound("beside cut pages", port, sound, seed)); });
             goodput.push_back(100 * rate / undisturbed);
