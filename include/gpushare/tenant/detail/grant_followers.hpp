@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Those whom a tenant tells what it is granted, whenever that changes. tenant::watch_grant() adds one.
+// The functions that a tenant calls whenever its grant changes. tenant::watch_grant() adds one.
 //
 //   auto all = std::make_shared<detail::grant_followers>(spec);
 //   const auto number = all->add(told, copy);       // copy(into): what is granted now
@@ -21,15 +21,17 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Calls each under a mutex of its own, and so one at a time: of two changes at once, whoever tells last tells the newer
-/// one. Telling allocates nothing, since a change that is made can't be refused any more.
+/// Calls each under a mutex of its own, and so one at a time: of two changes at once, the call that
+/// comes last has the newer grant. Telling allocates nothing, since a change that is made can't be
+/// refused any more.
 class grant_followers {
 public:
     using follower = std::function<void(const tenant_spec&)>;
 
     explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
 
-    /// Calls `told` before it returns. Throws std::bad_alloc, and what `told` throws: then it isn't added.
+    /// Calls `told` before it returns. Throws std::bad_alloc, and what `told` throws: then `told`
+    /// isn't added.
     template <class Copy>
     [[nodiscard]] std::uint64_t add(follower told, Copy copy) {
         const std::lock_guard lock(mutex_);

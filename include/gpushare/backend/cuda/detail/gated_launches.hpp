@@ -165,8 +165,9 @@ public:
         clients_[who.client] = client_state{};
         wake();
     }
-    /// False where streams wait and the client is to have another level, but something of it is there: its streams may
-    /// be in front of a wait for the old level. The other options are in force, and the level follows when that is over.
+    /// False where streams wait and the client is to have another level, but something of it is
+    /// there: its streams may be in front of a wait for the old level. The other options are in
+    /// force, and the level follows when that is over.
     [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) noexcept {
         if (launch_hub::in_child()) return true;
         const std::lock_guard lock(mutex_);
@@ -404,7 +405,7 @@ private:
         std::uint32_t turn = 0;
         bool used = false;
         int level = 0;
-        std::optional<typename Core::client_options> later{};  // from when nothing of it is there, for the level's sake
+        std::optional<typename Core::client_options> later{};  // once nothing of it is there
         std::uint32_t requests = 0;                            // that are there
         bool present = false;                                  // something of it is in flight, and the core knows
         bool alone = false;                                    // its last launch is a batch of its own, to be timed
