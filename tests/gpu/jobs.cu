@@ -59,6 +59,18 @@ void add_chosen_on_device(gs::cuda::stream& s, float* data, std::size_t count, s
     s.launch(look.shape(), look);
 }
 
+void gossip_on_device(gs::cuda::stream& s, float* out, std::size_t count,
+                      std::span<const std::pair<const float*, float>> arrays) {
+    gs::detail::gossip_sum some{out, count};
+    for (const auto& [data, weight] : arrays) {
+        if (some.add(data, weight)) continue;
+        s.launch(some.shape(), some);
+        some = {out, count, true};
+        (void)some.add(data, weight);
+    }
+    s.launch(some.shape(), some);
+}
+
 gs::errc batch_norm_on_device(gs::cuda::stream& s, std::span<const gs::device_batch> batches, float epsilon,
                               const gathers& gather, const adds& all_reduce) {
     const std::span<gs::cuda::stream> streams(&s, 1);

@@ -96,7 +96,7 @@ TEST_CASE("gradients are packed and unpacked as compiled, whatever their sizes a
     CHECK(cost.as_bfloats < 1.05);
 }
 
-TEST_CASE("error feedback and what top-k has chosen are the host's bits as compiled", "[compiled]") {
+TEST_CASE("error feedback, what top-k has chosen and gossip are the host's bits as compiled", "[compiled]") {
     for (std::uint64_t n = 0; n < 8; ++n) {
         const auto seed = support::seed(n);
         CAPTURE(seed);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/packing.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -172,6 +174,26 @@ std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
     return wrong;
 }
 
+/// The flat array becomes the weighted sum of others, which may be more than a launch lists, and the
+/// same one several times.
+std::string gossip_trouble(arrays& a, std::mt19937_64& any) {
+    const std::size_t neighbours = 1 + any() % (any() % 3 == 0 ? 2 * gs::detail::most_pieces : 5);
+    const std::size_t count = a.elements - std::min<std::size_t>(a.elements, any() % 4);
+    std::vector<float> x(a.all), expected(count), got(count);
+    for (float& one : x) one = (static_cast<float>(any() % 20'001) - 10'000) / 997;
+    a.copy(a.floats, x.data(), x.size() * sizeof(float));
+    std::vector<std::pair<const float*, float>> all;
+    for (std::size_t k = 0; k < neighbours; ++k) {
+        const std::size_t shift = any() % (a.all - count + 1);
+        const float weight = static_cast<float>(1 + any() % 100) / 99;
+        all.emplace_back(a.floats + shift, weight);
+        for (std::size_t i = 0; i < count; ++i) gs::detail::add_weighted(expected[i], weight, x[shift + i]);
+    }
+    gossip_on_device(a.stream, static_cast<float*>(a.flat), count, all);
+    a.copy(got.data(), a.flat, got.size() * sizeof(float));
+    return same_bits(got, expected) ? "" : "other sums of neighbours\n";
+}
+
 }  // namespace
 
 std::string trouble_of_feedback(std::uint64_t seed) {
@@ -183,7 +205,7 @@ std::string trouble_of_feedback(std::uint64_t seed) {
     {
         arrays a(sizes, room);
         wrong = feedback_trouble(a, any);
-        wrong += chosen_trouble(a, any, true) + chosen_trouble(a, any, false);
+        wrong += chosen_trouble(a, any, true) + chosen_trouble(a, any, false) + gossip_trouble(a, any);
     }
     return wrong + standin::take_findings();
 }
@@ -247,6 +269,10 @@ std::vector<cost> costs_of_packing() {
     add("add_chosen", 4 + 2 * 16.0 / 3 + 8 + 4, 1, [&](arrays& a) {
         std::mt19937_64 any(1);
         wrong += chosen_trouble(a, any, true);
+    });
+    add("gossip", 12, 1, [&](arrays& a) {
+        const std::array<std::pair<const float*, float>, 2> two{{{a.floats, 0.25F}, {a.floats, 0.75F}}};
+        gossip_on_device(a.stream, flat(a, float{}), a.elements, two);
     });
     if (!wrong.empty()) throw std::logic_error(wrong);
     return all;

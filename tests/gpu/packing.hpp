@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packing of gradients (gradient/detail/packing.hpp) as compiled, against a copy by the host.
+// Packing of gradients (gradient/detail/packing.hpp), and what goes with it, as compiled, against the
+// host's.
 //
 //   CHECK(jobs::trouble_of_packing(seed) == "");
 #pragma once
@@ -39,8 +40,12 @@ struct chosen {
 void add_chosen_on_device(gpushare::cuda::stream& s, float* data, std::size_t count, std::span<const chosen> ranks,
                           std::uint32_t* flag);
 
-/// What is wrong with two steps of error feedback, beside to_wire on the host, and with the mean of
-/// what two ranks have chosen.
+/// `out` becomes the weighted sum of arrays of `count` floats, as device_gossip launches it.
+void gossip_on_device(gpushare::cuda::stream& s, float* out, std::size_t count,
+                      std::span<const std::pair<const float*, float>> arrays);
+
+/// What is wrong with two steps of error feedback, beside to_wire on the host, with the mean of what
+/// two ranks have chosen, and with the weighted sum of neighbours.
 [[nodiscard]] std::string trouble_of_feedback(std::uint64_t seed);
 
 /// What is wrong with random arrays that are packed and unpacked: other bytes than expected, and
