@@ -47,26 +47,26 @@ where_to_serve() {  # ARG...
     [[ -z $on || " ${arguments[*]} " == *" --torch "* ]] || fail 2 "--on: only models of libtorch run on CUDA; add --torch FOLDER"
 }
 
-# Builds the server on CUDA, for the libtorch of the PyTorch that is installed, and sets
-# `run_server`. False, with `why_not`, where the server can't run.
-build_server_on_cuda() {
+# Whether the server on CUDA can be built, for the libtorch of the PyTorch that is installed; else
+# `why_not` says why.
+has_cuda_for_server() {
     why_not="nvidia-smi finds no GPU here"
     nvidia-smi -L >/dev/null 2>&1 || return 1
     find_cuda_toolkit
     why_not="there is no CUDA toolkit, or no libtorch for it: './dev setup gpu' fetches them"
-    [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]] || return 1
-    build_server inference_server_on_cuda
-    run_server=(python3 "$root/bench/gpu/engines.py" "$server")
-    why_not="the server finds no device, or no PyTorch of the version that it is built for"
-    "${run_server[@]}" --find-device
+    [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]]
 }
 
+# Sets `run_server`.
 build_server_with_torch() {
-    if [[ $on != host ]]; then
-        ! build_server_on_cuda || return 0
-        [[ $on != cuda ]] || fail 3 "--on cuda: $why_not"
-        echo "== models of libtorch on the host: $why_not"
+    if [[ $on != host ]] && has_cuda_for_server; then
+        build_server inference_server_on_cuda
+        run_server=(python3 "$root/bench/gpu/engines.py" "$server")
+        why_not="the server finds no device, or no PyTorch of the version that it is built for"
+        if "${run_server[@]}" --find-device; then return; fi
     fi
+    [[ $on != cuda ]] || fail 3 "--on cuda: $why_not"
+    [[ $on == host ]] || echo "== models of libtorch on the host: $why_not"
     uses libtorch
     build_server inference_server_with_torch
     run_server=("$server")

@@ -55,6 +55,8 @@ constexpr const char* usage_of_node = R"(  --device N           CUDA's number of
 
 /// Whether the option is one of the node's.
 bool set_node(node_options& o, std::string_view name, std::string_view value) {
+    if (name == "--sms" || name == "--memory")
+        throw std::invalid_argument("'" + std::string(name) + "' is for models on the host; see --help");
     if (name == "--device") o.devices = {static_cast<int>(number(name, value, 1023))};
     return name == "--device";
 }

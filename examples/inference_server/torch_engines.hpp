@@ -9,8 +9,9 @@
 // Without max_batch_size, or with 0, a request is a call. On the host a model computes on one thread:
 // the block of the device that the call runs on. Libtorch allocates weights by itself there, so the
 // server measures what a load takes and charges it. On CUDA a tenant's models share a torch_scope:
-// weights, inputs and all that a call allocates lie in the tenant's memory. A call that has no room
-// there is refused with 507 and the tenant's figures.
+// weights, inputs and all that a call allocates lie in the tenant's memory, but for the host's pinned
+// copies of inputs and outputs. A call that has no room there is refused with 507 and the tenant's
+// figures.
 #pragma once
 
 #include <string>

@@ -312,6 +312,7 @@ TEST_CASE("requests that wait for a model are answered once where the host has n
                           who, std::make_shared<const model_source>(model), std::make_shared<account>(),
                           lane::settings{.run_later = [&load](std::function<void()> f) { load = std::move(f); },
                                          .stream = refused_by_device ? no_stream : 0,
+                                         .node = &s.core->node(),
                                          .chunks = &chunks,
                                          .room = room})};
             for (std::size_t i = 0; i < w.all.size(); ++i) {

@@ -83,6 +83,7 @@ public:
                 place& on) override {
         const auto x = inputs[0].as<float>();
         if (x[0] < 0) throw std::runtime_error("a negative number");
+        if (x[0] > 1e7F) throw refused(507, "no memory for that number");
         if (x[0] > 1e6F) throw refused(400, "too large a number");
         auto& to = on.stream();
         if (script_->holds.exchange(false)) {
@@ -124,6 +125,10 @@ private:
 
 /// A text, which no device makes.
 class talking final : public engine {};
+/// A call of two blocks, which only the host starts together.
+class wide final : public engine {
+    [[nodiscard]] std::uint32_t blocks() const noexcept override { return 2; }
+};
 
 template <class F>
 void eventually(F f) {
@@ -135,7 +140,8 @@ constexpr std::string_view two_tenants =
     "name=urgent api_key=key-of-urgent memory=8MiB compute=50% priority=1\n"
     "name=batch api_key=key-of-batch memory=8MiB compute=40%\n";
 
-/// One device, two tenants. No tenant has room for the model `large`; `talking` makes texts.
+/// One device, two tenants. No tenant has room for the model `large`; `talking` makes
+/// texts, and a call of `wide` is two blocks.
 struct server {
     explicit server(service_options how = {}) {
         std::string name = (std::filesystem::temp_directory_path() / "gpushare_rehearsal_XXXXXX").string();
@@ -167,7 +173,9 @@ struct server {
                      .outputs = {{"text_output", datatype::bytes, {1}}},
                      .streams = true};
         text.load = [](const surroundings&) { return std::make_unique<talking>(); };
-        return {of("triple", 1 << 20), of("large", 12 << 20), std::move(text)};
+        model_source of_two_blocks = of("wide", 0);
+        of_two_blocks.load = [](const surroundings&) { return std::make_unique<wide>(); };
+        return {of("triple", 1 << 20), of("large", 12 << 20), std::move(text), std::move(of_two_blocks)};
     }
     void write(std::string_view tenants) const { std::ofstream(folder / "tenants") << tenants; }
     void let_go() const {
@@ -255,6 +263,7 @@ TEST_CASE("an urgent tenant is answered beside a call that runs", "[server]") {
 TEST_CASE("what an engine throws is one request's error, and only a refusal keeps the engine", "[server]") {
     const server s;
     CHECK(status_of(s.ask("batch", "triple", 2e6F).get()) == 400);
+    CHECK(status_of(s.ask("batch", "triple", 2e7F).get()) == 507);
     CHECK(value_of(s.ask("batch", "triple", 1).get()) == 3);
     CHECK(s.told->loads == 1);
     CHECK(status_of(s.ask("batch", "triple", -1).get()) == 500);
@@ -264,12 +273,15 @@ TEST_CASE("what an engine throws is one request's error, and only a refusal keep
     });
 }
 
-TEST_CASE("a model that makes texts isn't served on a device", "[server]") {
+TEST_CASE("models that make texts, or whose calls are several blocks, aren't served on a device", "[server]") {
     const server s;
-    std::promise<int> status;
-    s.core->load(s.core->authenticate("key-of-batch"), "talking",
-                 [&](const refused* why) { status.set_value(why == nullptr ? 200 : why->status); });
-    CHECK(status.get_future().get() == 501);
+    for (const auto* model : {"talking", "wide"}) {
+        CAPTURE(model);
+        std::promise<int> status;
+        s.core->load(s.core->authenticate("key-of-batch"), model,
+                     [&](const refused* why) { status.set_value(why == nullptr ? 200 : why->status); });
+        CHECK(status.get_future().get() == 501);
+    }
 }
 
 TEST_CASE("the server names a call that runs on the device at its end, and goes when the call is over", "[server]") {
