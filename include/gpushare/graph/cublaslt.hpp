@@ -12,9 +12,9 @@
 // out for that piece. Needs no header of NVIDIA's: functions are found by name.
 //
 // Constants, values within a piece and the workspace are in the tenant's memory. The first run of
-// each shape asks cuBLASLt for an algorithm and allocates. Later runs of the shape only enqueue, so
-// they can be captured. The engine ran over the stand-in for CUDA with functions of a test in place
-// of cuBLASLt's, and never on a device.
+// each shape asks cuBLASLt for an algorithm and allocates, and so does a run with addresses that are
+// aligned worse than before. All other runs only enqueue, so they can be captured. The engine ran
+// over the stand-in for CUDA with functions of a test in place of cuBLASLt's, and never on a device.
 #pragma once
 
 #include <algorithm>
@@ -311,6 +311,7 @@ private:
             steps.push_back(described(p, r, i, alignment));
             workspace = std::max(workspace, steps.back().workspace);
         }
+        r.steps.clear();  // a failure leaves places of a block that is gone
         place_inner(p, r, workspace);
         r.steps = std::move(steps);
         r.alignment = alignment;
