@@ -29,7 +29,8 @@
 //   (void)mine.join(optimiser);        // the others may have more batches
 //
 // The engine is one of device_buckets (gradient/device_buckets.hpp), as is a two_level_devices over
-// the devices of several processes. Made for libtorch 2.11.
+// the devices of several processes: then with parameters of one type, as many batches in each
+// process, and a patience of the engine's own. Made for libtorch 2.11.
 //
 // Tensors by Horovod's names (interop/horovod.hpp), in place:
 //
@@ -86,7 +87,7 @@ struct gradient_types {};
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    ns patience = ns::max();                ///< how long step() waits for other ranks to enqueue theirs
+    ns patience = ns::max();                ///< of step(), for the other ranks; join() has none
 };
 
 /// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions

@@ -154,7 +154,12 @@ public:
         of_[rank].marked.assign(mine.size(), false);
         of_[rank].gradients = std::move(mine);
         of_[rank].here = true;
-        if (++here_ == of_.size()) register_all();
+        if (++here_ == of_.size()) try {
+                register_all();
+            } catch (...) {  // the other ranks take this one as present
+                end_locked(errc::submission_failed, rank);
+                throw;
+            }
     }
 
     void ready(std::uint32_t rank, std::uint32_t g, void* current) override {
