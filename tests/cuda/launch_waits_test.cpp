@@ -303,6 +303,41 @@ TEST_CASE("a graph with waits inside stops between two pieces", "[cuda][launch_g
     CHECK(standin::take_findings() == (inside_too ? "left behind: 1 host allocations\n" : ""));  // the words
 }
 
+TEST_CASE("what waits for a level waits for nobody else, whoever takes which level later", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    {
+        waiting_rig w;
+        REQUIRE(cudaStreamBeginCapture(w.s.batch, cudaStreamCaptureModeGlobal) == cudaSuccess);
+        w.r.gate->wait_in_capture(w.r.batch, w.s.batch);
+        w.batch_launches(1);
+        const cudaGraph_t graph = raw::end_capture(w.s.batch);
+        cudaGraphExec_t exec = nullptr;
+        REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        standin::hold(w.s.batch);
+        w.batch_launches(4);  // a backlog, whose waits are for level 1
+        for (const int level : {-1, -2}) CHECK(w.r.gate->change(w.r.urgent, {.level = level}));
+        {
+            const auto request = w.r.gate->announce(w.r.urgent);
+            standin::let_go(w.s.batch);
+            CHECK(cudaGraphLaunch(exec, w.s.batch) == cudaSuccess);  // nobody's launch: no other waits
+            standin::advance(1ms);
+            CHECK(w.ran == 5);  // above the request
+        }
+        CHECK(w.r.gate->change(w.r.urgent, {.level = 1}));
+        {
+            const auto request = w.r.gate->announce(w.r.urgent);
+            CHECK(cudaGraphLaunch(exec, w.s.batch) == cudaSuccess);
+            standin::advance(1ms);
+            CHECK(w.ran == 5);
+        }
+        standin::advance(1ms);
+        CHECK(w.ran == 6);
+        CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    }
+    CHECK(standin::take_findings() == "left behind: 1 host allocations\n");  // the words
+}
+
 // ---- what can go wrong
 
 TEST_CASE("an engine's lock beside a closed stream costs an urgent thread the longest hold",

@@ -8,6 +8,10 @@
 //   waits.each_above(0, [&](CUdeviceptr word) { ... });   // what a stream of a client of level 0 waits for
 //   if (waits.left(1)) waits.open(1);
 //
+// A level has the same word for as long as the gate lives. Streams and graphs keep their waits for
+// the word while the level has no client, or has clients again. So the memory grows with the number
+// of levels that ever had a client, and nobody waits but for those who have the level now.
+//
 // The words lie in pinned memory. Where waits or writes are enqueued when the gate goes, the memory
 // stays for ever: a page. (Driver API, Stream Memory Operations: waits need 64-bit support, which every device since Pascal
 // has, and drivers since CUDA 12 offer them by default.) Not thread-safe.
@@ -60,7 +64,6 @@ public:
         free_.pop_back();
         return w;
     }
-    void give_back(word& w) noexcept { free_.push_back(&w); }  // has room: the word came from there
     /// The device may still use some: the memory is never freed.
     void keep() noexcept { kept_ = true; }
 
@@ -92,7 +95,11 @@ public:
     stream_waits(const stream_waits&) = delete;
     stream_waits& operator=(const stream_waits&) = delete;
     ~stream_waits() {
-        for (level& l : levels_) drop(l);
+        // The device may have a word yet to open.
+        for (level& l : levels_) {
+            l.word.open();
+            if (l.word.is_closed()) words_.keep();
+        }
     }
     /// Streams may wait for words of these when they are gone.
     void keep_memory() noexcept { words_.keep(); }
@@ -122,9 +129,7 @@ public:
         if (l == nullptr) return;
         l->requests -= requests;
         if (requests != 0 && l->requests == 0) l->word.open();
-        if (--l->clients != 0) return;
-        drop(*l);
-        levels_.erase(levels_.begin() + (l - levels_.data()));
+        if (--l->clients == 0) l->word.open();
     }
 
     /// A request of the level.
@@ -162,18 +167,18 @@ public:
 
     /// Whether anybody is above the level.
     [[nodiscard]] bool any_above(int number) const noexcept {
-        return std::ranges::any_of(levels_, [&](const level& l) { return l.number > number; });
+        return std::ranges::any_of(levels_, [&](const level& l) { return l.is_above(number); });
     }
     /// The words above the level, as the device addresses them.
     template <class F>
     void each_above(int number, F f) const noexcept {
         for (const level& l : levels_)
-            if (l.number > number) f(address(l.word.memory()));
+            if (l.is_above(number)) f(address(l.word.memory()));
     }
     [[nodiscard]] bool closed_above(int number) const noexcept {
-        return std::ranges::any_of(levels_, [&](const level& l) { return l.number > number && l.word.is_closed(); });
+        return std::ranges::any_of(levels_, [&](const level& l) { return l.is_above(number) && l.word.is_closed(); });
     }
-    /// How often these were closed.
+    /// How often these were closed, and those of levels that have no client now.
     [[nodiscard]] std::uint64_t closings_above(int number) const noexcept {
         std::uint64_t all = 0;
         for (const level& l : levels_)
@@ -196,19 +201,14 @@ private:
         int number = 0;
         std::uint32_t clients = 0, requests = 0;
         gpushare::detail::closing_word word;
+
+        // Has clients, above that level.
+        [[nodiscard]] bool is_above(int other) const noexcept { return clients != 0 && number > other; }
     };
 
     [[nodiscard]] level* find(int number) noexcept {
         const auto at = std::ranges::find(levels_, number, &level::number);
         return at != levels_.end() ? &*at : nullptr;
-    }
-    // A word that the device has yet to open isn't used again.
-    void drop(level& l) noexcept {
-        l.word.open();
-        if (l.word.is_closed())
-            words_.keep();
-        else
-            words_.give_back(l.word.memory());
     }
     // Pinned memory has the same address on the device. (Programming Guide, Unified Virtual Addressing.)
     [[nodiscard]] static CUdeviceptr address(const gpushare::detail::closing_halves& w) noexcept {
