@@ -248,6 +248,25 @@ TEST_CASE("a launch that only time can let go says so, and when to ask again", "
     CHECK_FALSE(below.by_time);
 }
 
+TEST_CASE("beside a soft cap only time lets go who has spent the quota, too", "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 1h}};
+    const auto a = gate.add({.cap = share::of_permille(10), .soft_cap = true, .quota = {1ms, 10ms}});
+    const auto other = gate.add({});
+    gate.launched(a, 11ms, begin);
+    gate.launched(other, 10us, begin);
+    const auto held = gate.ask(a, 10us, begin);
+    CHECK_FALSE(held.goes);
+    CHECK(held.by_time);
+    CHECK(held.again == begin + 100ms);  // when it has quota again
+    gate.launched(a, 1ms, begin + 100ms);
+    gate.finished(a, 12ms, 12ms, begin + 100ms);
+    const auto later = gate.ask(a, 10us, begin + 110ms);
+    CHECK_FALSE(later.goes);
+    CHECK_FALSE(later.by_time);  // the end of the other one's launches lets it go
+    gate.finished(other, 10us, 10us, begin + 110ms);
+    CHECK(gate.ask(a, 10us, begin + 110ms).goes);
+}
+
 TEST_CASE("quotas far below and above a millionth of the time are kept", "[launch_gate]") {
     struct row {
         launch_quota quota;

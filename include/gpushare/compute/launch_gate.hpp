@@ -406,8 +406,7 @@ private:
 
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
-        if (!within_cap(s, now) && !borrows(c, now))
-            return {.goes = false, .own = true, .held_by = c, .again = entitled_from(s, now), .by_time = !s.soft};
+        if (!within_cap(s, now) && !borrows(c, now)) return beyond_cap(c, now);
         if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
         const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
@@ -426,6 +425,13 @@ private:
                 return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
+    }
+    // Beyond its soft cap it may go when others are done, but no earlier than it has quota.
+    [[nodiscard]] launch_answer beyond_cap(client c, instant now) const noexcept {
+        const state& s = clients_[c];
+        const bool no_quota = s.quota.is_set() && !s.quota.entitled(now);
+        const instant again = s.soft && no_quota ? s.quota.from : entitled_from(s, now);
+        return {.goes = false, .own = true, .held_by = c, .again = again, .by_time = !s.soft || no_quota};
     }
     // Its quota as well.
     [[nodiscard]] static bool within_cap(const state& s, instant now) noexcept {
