@@ -2,6 +2,9 @@
 // Tenancies under other policies than weighted shares.
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -34,13 +37,17 @@ struct witness {
     struct notes {
         std::vector<client_settings> told;
         bool refuses = false;
+        std::function<void()> refused{};  ///< called at each refusal
     };
     notes* seen = nullptr;
     weighted_fair inside{};
 
     failure tell(const client_settings& s) const {
         if (seen == nullptr) return {};
-        if (seen->refuses) return {errc::share_exceeded};
+        if (seen->refuses) {
+            if (seen->refused) seen->refused();
+            return {errc::share_exceeded};
+        }
         seen->told.push_back(s);
         return {};
     }
@@ -263,12 +270,56 @@ TEST_CASE("whoever watches a tenant's grant learns of each change, and last of h
         CHECK_THROWS_AS(a.watch_grant([](const tenant_spec&) { throw std::runtime_error("at once"); }),
                         std::runtime_error);
     }
+    const auto so_often = told.size();
     a.resize({.compute = 40_pct});
-    CHECK(told.size() == 3);
+    CHECK(told.size() == so_often);
     const auto outlives = b.watch_grant(other);
     CHECK(b.close().complete);
     b = shared.admit({.name = "b", .memory = 1_KiB});
     CHECK((others == std::vector<std::uint32_t>{400, 300, 500}));
+}
+
+TEST_CASE("whoever was told a grant that is undone is told the old one, whatever the policy says", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    witness::notes seen;
+    tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+    auto a = shared.admit({.name = "a", .memory = 1_KiB, .compute = 40_pct});
+    auto b = shared.admit({.name = "b", .memory = 1_KiB, .compute = 40_pct});
+    std::vector<std::uint32_t> told;
+    std::optional<grant_watch> watch;
+    seen.refused = [&] {  // before the change is undone, which the policy refuses as well
+        if (watch) return;
+        std::async(std::launch::async, [&] {
+            watch.emplace(a.watch_grant([&](const tenant_spec& s) { told.push_back(s.compute.permille()); }));
+        }).get();
+    };
+    seen.refuses = true;
+    const bool together = GENERATE(false, true);
+    if (together) {
+        using update = decltype(shared)::update;
+        CHECK_THROWS_AS(
+            shared.resize_together(std::vector{update{&a, {.compute = 20_pct}}, update{&b, {.compute = 50_pct}}}),
+            operation_error);
+    } else {
+        CHECK(a.try_resize({.compute = 20_pct}).code == errc::share_exceeded);
+    }
+    CHECK(a.spec().compute == 40_pct);
+    CHECK((told == std::vector<std::uint32_t>{200, 400}));
+}
+
+TEST_CASE("what a watch's function owns is destroyed when others may be added and removed", "[tenant]") {
+    const auto all = std::make_shared<gpushare::detail::grant_followers>(tenant_spec{});
+    const auto same = [](tenant_spec&) {};
+    std::future<void> another;
+    bool free = false;
+    auto owned = std::shared_ptr<void>(nullptr, [&](void*) {
+        another = std::async(std::launch::async, [&] { all->remove(0); });
+        free = another.wait_for(20s) == std::future_status::ready;
+    });
+    const auto number = all->add([kept = std::move(owned)](const tenant_spec&) {}, same);
+    all->remove(number);
+    CHECK(free);
+    all->remove(number);
 }
 
 TEST_CASE("a tenant without a share goes below all who have one, unless it has a level of its own", "[tenant]") {

@@ -232,8 +232,9 @@ template <node Node, compute_policy Policy>
 class succession;
 }  // namespace detail
 
-/// As long as it lives, a tenant's grant is told; see tenant::watch_grant. Movable; may outlive the
-/// tenant. Destroying it waits for a call that is under way.
+/// As long as a grant_watch lives, its function is told the tenant's grant; see
+/// tenant::watch_grant. Movable; may outlive the tenant. Destroying it waits for a call that is
+/// under way.
 class grant_watch {
 public:
     /// Called by the tenant.
@@ -288,9 +289,9 @@ public:
     /// Calls `told` with the current grant: at once, and after each change to it as long as the
     /// result lives, before the call that makes the change returns, in its thread. One call at a
     /// time, under no lock of the tenancy's; the last one has the grant as it is. `told` neither
-    /// changes this tenant nor destroys the result, and what it throws later on is ignored. A
-    /// tenant that move_tenant makes of this one is another one. Throws std::bad_alloc, and what
-    /// the first call throws.
+    /// changes a tenant, nor makes or ends a watch or a gate's client of this one. What `told`
+    /// throws later on is ignored. A tenant that move_tenant makes of this one is another one.
+    /// Throws std::bad_alloc, and what the first call throws.
     [[nodiscard]] grant_watch watch_grant(std::function<void(const tenant_spec&)> told) {
         auto all = state_->followers();
         const auto number = all->add(std::move(told), [this](tenant_spec& into) { state_->copy_grant(into); });

@@ -30,8 +30,8 @@ public:
 
     explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
 
-    /// Calls `told` before it returns. Throws std::bad_alloc, and what `told` throws: then `told`
-    /// isn't added.
+    /// Calls `told` before it returns. `told` neither adds nor removes one, nor tells. Throws
+    /// std::bad_alloc, and what `told` throws: then it isn't added.
     template <class Copy>
     [[nodiscard]] std::uint64_t add(follower told, Copy copy) {
         const std::lock_guard lock(mutex_);
@@ -43,8 +43,12 @@ public:
     }
     /// Waits for a call that is under way.
     void remove(std::uint64_t number) noexcept {
+        follower gone;  // destroyed after the mutex is free: what it owns may add or remove others
         const std::lock_guard lock(mutex_);
-        std::erase_if(list_, [&](const one& o) { return o.number == number; });
+        const auto at = std::ranges::find(list_, number, &one::number);
+        if (at == list_.end()) return;
+        gone = std::move(at->told);
+        list_.erase(at);
     }
     template <class Copy>
     void tell(Copy copy) noexcept {

@@ -180,7 +180,7 @@ private:
             (void)grant();
         }
         for (auto& one : list_) {
-            (void)one.who->tell_limiters();
+            one.who->tell_undone();
             one.change = one.undone;
         }
         refused_ = refused;

@@ -302,13 +302,14 @@ public:
         }
         if (const auto why = tell_limiters(); why != errc::none) {
             undo<Change>(old);
-            (void)tell_limiters();
+            tell_undone();
             return why;
         }
         return {};
     }
 
-    // ---- Of a change of several tenants at once; see joint_change.hpp. Under the mutex, but for open_level_for and tell_limiters.
+    // ---- Of a change of several tenants at once; see joint_change.hpp. Under the mutex, but for
+    // open_level_for, tell_limiters and tell_undone.
 
     // Why a change can't be, whatever there is room for.
     [[nodiscard]] failure unfit(const tenant_change& c) const {
@@ -390,9 +391,23 @@ public:
                 .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
-    // Two resizes may get here in either order: whoever finds newer settings than it told tells those. Whoever follows
-    // the grant is told last, and again where a refusal undoes it.
+    // Those who follow the grant are told last.
     failure tell_limiters() {
+        const auto why = tell_policies();
+        if (why.code == errc::none) tell_followers();
+        return why;
+    }
+    // Of a change that a refusal has undone. Others may have told the followers of the change
+    // meanwhile, so the followers are told even if a policy refuses the old settings as well.
+    void tell_undone() {
+        (void)tell_policies();
+        tell_followers();
+    }
+
+private:
+    // Two resizes may get here in either order: whoever finds newer settings than it told tells
+    // those.
+    failure tell_policies() {
         for (auto& p : parts_) {
             client_settings told, now = settings(p.slice.size);
             do {
@@ -402,11 +417,8 @@ public:
                 now = settings(p.slice.size);
             } while (now != told);
         }
-        tell_followers();
         return {};
     }
-
-private:
     // As it is now.
     void note(close_report& report) {
         report.usage = usage();
