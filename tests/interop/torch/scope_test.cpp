@@ -386,7 +386,9 @@ TEST_CASE("three lines: stream, memory, and launches behind the gate", "[interop
         CHECK(gate.usage(scope.client()).launches == 2 + standin::count("cudaMemsetAsync"));
     }
     { const gpushare::torch_scope otherwise{node, chat, gate, {.level = 1}}; }
+    { const gpushare::torch_scope otherwise{node, chat, gate, {}}; }  // the options, not the part
     { const gpushare::torch_scope otherwise{node, chat, gate, gate.add(chat)}; }
+    { const gpushare::torch_scope otherwise{node, chat, gate, gate.add(chat), 0}; }
     CHECK(chat.close().complete);
 }
 

@@ -103,11 +103,11 @@ public:
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
     /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
-    /// outlive the scope, and the tenant's handle isn't moved meanwhile. Throws as the other, and
-    /// what the gate throws.
-    basic_torch_scope(Node& on, Tenant& who, Gate& gate,
-                      std::size_t part = 0) requires(!std::same_as<Gate, no_launch_gate>)
-        : basic_torch_scope(on, who, gate, gate.add(who), part) {}
+    /// outlive the scope, and the tenant's handle isn't moved meanwhile. Another part than the
+    /// first takes a client that follows: {on, who, gate, gate.add(who), part}. Throws as the
+    /// other, and what the gate throws.
+    basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
+        : basic_torch_scope(on, who, gate, gate.add(who)) {}
     /// The same with options `o`, which stay as they are.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, const client_options& o, std::size_t part = 0)
         : basic_torch_scope(on, who, gate, gate.add(o), part) {}
