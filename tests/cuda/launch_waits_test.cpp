@@ -319,7 +319,7 @@ TEST_CASE("what waits for a level waits for nobody else, whoever takes which lev
         {
             const auto request = w.r.gate->announce(w.r.urgent);
             standin::let_go(w.s.batch);
-            CHECK(cudaGraphLaunch(exec, w.s.batch) == cudaSuccess);  // nobody's launch: no other waits
+            CHECK(cudaGraphLaunch(exec, w.s.batch) == cudaSuccess);  // without other waits
             standin::advance(1ms);
             CHECK(w.ran == 5);  // above the request
         }

@@ -81,10 +81,13 @@ public:
         client(std::shared_ptr<state> s, detail::launch_owner who) noexcept : state_(std::move(s)), who_(who) {}
         void remove() noexcept {
             if (state_ != nullptr) state_->remove(who_);
+            // A watch ends under a mutex, which another thread may have had at the fork().
+            if (detail::launch_hub::in_child()) (void)follows_.release();
         }
+        using watch = std::unique_ptr<void, void (*)(void*)>;
         std::shared_ptr<state> state_;
         detail::launch_owner who_;
-        std::shared_ptr<void> follows_{};  // a tenant's changes, if any
+        watch follows_{nullptr, [](void*) {}};  // a tenant's changes, if any
     };
 
     /// Says that a request of a client's is there. Movable; over when it is destroyed.
@@ -173,12 +176,15 @@ public:
     /// A client that isn't present. Throws std::bad_alloc.
     [[nodiscard]] client add(const client_options& o) { return client(state_, state_->add(o)); }
     /// The client of a tenant, with the options that `as` makes of the tenant's specification. The
-    /// client follows the tenant: a change of these options (tenant::resize, alone or together) is in
-    /// force here before the call that makes it returns, for held launches as well; for another level
-    /// see change(). Client, tenant and gate may go in any order. Throws std::bad_alloc, and what
-    /// `as` throws.
+    /// client follows the tenant: a change of these options (tenant::resize, alone or together) is
+    /// in force here before the call that makes it returns, for held launches as well; for another
+    /// level see change(). Where `as` throws at a change, the client stays as it was. `as` is
+    /// copyable, and does only what tenant::watch_grant allows. After move_tenant the client still
+    /// follows the old tenant, which no longer changes: add one for the new tenant. Client, tenant
+    /// and gate may go in any order. Throws std::bad_alloc, and what the first call of `as` throws.
     template <class Tenant, class OptionsOf>
-    requires std::is_invocable_r_v<client_options, OptionsOf&, decltype(std::declval<Tenant&>().spec())>
+    requires std::copy_constructible<OptionsOf> &&
+        std::is_invocable_r_v<client_options, OptionsOf&, decltype(std::declval<Tenant&>().spec())>
     [[nodiscard]] client add(Tenant& who, OptionsOf as) {
         client_options now = as(who.spec());
         client c = add(now);
@@ -188,7 +194,8 @@ public:
             now = then;
             (void)s->change(of, then);  // or later, for its level
         };
-        c.follows_ = std::make_shared<decltype(who.watch_grant(follow))>(who.watch_grant(std::move(follow)));
+        using watch = decltype(who.watch_grant(follow));
+        c.follows_ = {new watch(who.watch_grant(std::move(follow))), [](void* w) { delete static_cast<watch*>(w); }};
         return c;
     }
     /// The same, with level, share, caps and goal as the tenant has them: launch_client_options_of.
@@ -199,10 +206,10 @@ public:
     [[nodiscard]] client add(Tenant& who) {
         return add(who, [](const auto& spec) { return launch_client_options_of(spec); });
     }
-    /// Other options for the client, in force at once, for launches that are held as well. False where
-    /// streams wait and the client is to have another level, but has a request or launches in flight:
-    /// then all but the level is in force, and the level follows by itself when those are over. Of a
-    /// tenant's client, until the tenant's own options change.
+    /// Other options for the client, in force at once, for launches that are held as well. False
+    /// where streams wait and the client is to have another level, but has a request or launches in
+    /// flight: then all but the level is in force, and the level follows by itself when those are
+    /// over. For a tenant's client these options hold until the tenant's own change.
     bool change(const client& c, const client_options& o) noexcept { return state_->change(c.who_, o); }
     /// A request of the client's begins in this thread, whose launches are the client's until the
     /// scope is over. Where launches aren't gated it waits here, for the whole call.

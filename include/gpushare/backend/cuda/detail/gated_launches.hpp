@@ -167,12 +167,12 @@ public:
     }
     /// False where streams wait and the client is to have another level, but something of it is
     /// there: its streams may be in front of a wait for the old level. The other options are in
-    /// force, and the level follows when that is over.
+    /// force, and the level follows when that is over. Does nothing once the gate is closed.
     [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) noexcept {
         if (launch_hub::in_child()) return true;
         const std::lock_guard lock(mutex_);
         client_state* const c = find(who);
-        if (c == nullptr) return true;
+        if (c == nullptr || closed_) return true;  // the tenant of a client may outlive the gate
         const instant now = time_.now();
         o.in_stream = in_stream_;
         c->later.reset();
@@ -405,12 +405,13 @@ private:
         std::uint32_t turn = 0;
         bool used = false;
         int level = 0;
-        std::optional<typename Core::client_options> later{};  // once nothing of it is there
-        std::uint32_t requests = 0;                            // that are there
-        bool present = false;                                  // something of it is in flight, and the core knows
-        bool alone = false;                                    // its last launch is a batch of its own, to be timed
-        bool samples = false;                                  // its next batch or the open one runs alone
-        instant sampled{};                                     // when the last of these was over
+        // Options that come when the client is idle, for their level's sake.
+        std::optional<typename Core::client_options> later{};
+        std::uint32_t requests = 0;  // that are there
+        bool present = false;        // something of it is in flight, and the core knows
+        bool alone = false;          // its last launch is a batch of its own, to be timed
+        bool samples = false;        // its next batch or the open one runs alone
+        instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
         ns captured{0};  // predicted work behind the last wait that was captured
         ns call_takes{1'000'000};
@@ -517,8 +518,9 @@ private:
         (void)change_level_if_idle(c, number, now);
         wake();
     }
-    // Whether it has the level now that it was to have later. Without memory for the level's word it tries again
-    // when the client is idle the next time.
+    // Gives an idle client the level that it waits for. False where the client has none to wait
+    // for, or isn't idle. Without memory for the level's word, the client gets the level when it is
+    // idle the next time.
     bool change_level_if_idle(client_state& c, std::uint32_t number, instant now) noexcept {
         if (!c.later || c.requests != 0 || c.present || !joins(c.later->level)) return false;
         waits_.leave(c.level, 0);
@@ -708,8 +710,9 @@ private:
         else
             look_without_lock(lock, a.own ? own : a.held_by);
     }
-    // Only time lets it go, or the end of its own launches, at which it looks ever less often. A device is lost without a
-    // word, so that even without them a nap has an end.
+    // For a thread that only time lets go, or the end of its own launches. The thread looks at
+    // those ever less often. Nobody wakes the thread when the device is lost, so each nap has an
+    // end.
     [[nodiscard]] ns nap_until(instant again, instant now, unsigned looks, std::uint32_t own) const noexcept {
         constexpr ns shortest{50'000}, longest{10'000'000};
         const ns left = core_.in_flight(own);
