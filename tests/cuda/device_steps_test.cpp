@@ -132,13 +132,13 @@ struct machine {
     }
 
     const standin::session gpu{{.devices = 1}};
-    cuda::node node;
-    cuda::stream combining = node.make_stream(gs::device_id{0});
-    std::vector<cuda::stream> training;
-    std::vector<float> of_floats[2], parameters[2];
+    std::vector<float> of_floats[2], parameters[2];  // outlive the streams, whose kernels may wait to run
     std::vector<gs::bfloat16> of_halves[2];
     int calls = 0;
     errc answer = errc::none;
+    cuda::node node;
+    cuda::stream combining = node.make_stream(gs::device_id{0});
+    std::vector<cuda::stream> training;
     steps_type steps;
 };
 
