@@ -10,6 +10,7 @@
 
 #include <gpushare/backend/cuda/node.hpp>
 
+#include "gpu/job_rig.hpp"
 #include "standins/cuda/standin.hpp"
 #include "standins/ptx/runtime.hpp"
 
@@ -189,14 +190,14 @@ std::string channel_trouble(batch_rig& g, std::size_t k, std::size_t c) {
 }  // namespace
 
 std::string trouble_of_batch_norm(std::uint64_t seed) {
-    std::string wrong;
-    {
+    return on_bounded_machine([&] {
+        std::string wrong;
         batch_rig g(seed);
         if (const auto code = g.run(); code != gs::errc::none) return std::string(gs::to_string(code)) + "\n";
         for (std::size_t k = 0; k < std::size(g.ranks); ++k)
             for (std::size_t c = 0; c < g.weight.size(); ++c) wrong += channel_trouble(g, k, c);
-    }
-    return wrong + standin::take_findings();
+        return wrong;
+    });
 }
 
 cost cost_of_batch_norm() {

@@ -313,15 +313,10 @@ private:
     std::vector<std::byte*> arenas_;
 };
 
-/// Runs `body` on a machine that starts as `s` says; everything that went wrong.
+/// Runs `body` on a machine that starts now, with the runtime's options; everything that went wrong.
 template <class Body>
-std::string on_new_machine(const job& j, const setting& s, const Body& body) {
-    ptx::machine_options& o = ptx::runtime::options();
-    o.seed = s.seed;
-    o.who = s.who;
-    o.weak_memory = s.weak_memory;
-    o.most_instructions = 30'000'000;
-    standin::reset({.devices = is_shared(j.which) ? 1 : j.ranks, .memory = gs::bytes{64 << 20}});
+std::string on_machine(const standin::options& devices, const Body& body) {
+    standin::reset(devices);
     std::string wrong;
     try {
         wrong = body();
@@ -333,7 +328,23 @@ std::string on_new_machine(const job& j, const setting& s, const Body& body) {
     return wrong;
 }
 
+/// The same on a machine that starts as `s` says.
+template <class Body>
+std::string on_new_machine(const job& j, const setting& s, const Body& body) {
+    ptx::machine_options& o = ptx::runtime::options();
+    o.seed = s.seed;
+    o.who = s.who;
+    o.weak_memory = s.weak_memory;
+    o.most_instructions = 30'000'000;
+    return on_machine({.devices = is_shared(j.which) ? 1 : j.ranks, .memory = gs::bytes{64 << 20}}, body);
+}
+
 }  // namespace
+
+std::string on_bounded_machine(const std::function<std::string()>& body) {
+    ptx::runtime::options().most_instructions = 200'000'000;
+    return on_machine(roomy, body);
+}
 
 std::vector<std::byte> on_devices(const job& j, const std::vector<std::byte>& arenas, const setting& s,
                                   std::string& wrong) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <span>
 #include <string>
@@ -59,6 +60,9 @@ void bring_infinities(const job& j, std::span<std::byte> arenas);
 
 /// What is wrong with kernels of CUDA's own, launched in every form and by a graph.
 [[nodiscard]] std::string trouble_of_forms();
+
+/// What `body` finds wrong on a machine of its own, on which a kernel that never ends is a finding.
+[[nodiscard]] std::string on_bounded_machine(const std::function<std::string()>& body);
 
 /// What differs between a device's conversions of numbers and the host's, which tests/numbers checks against their definitions: every
 /// pattern of each format, and every float at which rounding is decided.

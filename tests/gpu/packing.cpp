@@ -13,6 +13,7 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/gradient/wire.hpp>
 
+#include "gpu/job_rig.hpp"
 #include "standins/cuda/standin.hpp"
 #include "standins/ptx/runtime.hpp"
 
@@ -201,13 +202,12 @@ std::string trouble_of_feedback(std::uint64_t seed) {
     std::vector<std::size_t> sizes(1 + any() % (any() % 4 == 0 ? 300 : 12)), room(sizes.size());
     for (std::size_t& n : sizes) n = any() % (any() % 4 == 0 ? 3000 : 90);
     for (std::size_t& n : room) n = any() % 6;
-    std::string wrong;
-    {
+    return on_bounded_machine([&] {
         arrays a(sizes, room);
-        wrong = feedback_trouble(a, any);
-        wrong += chosen_trouble(a, any, true) + chosen_trouble(a, any, false) + gossip_trouble(a, any);
-    }
-    return wrong + standin::take_findings();
+        std::string wrong = feedback_trouble(a, any);
+        for (const bool finite : {true, false}) wrong += chosen_trouble(a, any, finite);
+        return wrong + gossip_trouble(a, any);
+    });
 }
 
 std::string trouble_of_packing(std::uint64_t seed) {
@@ -216,14 +216,12 @@ std::string trouble_of_packing(std::uint64_t seed) {
     std::vector<std::size_t> sizes(1 + below(below(4) == 0 ? 300 : 12)), room(sizes.size());
     for (std::size_t& n : sizes) n = below(below(4) == 0 ? 3000 : 90);
     for (std::size_t& n : room) n = below(6);
-    std::string wrong;
-    {
+    return on_bounded_machine([&] {
         arrays a(sizes, room);
         std::vector<float> x(a.all);
         for (float& one : x) one = (static_cast<float>(below(20'001)) - 10'000) / 997;
-        wrong = there_and_back<float>(a, x) + there_and_back<gs::bfloat16>(a, x);
-    }
-    return wrong + standin::take_findings();  // behind the end of all that is freed
+        return there_and_back<float>(a, x) + there_and_back<gs::bfloat16>(a, x);
+    });
 }
 
 packing_cost cost_of_packing() {
