@@ -19,6 +19,7 @@
 
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
+#include "support/average_of_two.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -35,17 +36,6 @@ using gs::detail::device_gradient;
 
 namespace {
 
-/// In place, in the order of ranks: the average that an all-reduce computes.
-template <class T>
-struct average_of_two {
-    T *a, *b;
-    std::size_t n;
-    template <class C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        for (std::size_t i = ctx.thread_rank(); i < n; i += ctx.num_threads())
-            a[i] = b[i] = static_cast<T>((static_cast<float>(a[i]) + static_cast<float>(b[i])) / 2);
-    }
-};
 template <class T>
 struct fill {
     T* to;
@@ -79,7 +69,7 @@ struct combine_on {
         const std::vector<T*> none(2);  // gradients of a rank lie behind each other
         return buckets.advance(std::span(on, 1), none, [this](auto, auto outs, std::size_t n, gs::average) {
             ++*calls;
-            on->launch({}, average_of_two<T>{outs[0], outs[1], n});
+            on->launch({}, support::average_of_two<T>{outs[0], outs[1], n});
             return *answer;
         });
     }

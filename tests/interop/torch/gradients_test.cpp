@@ -8,12 +8,10 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
@@ -24,6 +22,7 @@
 #include "fake_cuda.hpp"
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
+#include "support/average_of_two.hpp"
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
@@ -37,18 +36,6 @@ using gs::errc;
 
 namespace {
 
-/// In place, in the order of ranks: the average that an all-reduce computes.
-template <class T>
-struct average_of_two {
-    T *a, *b;
-    std::size_t n;
-    template <class C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        using wide = std::conditional_t<std::same_as<T, double>, double, float>;
-        for (std::size_t i = ctx.thread_rank(); i < n; i += ctx.num_threads())
-            a[i] = b[i] = static_cast<T>((static_cast<wide>(a[i]) + static_cast<wide>(b[i])) / 2);
-    }
-};
 struct combine_on {
     cuda::stream* on;
     int* calls;
@@ -57,7 +44,7 @@ struct combine_on {
         const std::vector<T*> none(2);
         return buckets.advance(std::span(on, 1), none, [this](auto, auto outs, std::size_t n, gs::average) {
             ++*calls;
-            on->launch({}, average_of_two<T>{outs[0], outs[1], n});
+            on->launch({}, support::average_of_two<T>{outs[0], outs[1], n});
             return errc::none;
         });
     }
