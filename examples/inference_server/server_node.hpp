@@ -33,7 +33,7 @@ namespace inference_server {
 /// The server has one device.
 constexpr gpushare::device_id server_device{0};
 
-/// What a submission's calls leave to be done when their work is over.
+/// Functions that a submission's calls leave; they are called when the calls' work is over.
 using when_over = std::vector<std::function<void()>>;
 
 #ifdef INFERENCE_SERVER_ON_CUDA

@@ -159,8 +159,8 @@ public:
         order_level(o.level);
         return c;
     }
-    /// Other options, in force at once; `in_stream` stays as it was. What the client had beyond its
-    /// cap or quota, it makes up for at the new one.
+    /// Other options, in force at once; `in_stream` stays as it was. Time that the client had
+    /// beyond its old cap or quota counts against the new one.
     void change(client c, const launch_client_options& o, instant now) noexcept {
         state& s = clients_[c];
         const int before = s.level;
@@ -348,7 +348,7 @@ private:
         std::int64_t virtual_time = 0;
         instant seen{};     // when it was last present
         instant arrived{};  // when it became so
-        // What clients without a goal and a quota never look at comes last.
+        // The members that only clients with a goal or a quota need come last.
         ns slo{0};
         detail::due_time due{};
         std::int64_t rate = 1'000'000;  // of its pace, from its next launch on

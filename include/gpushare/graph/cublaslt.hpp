@@ -6,10 +6,11 @@
 //   gpushare::graph::cublaslt_engine engine(tenant, library, read);         // read: graph::read_operations of onnx.hpp
 //   const std::uint32_t piece = engine.add(model.extract(nodes));           // a piece_engine on the tenant's streams
 //
-// The engine computes MatMul and Gemm of floats. What alone reads the product goes with it: an Add of
-// an element for each column, an Add of the product's shape, and then a Relu, or a Gelu by tanh. The
-// engine refuses a piece with any other node and names the node, so a piece_chooser leaves the engine
-// out for that piece. Needs no header of NVIDIA's: functions are found by name.
+// The engine computes MatMul and Gemm of floats. A node that alone reads the product becomes part of
+// its kernel: an Add of an element for each column, an Add of the product's shape, and then a Relu,
+// or a Gelu by tanh. The engine refuses a piece with any other node and names the node, so a
+// piece_chooser leaves the engine out for that piece. The header needs none of NVIDIA's: it finds
+// functions by name.
 //
 // Constants, values within a piece and the workspace are in the tenant's memory. The first run of
 // each shape asks cuBLASLt for an algorithm and allocates, and so does a run with addresses that are

@@ -21,7 +21,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// What is done to each element of a product in the end.
+/// The function that each element of a product goes through at the end.
 enum class activation : std::uint8_t { none, relu, gelu };
 
 /// out = act(alpha * op(a) op(b) + beta * addend + bias_factor * bias), rows behind each other.
@@ -96,7 +96,7 @@ public:
             found.emplace_back(last, std::move(step));
         }
         if (found.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
-        // What a later product makes may be added to an earlier one, so the last node counts.
+        // An earlier product may have a later one added, so the last node of each decides the order.
         std::ranges::sort(found, {}, &std::pair<std::size_t, matmul_step>::first);
         std::vector<matmul_step> all;
         for (auto& each : found) all.push_back(std::move(each.second));
