@@ -62,6 +62,20 @@ void fill_arena(std::byte* arena, std::mt19937_64& any) {
         fill<float>(arena, residual, any, false);
 }
 
+/// Blocks that have a scale each differ much from their neighbours, and what lies behind the last
+/// number differs more: whoever reads a number too many finds another scale.
+template <class Kind>
+void make_uneven(const job& j, std::byte* arena) {
+    using T = typename Kind::in_type;
+    for (const part p : {in, refill}) {
+        T* const x = array<T>(arena, p, j.in_shift);
+        for (std::size_t i = 0; i < region / sizeof(T) - j.in_shift; ++i) {
+            const float by = i / Kind::block % 2 == 0 ? 1.0F : 0x1p20F;
+            x[i] = static_cast<T>(i < j.count ? by * static_cast<float>(x[i]) : 0x1p60F);
+        }
+    }
+}
+
 bool has_no_count(const job& j) {
     bool yes = false;
     with_kind(j.which,
@@ -189,6 +203,7 @@ std::vector<std::byte> contents(const job& j, std::uint64_t seed) {
         // Each rank brings its own copy of a residual that all of them keep.
         std::copy_n(before.data() + residual * region, region, a + residual * region);
         with_kind(j.which, [&](auto k) {
+            if constexpr (decltype(k)::block != 0) make_uneven<decltype(k)>(j, a);
             if constexpr (decltype(k)::unequal)
                 for (job of = j; of.count + 1 >= j.count && of.count + 1 != 0; --of.count)
                     decltype(k)::write_lengths(of, r, a);

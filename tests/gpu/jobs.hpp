@@ -112,10 +112,11 @@ template <class T, bool Shared>
 struct kind {
     using in_type = T;
     static constexpr bool shared = Shared;
-    static constexpr bool by_rows = false;  // count is rows * width
-    static constexpr bool wide = false;     // `count` elements for each rank
-    static constexpr bool exact = false;    // wants sums that floats hold, whatever their order
-    static constexpr bool unequal = false;  // parts differ in length
+    static constexpr bool by_rows = false;     // count is rows * width
+    static constexpr bool wide = false;        // `count` elements for each rank
+    static constexpr bool exact = false;       // wants sums that floats hold, whatever their order
+    static constexpr bool unequal = false;     // parts differ in length
+    static constexpr std::uint32_t block = 0;  // numbers that share a scale
 };
 
 template <class T, class Op, bool Shared>
@@ -128,6 +129,7 @@ struct all_reduce : kind<T, Shared> {
 /// Of fp8 blocks through the slots.
 template <class T, class Op, std::uint32_t Block, bool Shared>
 struct coded_all_reduce : kind<T, Shared> {
+    static constexpr std::uint32_t block = Block;
     static auto body(const job& j, std::uint32_t, std::byte* a) {
         return detail::quantised_body<T, Op, Block>{
             array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}};

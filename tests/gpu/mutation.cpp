@@ -100,6 +100,19 @@ public:
         add(j, 1, std::nullopt);
     }
 
+    /// Coded blocks by a thread alone, or by a team beside threads that are too few for another one.
+    /// The ranks are one more than four, which a thread takes at once; a chunk has several blocks of
+    /// each, and the last block ends with a team's first piece.
+    void coded(std::uint32_t which, std::uint32_t threads) {
+        job j = random_job(any_, which);
+        j.ranks = 5;
+        j.blocks = j.rounds = 1;
+        j.threads = threads;
+        j.pinned = false;
+        j.count = 656;
+        add(j, 1, std::nullopt);
+    }
+
     /// In which threads come to the last element of what loops go through, and loops to the last of the ranks that they have unrolled.
     void edge(std::uint32_t which, std::uint32_t n) {
         constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3, 2}, threads{1, 1, 160, 2, 33, 1, 1},
@@ -193,6 +206,8 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     for (std::uint64_t n = 0; n < 6; ++n) some.batch_norm(n);
     whole_and_edges(of_groups, kinds);  // behind the others, whose jobs stay what they were
     for (const std::uint32_t threads : {31U, 33U}) some.groups(of_groups, threads);
+    some.coded(number_of<coded_all_reduce<float, gs::sum, 128, false>>(), 12);
+    some.coded(number_of<coded_all_reduce<gs::bfloat16, gs::average, 32, true>>(), 1);
     return std::move(some.all());
 }
 

@@ -176,13 +176,15 @@ std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
 }
 
 /// The flat array becomes the weighted sum of others, which may be more than a launch lists, and the
-/// same one several times.
+/// same one several times. What lies behind the sums stays as it is.
 std::string gossip_trouble(arrays& a, std::mt19937_64& any) {
     const std::size_t neighbours = 1 + any() % (any() % 3 == 0 ? 2 * gs::detail::most_pieces : 5);
     const std::size_t count = a.elements - std::min<std::size_t>(a.elements, any() % 4);
-    std::vector<float> x(a.all), expected(count), got(count);
+    std::vector<float> x(a.all), expected(a.elements + 1, -1.0F), got(expected.size());
     for (float& one : x) one = (static_cast<float>(any() % 20'001) - 10'000) / 997;
     a.copy(a.floats, x.data(), x.size() * sizeof(float));
+    a.copy(a.flat, expected.data(), expected.size() * sizeof(float));
+    std::fill_n(expected.begin(), count, 0.0F);
     std::vector<std::pair<const float*, float>> all;
     for (std::size_t k = 0; k < neighbours; ++k) {
         const std::size_t shift = any() % (a.all - count + 1);
