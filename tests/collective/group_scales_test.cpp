@@ -2,6 +2,7 @@
 // Quantising with a scale for each group of columns: the bits that the documentation says, within its bound, alone and
 // behind an all-reduce.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -200,6 +201,125 @@ TEST_CASE("behind an all-reduce every rank gets the scales of groups, or its own
             CAPTURE(width, gs::to_string(how));
             CHECK(wrong == 0);
         }
+}
+
+namespace {
+
+struct nvfp4_result {
+    std::vector<gs::fp4_pair> codes;
+    std::vector<gs::fp8_e4m3> scales;
+
+    nvfp4_result(std::size_t rows, std::size_t width) : codes(rows * width / 2), scales(rows * groups_of(width, 16)) {}
+    [[nodiscard]] float number(std::size_t i) const {
+        return i % 2 == 0 ? codes[i / 2].first() : codes[i / 2].second();
+    }
+};
+
+/// Of a finite group whose first element is `first` of the result.
+std::size_t wrong_in_group(const nvfp4_result& r, std::size_t first, std::span<const float> some, gs::fp8_e4m3 scale,
+                           float whole) {
+    float largest = 0;
+    for (const float v : some) largest = std::fmax(largest, std::fabs(v));
+    const gs::fp8_e4m3 near{largest * (1 / (6 * whole))};
+    std::size_t wrong = scale.bits() == std::max<std::uint8_t>(near.bits(), 1) ? 0 : 1;
+    const float s = static_cast<float>(scale), inverse = 1 / (s * whole);
+    const double step = static_cast<double>(s) * static_cast<double>(whole);
+    const double most = 6.0 * 448 * static_cast<double>(whole), small = s < 0x1p-6F ? whole * 6.0 / 1024 : 0;
+    for (std::size_t i = 0; i < some.size(); ++i) {
+        const float q = r.number(first + i);
+        if (q != gs::fp4_pair(some[i] * inverse, 0).first()) ++wrong;
+        const double x = std::fabs(static_cast<double>(some[i]));
+        const double off = std::fabs(static_cast<double>(q) * step - static_cast<double>(some[i]));
+        if (x <= most && off > std::fmax(x / 5, step / 4) + small + x * 0x1p-20) ++wrong;
+        if (x > most && (std::fabs(q) != 6 || s != 448)) ++wrong;
+    }
+    return wrong;
+}
+
+std::size_t wrong_in(const nvfp4_result& r, std::span<const float> x, std::size_t width, float whole) {
+    std::size_t wrong = 0;
+    each_group(x, width, 16, [&](std::size_t row, std::size_t g, std::span<const float> some) {
+        const gs::fp8_e4m3 scale = r.scales[row * groups_of(width, 16) + g];
+        const std::size_t first = row * width + g * 16;
+        if (std::all_of(some.begin(), some.end(), [](float v) { return std::isfinite(v); })) {
+            wrong += wrong_in_group(r, first, some, scale, whole);
+            return;
+        }
+        wrong += scale.bits() == 0x7f ? 0 : 1;
+        for (std::size_t i = 0; i < some.size(); ++i) wrong += r.number(first + i) == 0 ? 0 : 1;
+    });
+    return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("4 bits hold the nearest of their numbers, an even one of two", "[collective]") {
+    constexpr std::array<float, 8> numbers{0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+    const auto code = [](float x) { return gs::fp4_pair(x, 0).bits(); };
+    for (std::uint8_t i = 0; i < numbers.size(); ++i) {
+        const gs::fp4_pair two(numbers[i], -numbers[i]);
+        CAPTURE(numbers[i]);
+        CHECK(two.bits() == (i | (i + 8) << 4));
+        CHECK((two.first() == numbers[i] && two.second() == -numbers[i]));
+        if (i + 1U == numbers.size()) break;
+        const float middle = (numbers[i] + numbers[i + 1U]) / 2;
+        CHECK(code(std::nextafter(middle, 0.0F)) == i);
+        CHECK(code(middle) == i + i % 2);
+        CHECK(code(std::nextafter(middle, 7.0F)) == i + 1);
+    }
+    for (const float x : {7.0F, infinity, lost}) CHECK(code(x) == 7);
+}
+
+TEST_CASE("nvfp4 has the bits and the bound that are documented", "[collective]") {
+    const auto seed = support::seed(4);
+    CAPTURE(seed);
+    support::random any(seed);
+    for (const std::size_t width : {2U, 14U, 16U, 18U, 100U, 256U, 1030U})
+        for (int times = 0; times < 8; ++times) {
+            CAPTURE(width, times);
+            auto x = some_numbers(2 * width, any);
+            for (const float special : {infinity, -infinity, lost, -lost})
+                if (any.one_in(4)) x[any.below(x.size())] = special;
+            const float whole = std::ldexp(1.1F, static_cast<int>(any.below(20)) - 16);
+            nvfp4_result r(2, width);
+            std::vector<float> scratch(width);
+            gs::host::kernel_context ctx;
+            gs::apply_rows(ctx, gs::epilogue<>{} | gs::quantise_nvfp4(r.scales, whole) | gs::into(r.codes),
+                           {.rows = 2, .width = width}, gs::from_rows(x.data()), scratch.data());
+            REQUIRE(wrong_in(r, x, width, whole) == 0);
+        }
+}
+
+TEST_CASE("nvfp4 behind an all-reduce: half a byte an element, on every rank, of rows with an even width",
+          "[collective]") {
+    constexpr std::size_t rows = 5, width = 50;
+    const auto seed = support::seed(5);
+    CAPTURE(seed);
+    support::random any(seed);
+    const std::vector<std::vector<float>> in{some_numbers(rows * width, any), some_numbers(rows * width, any)};
+    std::vector<float> x(rows * width);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = in[0][i] + in[1][i];
+    const gs::communicator group(2);
+    std::atomic<unsigned> wrong{0};
+    support::together(2, [&](unsigned rank) {
+        const auto me = group.rank(rank);
+        nvfp4_result all(rows, width);
+        const auto steps = gs::reduced(in[rank], width) | gs::quantise_nvfp4(all.scales, 0.25F);
+        if (gs::try_run(me, steps, std::span(all.codes))) ++wrong;
+        if (wrong_in(all, x, width, 0.25F) != 0) ++wrong;
+        const auto own = gs::shard_of(rows, rank, 2);
+        nvfp4_result part(own.size(), width);
+        if (gs::try_run_sharded(me,
+                                gs::reduced(in[rank], width) | gs::quantise_nvfp4(gs::shard(part.scales.data()), 0.25F),
+                                std::span(part.codes)))
+            ++wrong;
+        if (wrong_in(part, std::span(x).subspan(own.begin * width, own.size() * width), width, 0.25F) != 0) ++wrong;
+        auto odd = steps;
+        odd.width = 25;
+        if (gs::try_run(me, odd, std::span(all.codes)).code != gs::errc::mismatch) ++wrong;
+        if (gs::try_run(me, steps, std::span(all.codes).first(1)).code != gs::errc::mismatch) ++wrong;
+    });
+    CHECK(wrong == 0);
 }
 
 }  // namespace group_scales_test

@@ -144,6 +144,7 @@ job random_job(std::mt19937_64& any, std::uint32_t which) {
         const std::size_t room = region / sizeof(typename kind::in_type) - 16;
         if constexpr (kind::by_rows) {
             j.width = 1 + below(any, below(any, 2) == 0 ? 40 : 300);
+            if (kind::in_pairs) j.width += j.width % 2;
             const std::size_t most = std::min(region / 4 - 16, room) / j.width;  // results and residuals may be floats
             j.count = j.width * (1 + below(any, std::min<std::size_t>(most, 9)));
         } else {
@@ -727,6 +728,8 @@ std::vector<cost> costs() {
     add("add_norm_quantise_groups",
         {.which = number_of<fused<gs::bfloat16, grouped, false, false>>(), .ranks = 4, .width = 128}, 1,
         3 + 6.0 / 4 + 4.0 / 128);
+    add("quantise_nvfp4", {.which = number_of<fused<float, in_four_bits, false, true>>(), .ranks = 4, .width = 128}, 1,
+        4 + 0.5 + 1.0 / 16);
     return all;
 }
 

@@ -113,6 +113,7 @@ struct kind {
     using in_type = T;
     static constexpr bool shared = Shared;
     static constexpr bool by_rows = false;     // count is rows * width
+    static constexpr bool in_pairs = false;    // rows have an even width
     static constexpr bool wide = false;        // `count` elements for each rank
     static constexpr bool exact = false;       // wants sums that floats hold, whatever their order
     static constexpr bool unequal = false;     // parts differ in length
@@ -235,6 +236,7 @@ struct barrier : kind<float, Shared> {
 template <class T, class Stages, bool Sharded, bool Shared>
 struct fused : kind<T, Shared> {
     static constexpr bool by_rows = true;
+    static constexpr bool in_pairs = requires { Stages::in_pairs; };
     static constexpr bool exact = Stages::exact;
     static auto body(const job& j, std::uint32_t, std::byte* a) { return of(Stages::template pipeline<T>(j, a), j, a); }
 
@@ -300,6 +302,15 @@ struct grouped {
                gs::quantise_groups<gs::fp8_e4m3>(array<float>(a, scales));
     }
 };
+/// Two numbers a byte. With the scale of the tensor some numbers of some jobs are too large.
+struct in_four_bits {
+    static constexpr bool exact = false, in_pairs = true;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::average{}) | chain_of(j, a) |
+               gs::quantise_nvfp4(array<gs::fp8_e4m3>(a, scales), 0.004F);
+    }
+};
 struct layered {
     static constexpr bool exact = true;
     template <class T>
@@ -334,7 +345,7 @@ using every_kind = std::tuple<
     // coded
     coded_all_reduce<float, gs::sum, 128, false>, coded_all_reduce<gs::bfloat16, gs::average, 32, true>,
     // scales of groups
-    fused<gs::bfloat16, grouped, false, false>>;
+    fused<gs::bfloat16, grouped, false, false>, fused<float, in_four_bits, false, true>>;
 inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
 
 /// Calls f(a value of this kind's type).

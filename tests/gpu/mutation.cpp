@@ -130,8 +130,11 @@ public:
         if (is_by_rows(j)) {
             // As many floats as a slot holds, and so few that rows end in one, two and three columns.
             j.width = widths[n];
+            with_kind(which, [&](auto k) {
+                if (decltype(k)::in_pairs) j.width += j.width % 2;
+            });
             j.count = (j.width > 100 ? 2 : 8) * j.width;
-            if (j.width == 5)
+            if (widths[n] == 5)
                 j.steps.back() = {makes_something_of_zeros, 64};  // more than what rows end in, so that a maximum tells
         }
         add(j, n, std::nullopt);

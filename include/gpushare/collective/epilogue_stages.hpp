@@ -33,6 +33,11 @@
 //
 //   auto by_group = normed | gpushare::quantise_groups<gpushare::fp8_e4m3>(of_group);
 //
+// quantise_nvfp4 stores two elements in a byte, with an fp8 scale for each 16 columns and one scale
+// of the whole tensor, which is given: an element x is close to q * scale * whole.
+//
+//   auto four_bits = normed | gpushare::quantise_nvfp4(of_16, largest_of_last_step / (6 * 448));
+//
 // apply_rows applies an epilogue to rows of elements, without a collective: by the same code
 // (detail/epilogue_run.hpp) that runs it behind an all-reduce.
 //
@@ -73,8 +78,79 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements from a row
-/// to the next, 0: as many as the result has columns.
+/// Two numbers of 4 bits in a byte, the first in the low half: the toolkit's __nv_fp4x2_e2m1, and
+/// the order in which cuBLASLt takes CUDA_R_4F_E2M1. They are E2M1 of the OCP microscaling formats
+/// 1.0: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+class fp4_pair {
+public:
+    fp4_pair() = default;  ///< leaves the bits unset
+    /// Rounds each to nearest, ties to even. What is larger than 6 becomes 6; so does a NaN, as by
+    /// the toolkit.
+    GPUSHARE_HD constexpr fp4_pair(float first, float second) noexcept
+        : bits_(static_cast<std::uint8_t>(narrow(first) | narrow(second) << 4)) {}
+
+    /// The pair with those bits.
+    [[nodiscard]] GPUSHARE_HD static constexpr fp4_pair from_bits(std::uint8_t bits) noexcept {
+        fp4_pair p{};
+        p.bits_ = bits;
+        return p;
+    }
+    /// The pair's bits.
+    [[nodiscard]] GPUSHARE_HD constexpr std::uint8_t bits() const noexcept { return bits_; }
+    /// The number in the low half. Exact.
+    [[nodiscard]] GPUSHARE_HD constexpr float first() const noexcept { return widen(bits_ & 15U); }
+    /// The number in the high half. Exact.
+    [[nodiscard]] GPUSHARE_HD constexpr float second() const noexcept { return widen(bits_ >> 4U); }
+
+private:
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t narrow(float x) noexcept {
+        const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
+        const float a = __builtin_bit_cast(float, bits & 0x7fff'ffffU);
+        // One more for each middle between two neighbours that is below. A middle itself goes to
+        // the even neighbour.
+        const std::uint32_t code = (a > 0.25F ? 1U : 0U) + (a >= 0.75F ? 1U : 0U) + (a > 1.25F ? 1U : 0U) +
+                                   (a >= 1.75F ? 1U : 0U) + (a > 2.5F ? 1U : 0U) + (a >= 3.5F ? 1U : 0U) +
+                                   (a > 5.0F ? 1U : 0U);
+        return a != a ? 7U : code | bits >> 31 << 3;
+    }
+    [[nodiscard]] GPUSHARE_HD static constexpr float widen(std::uint32_t code) noexcept {
+        const std::uint32_t low = code & 1U, exponent = code >> 1U & 3U;
+        const std::uint32_t halves = exponent == 0 ? low : (2U + low) << (exponent - 1U);
+        const float magnitude = static_cast<float>(halves) / 2;
+        return code < 8 ? magnitude : -magnitude;
+    }
+
+    std::uint8_t bits_;
+};
+static_assert(sizeof(fp4_pair) == 1 && std::is_trivial_v<fp4_pair>);
+
+namespace detail {
+/// How many elements of a row a T holds.
+template <class T>
+inline constexpr std::size_t columns_in = std::same_as<T, fp4_pair> ? 2 : 1;
+
+/// To the pairs from `to` on, of the first `n` elements: an even number.
+template <std::uint32_t N, std::uint32_t W>
+GPUSHARE_FLAT GPUSHARE_HD void store_pairs(fp4_pair* to, const floats<N, W>& x, std::uint32_t n) noexcept {
+#ifdef __CUDA_ARCH__
+    if constexpr (N > 4) {
+        store_pairs(to, x.low(), n < N / 2 ? n : N / 2);
+        if (n > N / 2) store_pairs(to + N / 4, x.high(), n - N / 2);
+    } else {
+        to[0] = fp4_pair(x[0], x[1]);
+        if (n != 2) to[1] = fp4_pair(x[2], x[3]);
+    }
+#else
+    float all[N];
+    store_floats(all, x);
+    for (std::uint32_t i = 0; i < N && i < n; i += 2) to[i / 2] = fp4_pair(all[i], all[i + 1]);
+#endif
+}
+}  // namespace detail
+
+/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements of the
+/// type T from a row to the next, 0: as many as the result's columns take. An fp4_pair is two
+/// columns, and rows have an even number of them.
 template <class T, bool Shard>
 struct matrix {
     using value_type = std::remove_const_t<T>;  ///< of an element
@@ -85,7 +161,8 @@ struct matrix {
 
     /// Where the elements of `p` are.
     [[nodiscard]] GPUSHARE_HD T* at(const place& p) const noexcept {
-        return data + (Shard ? p.shard_row : p.row) * (pitch == 0 ? p.width : pitch) + p.column;
+        constexpr std::size_t columns = detail::columns_in<value_type>;
+        return data + (Shard ? p.shard_row : p.row) * (pitch == 0 ? p.width / columns : pitch) + p.column / columns;
     }
 };
 /// All rows, from `data` on.
@@ -268,7 +345,9 @@ struct storing {
 
     template <class V>
     GPUSHARE_FLAT GPUSHARE_HD void store(const V& x, const place& at) const noexcept {
-        if (at.streams && at.count == V::lanes)
+        if constexpr (columns_in<stored_type> == 2)
+            store_pairs(to.at(at), x, at.count);
+        else if (at.streams && at.count == V::lanes)
             stream_floats(to.at(at), x);
         else
             store_floats(to.at(at), x, at.count);
@@ -569,6 +648,39 @@ struct group_fitting {
     }
 };
 static_assert(group_stage<group_fitting<fp8_e4m3, 128, false>> && sharing_stage<group_fitting<fp8_e4m3, 128, false>>);
+
+/// Finds the fp8 scale of each 16 columns, tells the ranks and divides by that and by the scale of
+/// the tensor.
+template <bool Shard>
+struct nvfp4_fitting {
+    static constexpr bool any_row = !Shard;
+    using result_type = fp4_pair;
+    static constexpr std::uint32_t group = 16;
+    struct learnt {
+        fp8_e4m3 scale;
+        float inverse;  // 0: the group isn't finite
+    };
+
+    of_groups<fp8_e4m3, group, Shard> scales;
+    float whole, to_scale;
+
+    GPUSHARE_HD void learn(float largest, learnt& known) const noexcept {
+        const fp8_e4m3 near{detail::product_of(largest, to_scale)};
+        known.scale = near.bits() == 0 ? fp8_e4m3::from_bits(1) : near;
+        known.inverse = detail::quotient_of(1.0F, detail::product_of(static_cast<float>(known.scale), whole));
+        if (largest == __builtin_huge_valf()) known = {fp8_e4m3::from_bits(0x7f), 0.0F};
+    }
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place&, const learnt& known) const noexcept {
+        return known.inverse == 0 ? V(0.0F) : x * known.inverse;
+    }
+    GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { scales.at(at) = known.scale; }
+    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept requires(!Shard) { return scales.data; }
+    [[nodiscard]] GPUSHARE_HD nvfp4_fitting with(void* data) const noexcept requires(!Shard) {
+        return {{static_cast<fp8_e4m3*>(data)}, whole, to_scale};
+    }
+};
+static_assert(group_stage<nvfp4_fitting<false>> && sharing_stage<nvfp4_fitting<false>>);
 }  // namespace detail
 
 /// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the row; with
@@ -624,6 +736,25 @@ template <quantised_number Q, std::uint32_t Group = 128, class R>
 [[nodiscard]] constexpr auto quantise_groups(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);
     return detail::group_fitting<Q, Group, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
+}
+
+/// Quantises to 4 bits, two columns in an fp4_pair, with an fp8_e4m3 scale for each 16 columns and
+/// the scale `whole` of the tensor, from 2^-100 to 2^100. The caller gives `whole`, calibrated or
+/// from the step before, since the tensor's largest magnitude isn't known before the last row is
+/// reduced; that magnitude over 6 * 448 uses the whole range. Rows have an even width, and the
+/// result has width / 2 bytes for each. The scales are written to `scales`, row by row, ceil(width
+/// / 16) for each; cuBLASLt's mode VEC16_UE4M3 takes them in tiles of 128 rows by 4 groups. All
+/// else is as of quantise_groups.
+///
+/// A scale is the group's largest magnitude / (6 * whole), rounded to fp8_e4m3 and at least 2^-9; q
+/// is x divided by scale * whole. If |x| is at most 6 * 448 * whole, q * scale * whole is off by at
+/// most |x| / 5 or scale * whole / 4, whichever is more; in addition by 6 * whole / 1024, where the
+/// scale is below 2^-6, and by |x| * 2^-20, the rounding of floats. A larger x becomes 6 * 448 *
+/// whole. A group with an infinity or a NaN has the scale NaN and only zeros.
+template <class R>
+[[nodiscard]] constexpr auto quantise_nvfp4(R&& scales, float whole) noexcept {
+    const auto m = detail::as_matrix(scales);
+    return detail::nvfp4_fitting<decltype(detail::as_matrix(scales))::is_shard>{{m.data}, whole, 1.0F / (6.0F * whole)};
 }
 
 /// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table with a row for each

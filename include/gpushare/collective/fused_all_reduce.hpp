@@ -36,7 +36,8 @@ template <bool Sharded, class T, class Op, class... Stages>
     static_assert(!std::integral<T> && !std::same_as<T, double>, "gpushare: epilogues compute in float");
     const std::size_t rows = p.width == 0 ? 0 : p.count / p.width;
     const std::size_t kept = Sharded ? shard_of(rows, me.rank(), me.size()).size() * p.width : p.count;
-    if (p.width == 0 || rows * p.width != p.count || out.size() != kept)
+    constexpr std::size_t columns = columns_in<typename pipeline<T, Op, Stages...>::out_type>;
+    if (p.width == 0 || p.width % columns != 0 || rows * p.width != p.count || out.size() != kept / columns)
         return {errc::mismatch, collective_kind::all_reduce, me.rank(), 0};
     const fused_plan plan = me.tuning().fused(me.size(), p.count * sizeof(T));
     std::unique_ptr<float[]> spare;
