@@ -81,7 +81,12 @@ public:
     template <class... Args>
     T& emplace_back(Args&&... args) {
         static_assert(std::is_constructible_v<T, Args...>, "T(arg) would also cast");
-        push_back(T(std::forward<Args>(args)...));
+        if (m_.size == m_.capacity) {  // made before all move, since an argument may lie among them
+            push_back(T(std::forward<Args>(args)...));
+        } else {
+            ::new (static_cast<void*>(data() + m_.size)) T(std::forward<Args>(args)...);
+            ++m_.size;
+        }
         return back();
     }
     void pop_back() noexcept { --m_.size; }

@@ -27,13 +27,12 @@ public:
     /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
     void reserve(std::size_t clients) {
         if (clients <= places_.size()) return;
-        if (heap_.capacity() < clients) heap_.reserve(clients + clients / 2);
-        if (places_.capacity() < clients) places_.reserve(clients + clients / 2);
-        while (places_.size() < clients) places_.push_back(nowhere);
+        heap_.resize(clients);
+        places_.resize(clients, nowhere);
     }
 
-    [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
-    [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
+    [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(std::uint32_t index) const noexcept { return places_[index] != nowhere; }
     /// There must be one.
     [[nodiscard]] std::uint32_t first() const noexcept { return heap_.front().index; }
@@ -42,12 +41,8 @@ public:
     /// Adds the client, or moves it to where it belongs now.
     void put(std::uint32_t index, priority level, std::int64_t key) noexcept {
         auto at = places_[index];
-        if (at == nowhere) {
-            at = static_cast<std::uint32_t>(heap_.size());
-            heap_.push_back({});  // within the reserve
-        }
-        if (heap_.size() == 1)
-            return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
+        if (at == nowhere) at = size_++;
+        if (size_ == 1) return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
         settle(at, {key, level.level, index});
     }
 
@@ -56,10 +51,7 @@ public:
         const auto at = places_[index];
         if (at == nowhere) return;
         places_[index] = nowhere;
-        if (at + 1 == heap_.size()) return heap_.pop_back();
-        const entry last = heap_.back();
-        heap_.pop_back();
-        settle(at, last);
+        if (at != --size_) settle(at, heap_[size_]);
     }
 
 private:
@@ -87,12 +79,11 @@ private:
             set(at, heap_[(at - 1) / 4]);
             at = (at - 1) / 4;
         }
-        const auto size = heap_.size();
         for (;;) {
             const auto child = 4 * at + 1;
-            if (child >= size) break;
+            if (child >= size_) break;
             auto first = child;
-            const auto end = child + 4 < size ? child + 4 : size;
+            const auto end = child + 4 < size_ ? child + 4 : size_;
             for (auto other = child + 1; other < end; ++other)
                 if (before(heap_[other], heap_[first])) first = other;
             if (!before(heap_[first], e)) break;
@@ -102,8 +93,9 @@ private:
         set(at, e);
     }
 
-    plain_list<entry> heap_;
+    plain_list<entry> heap_;  // the first `size_` of these
     plain_list<std::uint32_t> places_;
+    std::uint32_t size_ = 0;
 };
 
 }  // namespace detail
