@@ -38,11 +38,16 @@ public:
         if (cold_for_ > 0 && --cold_for_ == 0) cold_ = {};
         now_.learn(took);
         lately_ = std::max(lately_, took);
+        longest_ = std::max(longest_, took);
+        usual_ = std::max(usual_, took);
+        if (now_.seen % forget != 0) return;
         if (now_.seen % lately == 0) before_lately_ = std::exchange(lately_, ns{0});
         if (now_.seen == window) before_ = std::exchange(now_, {});
+        longest_ = std::max(now_.longest[0], before_.longest[0]);
+        usual_ = std::max({lately_, before_lately_, p99()});
     }
     /// The longest; 0 before the first.
-    [[nodiscard]] ns get() const noexcept { return std::max({now_.longest[0], before_.longest[0], cold_}); }
+    [[nodiscard]] ns get() const noexcept { return std::max(longest_, cold_); }
     /// At most one in a hundred took longer; of fewer than a hundred, none. 0 before the first that isn't cold.
     [[nodiscard]] ns p99() const noexcept {
         auto *now = now_.longest.data(), *before = before_.longest.data();
@@ -52,7 +57,7 @@ public:
     /// The time within which the next measurement probably ends, even if a longer one is
     /// remembered: all of the latest 16 to 31 did, and at most one in a hundred of the latest 512
     /// to 1023 took longer (p99). 0 before the first.
-    [[nodiscard]] ns usual() const noexcept { return std::max({lately_, before_lately_, p99(), cold_}); }
+    [[nodiscard]] ns usual() const noexcept { return std::max(usual_, cold_); }
     /// How many measurements these are.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
@@ -77,10 +82,14 @@ private:
         }
     };
 
-    static_assert(window % lately == 0);
+    // Longer ones are forgotten at multiples of this, of which all of these numbers are: a window,
+    // the latest few, and the hundreds that p99() counts.
+    static constexpr std::uint32_t forget = 4;
+    static_assert(window % lately == 0 && lately % forget == 0 && 100 % forget == 0);
 
     measurements now_, before_;
     ns lately_{}, before_lately_{};  // the longest of up to 16, and of the 16 before these
+    ns longest_{}, usual_{};         // of those above, which each admission asks for
     ns cold_{};
     std::uint32_t cold_for_ = 0;
 };
