@@ -108,7 +108,7 @@ public:
 
     [[nodiscard]] constexpr bool known() const noexcept { return given_ > 0; }  ///< Whether it was given.
     [[nodiscard]] constexpr double part() const noexcept {
-        return given_ > 0 && given_ < 1 ? given_ : 1;
+        return given_ < 1 && given_ > 0 ? given_ : 1;
     }                                                                         ///< In (0, 1].
     [[nodiscard]] constexpr double given() const noexcept { return given_; }  ///< As it was given; 0 if it wasn't.
     /// Whether it was given as a part, or not at all.

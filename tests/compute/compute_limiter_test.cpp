@@ -615,4 +615,53 @@ TEST_CASE("work that is done at once lets in the next at once", "[compute]") {
     CHECK(compute.close(c));
 }
 
+TEST_CASE("while nobody waits on any level, few ends of permits' work are dated", "[compute]") {
+    struct instant_stream {
+        using point = gpushare::immediate_point;
+        static point record() noexcept { return {}; }
+    };
+    struct counting_clock {
+        int* reads;
+        [[nodiscard]] instant now() const noexcept { return instant{ns{++*reads}}; }
+    };
+    int reads = 0;
+    gpushare::compute_limiter<instant_stream, counting_clock> compute{{}, counting_clock{&reads}};
+    instant_stream stream;
+    const auto c = compute.add({});
+    const auto reads_of = [&](int permits) {
+        const int before = reads;
+        for (int i = 0; i < permits; ++i) compute.acquire(c)->enqueue(stream, [](instant_stream&) {});
+        return reads - before;
+    };
+    CHECK(reads_of(1600) <= 101);
+    (void)compute.add({.level = {1}});  // whose bounds count how long work has been on the device
+    CHECK(reads_of(160) >= 160);
+}
+
+TEST_CASE("a bound counts all the time that work has had, whenever an end was last dated", "[compute]") {
+    setup t;
+    const auto low = t.compute.add({.longest = 1ms});
+    const auto begin = [&] { t.compute.acquire(low)->enqueue(t.stream, [](manual_stream& s) { s.enqueue(1ms); }); };
+    const int ends = GENERATE(1, 2, 15, 16, 17, 40);
+    CAPTURE(ends);
+    for (int i = 0; i < ends; ++i) {
+        begin();
+        t.clock.advance(1ms);
+        t.finish_one();
+        t.compute.poll();
+    }
+    begin();
+    t.clock.advance(50ms);
+    t.compute.poll();
+    const auto high = t.compute.add({.level = {1}});
+    const auto urgent = t.submit(high, "urgent");
+    CHECK(urgent.bound() >= 50ms);
+    CHECK(urgent.bound() <= 66ms);  // fifteen undated ends before it
+    for (int i = 0; i < 2; ++i) {
+        t.finish_one();
+        t.compute.poll();
+    }
+    CHECK(urgent.done());
+}
+
 }  // namespace compute_limiter_test

@@ -297,7 +297,7 @@ public:
         client.usage.ran = saturating_add(client.usage.ran, o.took);
         if (client.add_charge(o.amount(), o.may_shrink)) unsettled_.add(g.client.index);
         client.usage.completed += o.times;
-        client.usage.running.add(lasted / std::max<ns::rep>(o.times, 1), o.times);
+        client.usage.running.add(o.times > 1 ? lasted / ns::rep{o.times} : lasted, o.times);
         if (g.of_request) expect_more(g, now);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
             report(
@@ -488,10 +488,9 @@ private:
 
     // The longest of a client, which was `before`, may be another one now.
     void update_longest(const client_state& client, ns before) noexcept {
-        const auto lasts = client.lasts();
-        budget_.raise_longest(client.level, lasts);
-        if (lasts.longest >= before &&
-            ++learnt_ <= std::max<std::uint64_t>(detail::recent_longest::window, clients_.size()))
+        const ns longest = client.longest();
+        if (longest > before) budget_.raise_longest(client.level, client.lasts());
+        if (longest >= before && ++learnt_ <= std::max<std::uint64_t>(detail::recent_longest::window, clients_.size()))
             return;
         learnt_ = 0;
         budget_.survey(client.level, clients_);

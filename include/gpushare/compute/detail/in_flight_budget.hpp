@@ -412,8 +412,9 @@ GPUSHARE_INLINE void in_flight_budget::learn_hand_over(const charge& o, ns laste
 
 GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
     enter(a.level_index, a.longest, a.predicted, a.of_request);
-    if (a.yields_within <= ns{0})
-        of(a.level_index).in_the_way = saturating_add(of(a.level_index).in_the_way, a.longest);
+    auto& level = of(a.level_index);
+    const ns in_the_way = a.yields_within <= ns{0} ? a.longest : ns{0};
+    level.in_the_way = saturating_add(level.in_the_way, in_the_way);
     if (a.width.part() < 1) ++num_narrow_;
     auto* l = find_stream(a);
     const bool alone = l == nullptr;
@@ -421,9 +422,9 @@ GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
         l = &streams_.emplace_back(
             stream_load{.name = a.timeline, .level = a.level_index, .first = a.client.index});  // within the reserve
     ++l->in_flight;
-    if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
+    if (a.width.known() || level.kept > 0) l->width = std::max(l->width, width_beside_kept(a));
     l->length = saturating_add(l->length, counted(a));
-    if (a.yields_within <= ns{0}) l->in_the_way = saturating_add(l->in_the_way, a.longest);
+    l->in_the_way = saturating_add(l->in_the_way, in_the_way);
     l->back_after = std::max(l->back_after, back_after(a));
     note_if_on_kept(a);
     return alone;
@@ -513,15 +514,16 @@ GPUSHARE_INLINE ns in_flight_budget::bound(std::uint32_t level, sm_width width) 
 
 GPUSHARE_INLINE ns in_flight_budget::bound_now(std::uint32_t level, sm_width width) const noexcept {
     const auto& own = levels_[level];
-    const bool fits = width.known() && width.part() <= own.keeps + uncertain;
+    const bool fits = own.keeps > 0 && width.known() && width.part() <= own.keeps + uncertain;
     if (fits && is_free(own)) return own.bound_on_kept;
     ns there{};
     bool any_below = false;
-    for (const auto& l : levels_) {
-        if (l.level >= own.level || !in_use(l)) continue;
-        any_below = true;
-        there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
-    }
+    if (only_ != level)
+        for (const auto& l : levels_) {
+            if (l.level >= own.level || !in_use(l)) continue;
+            any_below = true;
+            there = saturating_add(there, saturating_add(l.in_the_way, l.overdue));
+        }
     if (!any_below) there = saturating_add(own.in_the_way, own.overdue);
     if (there > own.bound && num_narrow_ > 0) there = std::min(there, side_by_side(own, any_below));
     return std::max(own.bound, there);

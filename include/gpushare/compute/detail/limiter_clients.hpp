@@ -224,8 +224,8 @@ struct limiter_client {
         h.remaining = std::max(h.remaining, h.cost);
         if (next.width.known() && settings.narrowest.known() && next.width.part() < settings.narrowest.part())
             next.width = settings.narrowest;
-        h.level = std::min(h.level, std::max(settings.level, settings.ceiling));
-        if (h.level <= settings.level) h.level = no_priority;
+        const auto above = std::min(h.level, settings.ceiling);
+        h.level = above > settings.level ? above : no_priority;
         if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
     }
 

@@ -316,7 +316,7 @@ private:
     }
 
     // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
-    void rebase(priority p) noexcept {
+    GPUSHARE_RARE void rebase(priority p) noexcept {
         const auto base = std::exchange(virtual_time(p), 0);
         const auto moved = [&](std::int64_t tag) { return std::clamp(tag - base, -rebase_at / 2, rebase_at / 2); };
         for (auto& c : clients_) {
