@@ -377,6 +377,10 @@ gpushare::submit_options lane::options(const batch& b, std::uint32_t step) const
 // Under no lock. A tenant that sleeps is woken.
 template <class Run, class Done>
 errc lane::hand_over(const Run& run, const gpushare::submit_options& o, const Done& done) {
+    if (calls_on_threads()) {
+        settings_.calls->call(o, run, done);
+        return errc::none;
+    }
     const auto submit = [&] { return tenant_->try_submit(run, o, done); };
     auto ticket = submit();
     if (ticket.code() == errc::asleep) {
@@ -557,6 +561,11 @@ void lane::refuse_late(batch& b) noexcept {
 }
 
 void lane::finish(batch& b, const gpushare::completion& how) noexcept {
+    // A thread of its own was refused its turn: so are the requests that would have gone with it.
+    if (calls_on_threads() && how.status != errc::none && how.status != errc::kernel_failed && !b.starved) try {
+            take(b);
+        } catch (...) {  // of the host's memory: they wait
+        }
     auto broken = broke(how) && b.entered.load(std::memory_order_relaxed) ? b.on : nullptr;
     b.on.reset();
     b.cut.reset();
@@ -638,6 +647,18 @@ void lane::end(ended what) noexcept {
     if (!what.starved) pump_or_later();
 }
 
+// So that no call has to. Beside a call that is being enqueued, which has the scratch, the engine's
+// first call makes it as large.
+void lane::reserve_scratch(const engine& e) {
+    gpushare::failure why;
+    const auto reserve = [&] { why = settings_.room->reserve(gpushare::bytes{e.scratch()}); };
+    if (calls_on_threads())
+        (void)settings_.calls->between_calls(reserve);
+    else
+        reserve();
+    if (e.scratch() != 0 && why.code != errc::none) gpushare::raise(why, whose(), "scratch of a model");
+}
+
 // Under the lock.
 void lane::load_later() {
     if (state_ != state::unloaded) return;
@@ -657,9 +678,7 @@ void lane::load_later() {
                                    gpushare::tenant_tag{whose.tag()}, whose.name(), &self->owner_});
             check_runs_here(self->model_.info, *e);
             if (before) beside = std::make_unique<gpushare::workspace>(before->charge(whose));
-            if (const auto why = self->settings_.room->reserve(gpushare::bytes{e->scratch()});
-                e->scratch() != 0 && why.code != errc::none)
-                gpushare::raise(why, whose.name(), "scratch of a model");
+            self->reserve_scratch(*e);
             self->loaded(std::move(e), std::move(beside), nullptr);
         } catch (...) {
             const auto why = as_refused(std::current_exception());

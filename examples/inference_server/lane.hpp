@@ -29,6 +29,7 @@
 #include <gpushare/tenant/tenant.hpp>
 
 #include "inference_server/account.hpp"
+#include "inference_server/call_gate.hpp"
 #include "inference_server/engine.hpp"
 
 namespace inference_server {
@@ -123,6 +124,7 @@ public:
         std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
         std::function<void()> on_freed = [] {};
         gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
+        std::shared_ptr<tenant_calls> calls{};  ///< of the tenant; null: who drives the device makes its calls
     };
     lane(std::shared_ptr<tenant> whose, std::shared_ptr<const model_source> model, std::shared_ptr<account> account,
          settings s);
@@ -186,11 +188,13 @@ private:
 
     void when_loaded(std::function<void(const refused*)> done, bool limited);
     void load_later();
+    void reserve_scratch(const engine& e);
     void loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why) noexcept;
     void asked(gpushare::instant now);
     void came_to(gpushare::sleep_level level, gpushare::instant now) noexcept;
     void over(std::size_t requests) noexcept;
     [[nodiscard]] bool is_busy() const noexcept;
+    [[nodiscard]] bool calls_on_threads() const noexcept { return has_call_gate && settings_.calls != nullptr; }
     [[nodiscard]] std::size_t limit() const;
     [[nodiscard]] std::size_t at_once() const noexcept;
     template <class Run, class Done>

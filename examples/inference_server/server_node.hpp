@@ -47,7 +47,8 @@ class place {
 public:
     place(gpushare::cuda::stream& on, when_over& later) noexcept : stream_(on), later_(later) {}
 
-    /// The tenant's. A call that waits for it keeps all tenants waiting.
+    /// The tenant's. A call that waits for it keeps the tenant's other calls waiting, and those of
+    /// all tenants where there is no gate: see call_gate.hpp.
     [[nodiscard]] gpushare::cuda::stream& stream() const noexcept { return stream_; }
     /// `f` is called when the work of the whole submission is over, unless the submission failed.
     /// `f` keeps what it needs alive, but for the call's outputs, and waits for nothing.

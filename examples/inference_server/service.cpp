@@ -26,6 +26,17 @@ std::vector<std::shared_ptr<const model_source>> shared(std::vector<model_source
 
 const std::string& name_of(const std::shared_ptr<const model_source>& m) noexcept { return m->info.name; }
 
+/// Null where there is none: on the host, and where a profiler has what the gate needs.
+std::unique_ptr<call_gate> gate_of(server_node& on, const call_gate_options& o) {
+    if (!has_call_gate) return nullptr;
+    try {
+        return std::make_unique<call_gate>(on, o);
+    } catch (const gpushare::error& e) {
+        std::fprintf(stderr, "inference_server: one thread makes all calls, and no launch is held: %s\n", e.what());
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 service::service(service_options o, std::vector<model_source> models)
@@ -47,7 +58,8 @@ service::service(service_options o, std::vector<model_source> models)
                                            std::string(to_string(e.what)).c_str(),
                                            static_cast<unsigned long long>(e.size.count()));
                           }}),
-      tenants_(shared_) {
+      tenants_(shared_),
+      gate_(gate_of(node_, options_.gate)) {
     if (!options_.journal.empty()) journal_.emplace(options_.journal);
     auto [text, look] = read_file(options_.tenants);
     seen_ = look;
@@ -64,11 +76,13 @@ service::~service() {
         thread->join();
     }
     (void)stop(gpushare::never);
+    if (gate_ != nullptr) gate_->end();
     drawn_.reset();
     keys_.reset();
     for (auto& [name, row] : rows_) {
         row.lanes.clear();
         row.room.reset();
+        row.calls.reset();
         row.who.reset();
     }
     tenants_.apply({}, gpushare::saturating_add(now(), 10s));
@@ -186,6 +200,7 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto stream = static_cast<std::uint32_t>(number % c.who->spec().streams);
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
+    if (row.calls == nullptr && gate_ != nullptr) row.calls = gate_->add(*c.who);
     auto mine = std::make_shared<lane>(
         c.who, std::move(m), c.counts,
         lane::settings{
@@ -198,7 +213,8 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
             .on_deadline = [this](gpushare::instant when) { expect_late(when); },
             .freed = freed_,
             .on_freed = [this] { let_texts_begin(); },
-            .text_waits = options_.text_waits});
+            .text_waits = options_.text_waits,
+            .calls = row.calls});
     return row.lanes.emplace(model, std::move(mine)).first->second;
 }
 
@@ -571,13 +587,27 @@ void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
 
 }  // namespace
 
+// At the gate each launch is timed by itself. The limiter's account has a call from its begin to its
+// end, with the time in which its thread was held or computed.
+gpushare::tenant_usage service::usage_of(tenant& t) const {
+    auto usage = t.usage();
+    if (!has_call_gate) return usage;
+    std::shared_ptr<tenant_calls> calls;
+    {
+        const std::lock_guard lock(mutex_);
+        if (const auto row = rows_.find(t.name()); row != rows_.end()) calls = row->second.calls;
+    }
+    if (calls != nullptr) usage.device_time = calls->device_time();
+    return usage;
+}
+
 // Once a second, at each change, and at the end. `gone`: closed, so that their usage is final.
 void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
     const auto passing = gpushare::host::steady_clock{}.now();  // bills memory, also while the time of day is set
     const auto read = [&](tenant& t) {
-        auto r = gpushare::reading_of(t.usage());
+        auto r = gpushare::reading_of(usage_of(t));
         const std::lock_guard lock(mutex_);
         auto& row = rows_[t.name()];
         r.requests = row.counts->requests.load(std::memory_order_relaxed);
@@ -588,7 +618,9 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     for (const auto& t : gone) {
         read(*t);
         const std::lock_guard lock(mutex_);
-        rows_[t->name()].meter.reset();
+        auto& row = rows_[t->name()];
+        row.meter.reset();
+        row.calls.reset();
     }
     for (const auto& t : tenants_.all()) read(*t);
     if (!journal_) return unwritten_.clear();

@@ -28,6 +28,7 @@
 #include <gpushare/serving/usage_journal.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 
+#include "inference_server/call_gate.hpp"
 #include "inference_server/lane.hpp"
 #include "inference_server/read_file.hpp"
 #include "inference_server/tenants_file.hpp"
@@ -48,7 +49,8 @@ struct service_options {
     /// somebody asks for it, and throws what an engine's or a model's error is. Empty: built without.
     std::function<model_source(const model_setting&, const std::string& path)> model_of{};
     std::size_t kept_lines =
-        10'000;  ///< of the journal, where it can't be written; beyond that they are summed by tenant
+        10'000;                ///< of the journal, where it can't be written; beyond that they are summed by tenant
+    call_gate_options gate{};  ///< on CUDA: how launches are held
 };
 
 class service {
@@ -109,6 +111,12 @@ public:
     /// calls of a tenant that a reload has removed.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
+    /// What the tenant has used so far, with the device time that it is billed.
+    [[nodiscard]] gpushare::tenant_usage usage_of(tenant& t) const;
+    /// Whether launches pass a gate, and how many threads are held there in the middle of a call.
+    [[nodiscard]] bool gates_launches() const noexcept { return gate_ != nullptr; }
+    [[nodiscard]] std::size_t held_calls() const noexcept { return gate_ == nullptr ? 0 : gate_->held(); }
+
     /// For operators.
     [[nodiscard]] std::string metrics();
     [[nodiscard]] std::string status_json();
@@ -140,6 +148,7 @@ private:
         // The rest is of the tenant that is there now; of none while it is being closed.
         std::shared_ptr<tenant> who;
         std::shared_ptr<scratch> room;
+        std::shared_ptr<tenant_calls> calls;  // where there is a gate; until the tenant's last bill
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         own_models models;
         std::optional<gpushare::usage_meter> meter;
@@ -198,6 +207,7 @@ private:
     const std::shared_ptr<std::atomic<std::uint64_t>> freed_ = std::make_shared<std::atomic<std::uint64_t>>(0);
     tenancy shared_;
     gpushare::tenant_directory<server_node> tenants_;
+    const std::unique_ptr<call_gate> gate_;
     std::optional<gpushare::usage_journal> journal_;
 
     mutable std::mutex mutex_;

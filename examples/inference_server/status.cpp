@@ -54,7 +54,7 @@ std::string service::metrics() {
     };
     std::vector<row> rows;
     for (const auto& t : tenants_.all()) {
-        auto usage = t->usage();
+        auto usage = usage_of(*t);
         const std::lock_guard lock(mutex_);
         const auto& of = rows_[t->name()];
         rows.push_back({t->name(), usage, of.counts, {}, {}});
@@ -149,7 +149,7 @@ std::string service::status_json() {
         ",\"sms\":" + std::to_string(sms_of(node_)) + ",\"ready\":" + (ready() ? "true" : "false") + ",\"tenants\":[";
     const char* before = "";
     for (const auto& t : tenants_.all()) {
-        const auto u = t->usage();
+        const auto u = usage_of(*t);
         const auto spec = t->spec();
         std::size_t waiting = 0;
         std::string models;

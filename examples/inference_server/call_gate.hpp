@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate that the engines' launches pass on CUDA, and the threads that make the calls. Each call
+// under way has a thread of its own, so an urgent tenant's call is enqueued while a batch tenant's
+// thread is held in the middle of its call, or computes there.
+//
+//   call_gate gate(node, {});                         // throws gpushare::error without CUPTI
+//   const auto calls = gate.add(*tenant);             // once for each tenant
+//   calls->call(options, [](server_stream& to) { ... }, [](const completion& how) { ... });
+//
+// On the host there is no gate: the thread that drives the device makes all calls.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/units.hpp>
+
+#include "inference_server/server_node.hpp"
+
+#ifdef INFERENCE_SERVER_ON_CUDA
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/launch_gate.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#endif
+
+namespace inference_server {
+
+#ifdef INFERENCE_SERVER_ON_CUDA
+
+constexpr bool has_call_gate = true;
+using call_gate_options = gpushare::launch_gate_options;
+
+/// Threads for functions that may wait: each function has a thread of its own while it runs. A
+/// thread that is done with one takes the next.
+class call_threads {
+public:
+    call_threads() = default;
+    call_threads(const call_threads&) = delete;
+    call_threads& operator=(const call_threads&) = delete;
+    ~call_threads() { end(); }
+
+    /// Runs `f` soon, which doesn't throw. From any thread. Where the system has no further thread,
+    /// `f` waits for one of those that are there. Throws std::bad_alloc, and std::system_error
+    /// where there is none at all.
+    void run(std::function<void()> f) {
+        {
+            const std::lock_guard lock(mutex_);
+            waiting_.push_back(std::move(f));
+            if (waiting_.size() > free_) add_thread();
+        }
+        comes_.notify_one();
+    }
+    /// Returns when all functions have run. Nobody calls run() any more.
+    void end() {
+        std::vector<std::thread> all;
+        {
+            const std::lock_guard lock(mutex_);
+            over_ = true;
+            all.swap(threads_);
+        }
+        comes_.notify_all();
+        for (auto& t : all) t.join();
+    }
+
+private:
+    // Under the mutex. A thread is free before it has begun: else each function that leaves the next
+    // one here, as a call does, would get a thread more.
+    void add_thread() try {
+        threads_.emplace_back([this] { work(); });
+        ++free_;
+    } catch (...) {
+        if (!threads_.empty()) return;
+        waiting_.pop_back();
+        throw;
+    }
+    void work() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            comes_.wait(lock, [this] { return over_ || !waiting_.empty(); });
+            --free_;
+            if (waiting_.empty()) return;
+            auto f = std::move(waiting_.front());
+            waiting_.pop_front();
+            lock.unlock();
+            f();
+            f = {};  // what it keeps alive goes under no lock
+            lock.lock();
+            ++free_;
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable comes_;
+    std::deque<std::function<void()>> waiting_;
+    std::size_t free_ = 0;  // threads that run nothing
+    bool over_ = false;
+    std::vector<std::thread> threads_;
+};
+
+/// The calls of one tenant: those that wait for their turns, the one that is being enqueued, and
+/// those that the device computes. Lanes of the tenant share it. Goes before its gate.
+class tenant_calls {
+public:
+    using tenant = gpushare::tenancy<server_node>::tenant;
+    using gate = gpushare::cuda::launch_gate<gpushare::launch_gate>;
+
+    /// The client follows the tenant. Throws std::bad_alloc.
+    tenant_calls(gate& at, call_threads& threads, tenant& who)
+        : gate_(at), threads_(threads), who_(who), client_(gate_.add(who)) {}
+
+    /// Returns at once. A thread waits for the tenant's turn, calls `run(stream)` there, waits for
+    /// the work, and calls `done(how)`, which doesn't throw. The launches of `run` pass the gate.
+    /// `done` keeps these calls alive. Throws as call_threads::run().
+    template <class Run, class Done>
+    void call(const gpushare::submit_options& o, Run run, Done done) {
+        threads_.run([this, o, run = std::move(run), done = std::move(done)] { done(carry_out(o, run)); });
+    }
+    /// Runs `f` between two calls of the tenant. False, without `f`, if one is being enqueued: that
+    /// may last as long as a launch is held.
+    template <class F>
+    bool between_calls(const F& f) {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock()) f();
+        return lock.owns_lock();
+    }
+    /// What the launches of all calls took. Asks the device.
+    [[nodiscard]] gpushare::ns device_time() const noexcept { return gate_.usage(client_).device_time; }
+
+private:
+    using permit = tenant::permit;
+
+    // A tenant that sleeps is woken.
+    [[nodiscard]] gpushare::result<permit> turn(const gpushare::submit_options& o) {
+        auto p = who_.acquire(o);
+        if (p.code() != gpushare::errc::asleep) return p;
+        const auto why = who_.try_wake();
+        if (why.code != gpushare::errc::none) return why;  // others have its memory
+        return who_.acquire(o);
+    }
+    template <class Run>
+    [[nodiscard]] gpushare::completion carry_out(const gpushare::submit_options& o, const Run& run) noexcept {
+        gpushare::completion how;
+        try {
+            auto p = turn(o);
+            how.status = p.code();
+            if (p) make(*p, who_.work_stream(0, o.stream), run, how);
+        } catch (...) {
+            how.status = gpushare::errc::submission_failed;
+            if (!how.error) how.error = std::current_exception();  // else the engine's was first
+        }
+        return how;
+    }
+    template <class Run>
+    void make(permit& p, server_stream& to, const Run& run, gpushare::completion& how) {
+        try {
+            // Engines of a tenant share its scratch, and an engine has one call at a time.
+            const std::lock_guard one_at_a_time(mutex_);
+            const auto inside = gate_.enter(client_);
+            p.enqueue(to, run);
+        } catch (...) {
+            how.status = gpushare::errc::submission_failed;
+            how.error = std::current_exception();
+            how.tenant = who_.name();
+        }
+        // What an engine had enqueued before it threw may use the call's tensors.
+        if (how.error) return (void)to.record().wait(gpushare::never);
+        (void)p.wait();
+        how.status = p.status();
+        if (how.status == gpushare::errc::none) return;
+        try {
+            p.rethrow();
+        } catch (...) {
+            how.error = std::current_exception();
+        }
+    }
+
+    gate& gate_;
+    call_threads& threads_;
+    tenant& who_;
+    std::mutex mutex_;
+    gate::client client_;
+};
+
+/// The gate of the server's device, and its threads.
+class call_gate {
+public:
+    /// Throws cuda::subscriber_taken where a profiler has the process's subscriber to CUPTI, and
+    /// operation_error where CUPTI fails.
+    call_gate(server_node& on, const call_gate_options& o) : gate_(on, server_device, gpushare::launch_gate(o)) {}
+
+    [[nodiscard]] std::shared_ptr<tenant_calls> add(tenant_calls::tenant& who) {
+        return std::make_shared<tenant_calls>(gate_, threads_, who);
+    }
+    /// How many threads are held in the middle of a call.
+    [[nodiscard]] std::size_t held() const noexcept { return gate_.held(); }
+    /// Returns when all calls are over. Nobody calls any more.
+    void end() { threads_.end(); }
+
+private:
+    tenant_calls::gate gate_;
+    call_threads threads_;
+};
+
+#else
+
+constexpr bool has_call_gate = false;
+struct call_gate_options {};
+
+/// None: see above.
+struct tenant_calls {
+    template <class Run, class Done>
+    static void call(const gpushare::submit_options&, const Run&, const Done&) noexcept {}
+    template <class F>
+    static bool between_calls(const F&) noexcept {
+        return false;
+    }
+    [[nodiscard]] static gpushare::ns device_time() noexcept { return {}; }
+};
+struct call_gate {
+    call_gate(server_node&, const call_gate_options&) noexcept {}
+    template <class Tenant>
+    [[nodiscard]] static std::shared_ptr<tenant_calls> add(Tenant&) noexcept {
+        return nullptr;
+    }
+    [[nodiscard]] static std::size_t held() noexcept { return 0; }
+    static void end() noexcept {}
+};
+
+#endif
+
+}  // namespace inference_server
