@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes a folder with all that a machine with a GPU needs to do what `./dev gpu` does: two programs, a shared
-# object for PyTorch, a program on PyTorch's libraries if that was built, and run.sh. There it takes
+# object for PyTorch, two programs on PyTorch's libraries if these were built, and run.sh. There it takes
 # a driver, bash and Debian 12's C library or a newer one; no toolkit, no compiler, no network. Steps
 # on PyTorch are left out where PyTorch isn't installed.
 #
@@ -14,19 +14,23 @@ most_mib=60
 
 pytorch_has='libtorch_cpu|libtorch_cuda|libc10|libc10_cuda|libcudart|libcupti|libstdc\+\+|libgcc_s'
 all=(test_gpu gpu_figures pytorch_tenants.so)
-if [[ -e $programs/engine_figures ]]; then
-    all+=(engine_figures)
-else
-    echo "pack: without engine_figures, which wasn't built for lack of libtorch"
-    rm -f "$pack"/engine{_figures{,.libtorch},s.py}
-fi
+on_libtorch=()
+for program in engine_figures gpu_server; do
+    if [[ -e $programs/$program ]]; then
+        on_libtorch+=("$program")
+    else
+        echo "pack: without $program, which wasn't built for lack of libtorch"
+        rm -f "$pack/$program"{,.libtorch}
+    fi
+done
+all+=("${on_libtorch[@]}")
 
 mkdir -p "$pack"
 for program in "${all[@]}"; do
     strip -o "$pack/$program" "$programs/$program"
     libraries=$(objdump -p "$pack/$program" | sed -n 's/^ *NEEDED *//p')
     others=$(grep -Ev '^(libc|libm|ld-linux-x86-64)\.so\.[0-9]+$' <<<"$libraries") || true
-    [[ $program != engine_figures ]] || others=$(grep -Ev "^($pytorch_has)\.so(\.[0-9]+)?$" <<<"$others") || true
+    [[ " ${on_libtorch[*]} " != *" $program "* ]] || others=$(grep -Ev "^($pytorch_has)\.so(\.[0-9]+)?$" <<<"$others") || true
     if [[ -n $others ]]; then
         echo "pack: $program needs libraries that may not be there: ${others//$'\n'/ }" >&2
         exit 1
@@ -39,7 +43,9 @@ for program in "${all[@]}"; do
     echo "$program: $(du -k "$pack/$program" | cut -f 1) KiB, needs glibc $newest"
 done
 cp "$here/run.sh" "$programs/tenants.py" "$pack/"
-[[ ! -e $programs/engine_figures ]] || cp "$programs"/engine{_figures.libtorch,s.py} "$pack/"
+for program in "${on_libtorch[@]}"; do
+    cp "$programs/$program.libtorch" "$programs"/{engines,server,server_models}.py "$pack/"
+done
 [[ ! -e $programs/commit ]] || cp "$programs/commit" "$pack/"
 
 # Shows no device even where there is one: each program has to say so.

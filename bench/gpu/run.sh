@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a device, in under ten minutes: the conformance suites, the figures, PyTorch in the memory of two
-# tenants, models of libtorch beside each other, compute-sanitizer's tools.
+# tenants, the example server, models of libtorch beside each other, compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# --programs: where test_gpu, gpu_figures and, if it was built, engine_figures are, by default beside
+# --programs: where test_gpu, gpu_figures and, if they were built, gpu_server and engine_figures are, by default beside
 # this file. Writes gpu.txt, a page of at most 60 lines, gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
 # and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
 # --keep, so that results of several devices lie side by side. What was built is told by a file `commit` beside the programs.
@@ -84,6 +84,21 @@ pytorch() {
     fi
 }
 
+# The example server, two models of libtorch and their clients.
+server() {
+    local python seconds=$((whole_limit - SECONDS - 20))
+    ((seconds <= 100)) || seconds=100
+    if [[ ! -x $programs/gpu_server ]]; then
+        echo "== without server: gpu_server wasn't built, for lack of libtorch or Boost"
+        results+=("server|left out: not built|0")
+    elif python=$(command -v python3); then
+        step server 120 "$python" "$programs/server.py" "$programs/gpu_server" "$scratch/figures/server" --seconds "$seconds"
+    else
+        echo "== without server: there is no Python, and so no PyTorch whose libtorch it could run with"
+        results+=("server|left out: not installed|0")
+    fi
+}
+
 # Models of libtorch beside each other, by the libraries that PyTorch has here: engines.py finds them.
 engines() {
     local python seconds=$((whole_limit - SECONDS - 15))
@@ -120,6 +135,7 @@ run_all() {
         step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
     done
     pytorch
+    server
     engines
     sanitize
     page >"$scratch/page"
@@ -147,10 +163,10 @@ page() {
 figures_of_page() {
     local all
     all=$(sed -n 's/^figure gpu\.//p' "$scratch/printed" | grep -v '_with_a_planted_fault ')
-    local main='^engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)'
+    local main='^(engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)|server_)'
     local engines
-    engines=$(grep -E "$main" <<<"$all" | head -n 24)
-    grep -v '^engines_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))
+    engines=$(grep -E "$main" <<<"$all" | head -n 31)
+    grep -Ev '^(engines|server)_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))
     grep . <<<"$engines"
 }
 

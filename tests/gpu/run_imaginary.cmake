@@ -26,12 +26,14 @@ case "$*" in *'/test_gpu ~[memory]~[waits]') ;; *) exit 8 ;; esac
 file(CONFIGURE OUTPUT ${DIRECTORY}/bin/python3 CONTENT [=[#!/bin/sh
 case "$*" in
     */tenants.py\ */pytorch_tenants.so\ */figures/pytorch) exit 4 ;;
+    */server.py\ */gpu_server\ */figures/server\ --seconds\ [1-9]*) echo 'figure gpu.server_batch_pct 80 %'; echo '@figures@' >"$3" ;;
     */engines.py\ */engine_figures\ */figures/engines\ --seconds\ [1-9]*) echo 'figure gpu.engines_gate_cost_pct 1 %'; echo '@figures@' >"$3" ;;
     *) exit 8 ;;
 esac
 ]=] @ONLY)
 file(WRITE ${DIRECTORY}/engine_figures "")
-foreach(program IN ITEMS test_gpu gpu_figures engine_figures bin/compute-sanitizer bin/python3)
+file(WRITE ${DIRECTORY}/gpu_server "")
+foreach(program IN ITEMS test_gpu gpu_figures engine_figures gpu_server bin/compute-sanitizer bin/python3)
     file(CHMOD ${DIRECTORY}/${program} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
 endforeach()
 
@@ -57,7 +59,8 @@ endif()
 # One page, however much is measured and printed.
 string(REGEX MATCHALL "\n" lines "${text}")
 list(LENGTH lines lines)
-if(lines GREATER 60 OR NOT text MATCHES "Imaginary" OR NOT text MATCHES "x_299  *1 us" OR NOT text MATCHES "engines_gate_cost_pct  *1 %" OR NOT text MATCHES "hanging  *out of time")
+if(lines GREATER 60 OR NOT text MATCHES "Imaginary" OR NOT text MATCHES "x_299  *1 us" OR NOT text MATCHES "engines_gate_cost_pct  *1 %"
+   OR NOT text MATCHES "server_batch_pct  *80 %" OR NOT text MATCHES "hanging  *out of time")
     message(FATAL_ERROR "gpu.txt has ${lines} lines, or isn't the page:\n${text}")
 endif()
 
@@ -76,25 +79,28 @@ expect("failed with exit code 139" steps crashing status)
 expect("not supported" steps absent status)
 expect(7 steps last result figures gpu.x median)
 expect("not supported" steps pytorch status)
+expect(passed steps server status)
+expect(7 steps server result figures gpu.x median)
 expect(passed steps engines status)
 expect(7 steps engines result figures gpu.x median)
 expect(passed steps memcheck status)
 expect("failed with exit code 9" steps racecheck status)
 expect("not supported" steps initcheck status)
-if(NOT page MATCHES "gpu: 6 passed, 3 failed or unfinished, 3 can't be done here[^=]*not supported: one device")
+if(NOT page MATCHES "gpu: 7 passed, 3 failed or unfinished, 3 can't be done here[^=]*not supported: one device")
     message(FATAL_ERROR "the summary is wrong:\n${page}")
 endif()
 
 # With no time left nothing is begun, and that is no success.
 set(ENV{GPU_RUN_LIMIT} 0)
 execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
-if(NOT code EQUAL 1 OR NOT page MATCHES "gpu: 0 passed, 12 failed")
+if(NOT code EQUAL 1 OR NOT page MATCHES "gpu: 0 passed, 13 failed")
     message(FATAL_ERROR "exit code ${code} instead of 1, or a wrong summary:\n${page}")
 endif()
 
-# Without libtorch engine_figures wasn't built: a line says so, and it is no failure.
-file(REMOVE ${DIRECTORY}/engine_figures)
+# Without libtorch two programs weren't built: a line for each says so, and it is no failure.
+file(REMOVE ${DIRECTORY}/engine_figures ${DIRECTORY}/gpu_server)
 execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results OUTPUT_VARIABLE page)
-if(NOT page MATCHES "without engines: engine_figures wasn't built" OR NOT page MATCHES "gpu: 0 passed, 11 failed or unfinished, 1 can't")
-    message(FATAL_ERROR "it isn't said that there are no engines:\n${page}")
+if(NOT page MATCHES "without engines: engine_figures wasn't built" OR NOT page MATCHES "without server: gpu_server wasn't built"
+   OR NOT page MATCHES "gpu: 0 passed, 11 failed or unfinished, 2 can't")
+    message(FATAL_ERROR "it isn't said that there are neither engines nor a server:\n${page}")
 endif()
