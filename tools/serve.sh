@@ -28,6 +28,7 @@ clients() {  # [NAME...]
     step "gRPC from outside" "$tools/clients/bin/python" "$root/tests/clients/grpc_outside.py" "$server"
     step "attacks" python3 "$root/tests/clients/attacks.py" "$server"
     step "behind nginx" python3 "$root/tests/clients/proxy.py" "$server" "$nginx"
+    step "as ./dev gpu asks" python3 "$root/bench/gpu/server.py" "$server" --host
 }
 
 # Where models of libtorch run: on a CUDA device, if there is one, or as `--on` says. Sets `on`,
