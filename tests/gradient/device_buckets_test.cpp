@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -422,6 +423,190 @@ TEST_CASE("an infinity in one flat buffer is found as well", "[gradient]") {
         m.wait();
         CHECK(flags[0] == (finite ? 0U : 1U));
         CHECK(flags[1] == flags[0]);
+    }
+}
+
+namespace {
+
+/// Ranks that send each other fp8 blocks of 32, with error feedback, beside threads that do.
+struct fp8_machine {
+    fp8_machine(std::uint32_t ranks, bool together) : m(ranks, together, gs::bytes{1200}) {
+        m.add(std::vector<std::size_t>{100, 7, 0, 300, 64}, [](std::uint32_t r) { return std::size_t{r}; });
+        owing.emplace(m.buckets);
+        std::vector<float*> zeroed;
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            zeroed.push_back(memory.emplace_back(owing->memory_bytes().count() / sizeof(float)).data());
+        owing->use(zeroed);
+        for (std::uint32_t b = 0; b < m.buckets.plan().size(); ++b)
+            residuals.emplace_back(ranks, std::vector<float>(bucket(b, 0).size()));
+    }
+    /// What a rank has in a bucket, one gradient behind the other.
+    [[nodiscard]] std::vector<float> bucket(std::uint32_t b, std::uint32_t r) {
+        std::vector<float> all;
+        for (const std::uint32_t g : m.buckets.plan().gradients(b))
+            all.insert(all.end(), m.places[g][r], m.places[g][r] + m.sizes[g]);
+        return all;
+    }
+    [[nodiscard]] std::vector<std::vector<std::vector<float>>> by_threads() {
+        std::vector<std::vector<std::vector<float>>> all;
+        const gs::communicator group(m.ranks);
+        for (std::uint32_t b = 0; b < residuals.size(); ++b) {
+            auto& x = all.emplace_back(m.ranks);
+            support::together(m.ranks, [&](unsigned r) {
+                x[r] = bucket(b, r);
+                gs::feed_back_quantised<32>(x[r], x[r], residuals[b][r]);
+                gs::quantised_all_reduce<32>(group.rank(r), x[r], std::span(x[r]), gs::average{});
+            });
+        }
+        return all;
+    }
+    [[nodiscard]] errc advance() {
+        const auto coded = [&](auto ins, auto outs, std::size_t n, auto op) {
+            if (refused-- == 0) return errc::too_many_blocks;
+            const std::span<const gs::member> who(m.members);
+            if (m.together)
+                return gs::submit_shared_quantised_all_reduce<float, 32>(m.node.gangs(), m.devices[0], m.streams[0],
+                                                                         who, ins, outs, n, op);
+            return gs::submit_quantised_all_reduce<float, 32>(m.node.gangs(), std::span<const gs::device_id>(m.devices),
+                                                              std::span(m.streams), who, ins, outs, n, op);
+        };
+        return m.buckets.advance(std::span(m.streams), m.to, owing->engine(std::span(m.streams), coded));
+    }
+    void check_step(support::random& any) {
+        m.fill(any);
+        const auto before = residuals;
+        const auto expected = by_threads();
+        for (std::uint32_t r = 0; r < m.ranks; ++r)
+            for (std::uint32_t g = 0; g < m.sizes.size(); ++g) REQUIRE(m.buckets.ready(r, g) == errc::none);
+        refused = any.one_in(2) ? static_cast<int>(any.below(residuals.size())) : -1;
+        if (refused >= 0) CHECK(advance() == errc::too_many_blocks);
+        REQUIRE(advance() == errc::none);
+        m.wait();
+        const bool skipped = any.one_in(3);
+        if (skipped) {
+            owing->skip();
+            residuals = before;
+        }
+        std::size_t at = 0;
+        for (std::uint32_t b = 0; b < residuals.size(); at += residuals[b++][0].size())
+            for (std::uint32_t r = 0; r < m.ranks; ++r) {
+                CHECK(bucket(b, r) == expected[b][r]);
+                CHECK(std::equal(residuals[b][r].begin(), residuals[b][r].end(), owing->owed(r) + at));
+            }
+    }
+
+    machine<float, float> m;
+    std::optional<gs::device_fp8_feedback<32>> owing{};
+    std::vector<std::vector<float>> memory{};
+    std::vector<std::vector<std::vector<float>>> residuals{};  // of each bucket, of each rank
+    int refused = -1;                                          // so many calls of the engine later
+};
+
+}  // namespace
+
+TEST_CASE("fp8 blocks with error feedback on devices have the bits of threads with it, refused buckets too",
+          "[gradient]") {
+    for (std::uint64_t n = 0; n < 8; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        support::random any(seed);
+        fp8_machine both(static_cast<std::uint32_t>(2 + any.below(2)), any.one_in(2));
+        REQUIRE(both.residuals.size() > 1);
+        for (int step = 0; step < 5; ++step) both.check_step(any);
+    }
+    fp8_machine other(2, true);
+    const auto none = [](auto, auto, std::size_t, auto) { return errc::none; };
+    const auto engine = other.owing->engine(std::span(other.m.streams), none);
+    const std::vector<const float*> one(1), two(2);
+    const std::vector<float*> out(2);
+    CHECK(engine(std::span(one), std::span(out).first(1), 1, gs::average{}, 0) == errc::invalid_specification);
+    CHECK(engine(std::span(two), std::span(out), 472, gs::average{}, 0) == errc::invalid_specification);
+    CHECK(engine(std::span(two), std::span(out), 1, gs::average{}, 471) == errc::invalid_specification);
+    CHECK_THROWS_AS(other.owing->use(std::vector<float*>{nullptr}), gs::operation_error);
+}
+
+namespace {
+
+/// Gradients of a rank, step after step: of one sign and size for each element, sizes far apart.
+struct steady_gradients {
+    explicit steady_gradients(std::size_t n, support::random& any) : sizes(n) {
+        for (float& x : sizes) x = std::ldexp(any.one_in(2) ? 1.0F : -1.0F, -static_cast<int>(any.below(22)));
+    }
+    void next(float* to, support::random& any) const {
+        for (std::size_t i = 0; i < sizes.size(); ++i)
+            to[i] = sizes[i] * (0.5F + static_cast<float>(any.below(1001)) / 1000);
+    }
+    std::vector<float> sizes;
+};
+/// What was sent of what was to be sent, by a rank, element by element.
+struct sent_so_far {
+    explicit sent_so_far(std::size_t n) : wanted(n), sent(n), largest(n), last(n) {}
+    /// The codes of `x`, which a group of one rank sends to itself.
+    void add(const float* gradient, const float* x) {
+        last.assign(x, x + last.size());
+        std::vector<float> carried = last;
+        const gs::communicator alone(1);
+        gs::quantised_all_reduce<32>(alone.rank(0), last, std::span(carried));
+        for (std::size_t i = 0; i < last.size(); ++i) {
+            wanted[i] += static_cast<double>(gradient[i]);
+            sent[i] += static_cast<double>(carried[i]);
+            largest[i] = std::max(largest[i], std::abs(static_cast<double>(last[i])));
+        }
+        ++steps;
+    }
+    /// Elements that are off by more than so many roundings of the last step, and by what adding in
+    /// float takes.
+    [[nodiscard]] std::size_t off(double roundings) const {
+        std::size_t some = 0;
+        for (std::size_t i = 0; i < last.size(); ++i) {
+            double most = 0;  // of the block
+            for (std::size_t k = i / 32 * 32; k < std::min(last.size(), i / 32 * 32 + 32); ++k)
+                most = std::max(most, std::abs(static_cast<double>(last[k])));
+            const double rounding = std::abs(static_cast<double>(last[i])) / 16 + most / 229'376;
+            const double adding = steps * largest[i] * 0x1p-24;
+            some += std::abs(sent[i] - wanted[i]) > roundings * rounding + adding ? 1 : 0;
+        }
+        return some;
+    }
+    std::vector<double> wanted, sent, largest;
+    std::vector<float> last;
+    int steps = 0;
+};
+
+}  // namespace
+
+TEST_CASE("with error feedback what fp8 blocks sent stays within a rounding of the gradients, and drifts without",
+          "[gradient]") {
+    for (std::uint64_t n = 0; n < 4; ++n) {
+        const auto seed = support::seed(200 + n);
+        CAPTURE(seed);
+        support::random any(seed);
+        constexpr std::size_t elements = 300;
+        machine<float, float> m(2, any.one_in(2), gs::bytes{1 << 20});
+        m.add(std::vector<std::size_t>{elements}, [](std::uint32_t) { return std::size_t{0}; });
+        gs::device_fp8_feedback<32> owing(m.buckets);
+        std::vector<std::vector<float>> memory(2, std::vector<float>(owing.memory_bytes().count() / sizeof(float)));
+        owing.use(std::vector<float*>{memory[0].data(), memory[1].data()});
+        const std::vector<steady_gradients> of{steady_gradients(elements, any), steady_gradients(elements, any)};
+        std::vector<sent_so_far> with(2, sent_so_far(elements)), without = with;
+        for (int step = 0; step < 60; ++step) {
+            for (std::uint32_t r = 0; r < 2; ++r) {
+                of[r].next(m.places[0][r], any);
+                without[r].add(m.places[0][r], m.places[0][r]);
+                REQUIRE(m.buckets.ready(r, 0) == errc::none);
+            }
+            const auto coded = [&](std::span<const float* const> ins, auto, std::size_t, auto) {
+                m.wait();
+                for (std::uint32_t r = 0; r < 2; ++r) with[r].add(m.places[0][r], ins[r]);
+                return errc::none;
+            };
+            REQUIRE(m.buckets.advance(std::span(m.streams), m.to, owing.engine(std::span(m.streams), coded)) ==
+                    errc::none);
+        }
+        for (std::uint32_t r = 0; r < 2; ++r) {
+            CHECK(with[r].off(1) == 0);
+            CHECK(without[r].off(4) > elements / 50);
+        }
     }
 }
 

@@ -29,6 +29,12 @@
 //                                                            std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
+// With error feedback nothing of a rank's elements is lost: what their codes can't carry is added to
+// the rank's next elements.
+//
+//   gpushare::feed_back_quantised(x, x, residual);    // as many floats, zero at first
+//   gpushare::quantised_all_reduce(me, x, x, gpushare::average{});
+//
 // All elements go through the communicator's slots, chunk by chunk, with two waits a chunk that
 // mostly are over when they begin. A slot of 32 KiB holds three chunks of some 7000 elements
 // between two ranks; larger slots make for fewer chunks. Ranks needn't reach each other's buffers:
@@ -42,6 +48,7 @@
 #include <type_traits>
 
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/fp8_feedback.hpp>
 #include <gpushare/collective/detail/quantised.hpp>
 #include <gpushare/collective/detail/submit.hpp>
 #include <gpushare/collective/fault.hpp>
@@ -119,6 +126,33 @@ requires quantised_block<Block>
 void quantised_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out, Op op = {},
                           instant deadline = never) {
     raise_fault(try_quantised_all_reduce<Block>(me, in, out, op, deadline));
+}
+
+/// Error feedback, in front of a quantised all-reduce of `to` with as large blocks: `to` becomes
+/// `from` plus `residual`, and `residual` what the codes of `to` don't carry. So the sum of all that
+/// a rank brought stays within one call's rounding of the sum of its `from`, but for the rounding of
+/// the additions in float. What the codes of the ranks' sum lose isn't in it. All three have one
+/// size; `to` may be `from`. Elements that aren't finite leave no residual. Any thread.
+template <std::uint32_t Block = 128>
+requires quantised_block<Block>
+void feed_back_quantised(std::span<const float> from, std::span<float> to, std::span<float> residual) noexcept {
+    struct one_thread {
+        GPUSHARE_HD static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+        GPUSHARE_HD static constexpr std::uint32_t num_threads() noexcept { return 1; }
+        GPUSHARE_HD static constexpr std::uint32_t block_rank() noexcept { return 0; }
+        GPUSHARE_HD static constexpr std::uint32_t num_blocks() noexcept { return 1; }
+    } alone;
+    detail::owing_blocks<Block>{from.data(), to.data(), residual.data(), residual.data(), from.size()}(alone);
+}
+
+/// The same in a device's memory, enqueued on `stream`, with the same bits: `owed` is added, and
+/// `left` is what the codes don't carry. They may be the same. Each has `count` floats.
+template <std::uint32_t Block = 128, launcher Stream>
+requires quantised_block<Block>
+void submit_feed_back_quantised(Stream& stream, const float* from, float* to, const float* owed, float* left,
+                                std::size_t count) {
+    const detail::owing_blocks<Block> kernel{from, to, owed, left, count};
+    stream.launch(kernel.shape(), kernel);
 }
 
 namespace detail {

@@ -29,7 +29,8 @@
 //   halves.feed_back(zeroed);
 //   halves.watch(flags);           // a word of each rank is 1 if a combined gradient isn't finite: then halves.skip()
 //
-// `device_top_k` is an engine that sends the largest elements alone. `device_gossip` averages each
+// `device_fp8_feedback` gives an engine that sends fp8 blocks error feedback. `device_top_k` is an
+// engine that sends the largest elements alone. `device_gossip` averages each
 // rank's parameters with its neighbours'.
 #pragma once
 
@@ -46,6 +47,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -159,6 +161,11 @@ public:
     }                                                                                          ///< gradients
     [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }                      ///< of this process
     [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as it was registered
+    /// Of all gradients of a rank.
+    [[nodiscard]] std::size_t elements() const {
+        const std::scoped_lock lock(mutex_);
+        return count_all();
+    }
     /// Which gradients go together.
     [[nodiscard]] const bucket_plan& plan() {
         const std::scoped_lock lock(mutex_);
@@ -215,7 +222,7 @@ public:
     /// The bytes of each rank that error feedback takes: two floats for each element.
     [[nodiscard]] bytes feedback_bytes() const {
         const std::scoped_lock lock(mutex_);
-        return bytes{2 * elements() * sizeof(float)};
+        return bytes{2 * count_all() * sizeof(float)};
     }
     /// From the next step on, packing adds to each element what rounding took from it before, and
     /// keeps what it takes: the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
@@ -330,16 +337,16 @@ private:
                 for (const std::uint32_t g : plan_.gradients(b))
                     if (const std::size_t n = gradients_[g].count; n != 0)
                         owing_.push_back({gradients_[g].of_ranks[r], owed_at(r, g), n});
-                const auto half = static_cast<std::ptrdiff_t>(elements());
+                const auto half = static_cast<std::ptrdiff_t>(count_all());
                 return kernel_packing{}.pack_owing(stream, std::span<const owing_piece>(owing_), to,
                                                    later_half_ ? -half : half);
             }
         packing_.pack(stream, pieces_of(b, r), to);
     }
     [[nodiscard]] float* owed_at(std::uint32_t rank, std::uint32_t g) const {
-        return owed_[rank] + (later_half_ ? elements() : 0) + first_[g];
+        return owed_[rank] + (later_half_ ? count_all() : 0) + first_[g];
     }
-    [[nodiscard]] std::size_t elements() const {
+    [[nodiscard]] std::size_t count_all() const {
         std::size_t all = 0;
         for (const auto& g : gradients_) all += g.count;
         return all;
@@ -426,6 +433,85 @@ private:
     std::vector<owing_piece> owing_;
     std::vector<const Wire*> ins_;
     std::vector<Wire*> outs_;
+};
+
+/// Engine of buckets that gives another one, a quantised all-reduce with as large blocks, error
+/// feedback: what the codes of a rank's gradients don't carry is added to its next gradients, as
+/// feed_back_quantised (collective/quantised_all_reduce.hpp) does, with its bits, bucket by bucket.
+/// The rounding of the ranks' sums isn't fed back. One thread at a time.
+///
+///   gpushare::device_fp8_feedback owing(buckets);          // behind the last buckets.add()
+///   owing.use(zeroed);                                     // of each rank, owing.memory_bytes()
+///   const auto coded = [&](auto ins, auto outs, std::size_t n, auto op) {
+///       return gpushare::submit_quantised_all_reduce<float>(..., ins, outs, n, op);
+///   };
+///   buckets.advance(std::span(streams), staging, owing.engine(std::span(streams), coded));
+///
+/// buckets.arrange() moves elements: clear the memory then.
+template <std::uint32_t Block = 128>
+requires quantised_block<Block>
+class device_fp8_feedback {
+public:
+    /// Of the gradients that the buckets have.
+    template <class Packing>
+    explicit device_fp8_feedback(device_buckets<float, float, Packing>& of)
+        : ranks_(of.ranks()), elements_(of.elements()), largest_(of.staging_bytes().count() / sizeof(float)) {}
+
+    /// What it takes of each rank's device; alignment 16.
+    [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
+    /// Zeroed memory of each rank's device. Throws operation_error (errc::invalid_specification)
+    /// unless there is one for each rank.
+    void use(std::span<float* const> memory) {
+        if (memory.size() != ranks_)
+            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
+                  "error feedback of fp8 blocks");
+        memory_.assign(memory.begin(), memory.end());
+        sums_.resize(ranks_);
+        later_half_ = false;
+        done_ = 0;
+    }
+    /// The last step isn't applied: what was owed before it is owed again. Between steps, at most
+    /// once for each.
+    void skip() noexcept { later_half_ = !later_half_; }
+    /// Where rank r's device has what is owed, bucket by bucket.
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_half_ ? elements_ : 0); }
+
+    /// An engine on these streams, one of each rank or one for all, which `use` came before.
+    /// `coded` is the quantised engine, and outlives this one. errc::invalid_specification for
+    /// another number of ranks or more elements; else what `coded` returns.
+    template <launcher Stream, class Coded>
+    [[nodiscard]] auto engine(std::span<Stream> streams, const Coded& coded) {
+        return [this, streams, &coded]<class Op>(std::span<const float* const> ins, std::span<float* const> outs,
+                                                 std::size_t count, Op op, std::size_t before) -> errc {
+            if (!fits(streams.size(), ins.size(), count, before)) return errc::invalid_specification;
+            if (count == 0) return errc::none;
+            if (before == 0 && std::exchange(done_, 0) != 0) later_half_ = !later_half_;  // a step begins
+            for (std::uint32_t r = 0; r < ranks_; ++r) {
+                float* const left = owed(r) + before;
+                float* const sums = memory_[r] + 2 * elements_;
+                submit_feed_back_quantised<Block>(streams[streams.size() == 1 ? 0 : r], ins[r], sums,
+                                                  later_half_ ? left - elements_ : left + elements_, left, count);
+                sums_[r] = sums;
+            }
+            const errc why = coded(std::span<const float* const>(sums_), outs, count, op);
+            if (why == errc::none) done_ = before + count;
+            return why;
+        };
+    }
+
+private:
+    [[nodiscard]] bool fits(std::size_t streams, std::size_t ranks, std::size_t count,
+                            std::size_t before) const noexcept {
+        return memory_.size() == ranks_ && ranks == ranks_ && (streams == 1 || streams == ranks_) &&
+               count <= largest_ && before + count <= elements_;
+    }
+
+    std::uint32_t ranks_;
+    std::size_t elements_, largest_;  // of all buckets; of the largest
+    std::vector<float*> memory_;      // of each rank: two halves of what is owed; a bucket with what was owed
+    std::vector<const float*> sums_;  // of each rank: that bucket
+    bool later_half_ = false;         // has what is owed
+    std::size_t done_ = 0;            // elements of this step
 };
 
 /// Engine of buckets that sends each rank's largest elements alone, and keeps the rest for later
