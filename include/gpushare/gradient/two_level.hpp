@@ -522,6 +522,12 @@ public:
             return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
         });
     }
+    /// Compares a number of each process, such as a digest of what it is about to combine. The fault
+    /// is errc::mismatch, with the first rank of the process whose number is another one than most
+    /// processes have. In all else as all_reduce, without devices.
+    [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
+        return fault_ ? fault_ : agree(number, deadline);
+    }
     /// all_reduce as an engine of device_buckets: each call has so long. fault() has the fault.
     [[nodiscard]] auto engine(ns patience = ns::max()) {
         return [this, patience]<class T, class Op>(std::span<const T* const> ins, std::span<T* const> outs,
@@ -532,6 +538,38 @@ public:
                 .code;
         };
     }
+    /// What torch_device_ranks (interop/torch_gradients.hpp) combine by, on these streams: buckets of
+    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes.
+    class combiner_type {
+    public:
+        /// By these devices.
+        combiner_type(two_level_devices& of, ns patience) : of_(&of), patience_(patience) {}
+
+        /// Enqueues the buckets that are ready.
+        template <template <class...> class Buckets, class T, class... More>
+        [[nodiscard]] errc operator()(Buckets<T, More...>& buckets) const {
+            const std::vector<T*> no_staging(of_->here());
+            return buckets.advance(of_->streams_, no_staging, of_->engine(patience_));
+        }
+        /// Compares a number of each process.
+        [[nodiscard]] collective_fault agree_on(std::uint64_t number) const {
+            return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
+        }
+        /// Tells the other processes of a fault of a rank here; doesn't wait. By one thread at a time.
+        void end(errc why, std::uint32_t rank) const {
+            if (of_->fault_) return;
+            of_->abort(first() + rank, why);
+            (void)of_->agree_on(0, std::chrono::steady_clock::now());  // some transports tell with the next call
+        }
+        [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
+        [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
+
+    private:
+        two_level_devices* of_;
+        ns patience_;
+    };
+    /// See combiner_type.
+    [[nodiscard]] combiner_type combiner(ns patience = ns::max()) noexcept { return {*this, patience}; }
     /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
     void abort(std::uint32_t rank, errc why) noexcept {
         // release: whoever finds the members closed reads it.

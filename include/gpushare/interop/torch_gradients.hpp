@@ -28,9 +28,9 @@
 //   ...                                // the loop above
 //   (void)mine.join(optimiser);        // the others may have more batches
 //
-// The engine is one of device_buckets (gradient/device_buckets.hpp), as is a two_level_devices over
-// the devices of several processes: then with parameters of one type, as many batches in each
-// process, and a patience of the engine's own. Made for libtorch 2.11.
+// The engine is one of device_buckets (gradient/device_buckets.hpp). The ranks of several processes
+// combine by the combiner() of a two_level_devices (gradient/two_level.hpp), with as many batches in
+// each process. The processes compare what they registered. Made for libtorch 2.11.
 //
 // Tensors by Horovod's names (interop/horovod.hpp), in place:
 //
@@ -152,7 +152,9 @@ public:
     /// operation_error, with the parameter's name: errc::not_supported for one that isn't dense, on
     /// the first one's device and of a type that `ranks` combine; errc::mismatch where another rank
     /// has other parameters; and errc::invalid_specification for a rank that isn't there or is
-    /// there already, and for a default stream.
+    /// there already, and for a default stream. With other processes the last rank here waits for
+    /// them, and throws their fault: errc::mismatch, with the rank, where one has other parameters,
+    /// and errc::deadline_exceeded where one is late.
     template <class Named>
     torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
         : all_(std::make_shared<state>(bucket_choice{})) {

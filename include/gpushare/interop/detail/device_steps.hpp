@@ -12,9 +12,14 @@
 // Stream order: a rank's stream waits for `stream` where a gradient is ready, and `stream` waits for
 // the rank's stream behind the step's last bucket. The host waits only until the other ranks have
 // enqueued as much.
+//
+// Other processes take part if `combine` says so (combines_with_others), as a combiner() of
+// two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
+// type by type, and faults have the numbers of all ranks.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -114,6 +119,16 @@ private:
     std::size_t joined_ = 0;                  // ranks
 };
 
+/// A way to combine with other processes: agree_on compares a number of each, end tells them of a
+/// fault of a rank here, and fault() has theirs, numbered from first() on in this process.
+template <class C>
+concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
+    { c.agree_on(number) } -> std::same_as<collective_fault>;
+    c.end(why, rank);
+    { c.fault() } -> std::same_as<collective_fault>;
+    { c.first() } -> std::convertible_to<std::uint32_t>;
+};
+
 /// See above. `Combine` is called with each of the buckets' types, errc(device_buckets<T>&), and
 /// calls advance() on the same streams. Functions of different ranks are safe side by side.
 template <node Node, class Combine, class... T>
@@ -129,6 +144,7 @@ public:
           streams_(streams),
           combine_(std::move(combine)),
           patience_(patience),
+          bucket_(bucket),
           ledger_(ranks),
           of_(ranks),
           all_(std::conditional_t<true, layout, T>{ranks, bucket}...) {
@@ -139,7 +155,9 @@ public:
 
     /// Throws operation_error: invalid_specification for a rank that isn't there, or is there
     /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
-    /// where another rank has others; and what borrowing the stream throws.
+    /// where another rank has others; and what borrowing the stream throws. The last rank here waits
+    /// for other processes, and throws their fault: mismatch, with the rank, where a process has
+    /// other parameters, types or buckets.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         const std::scoped_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -231,7 +249,9 @@ private:
     struct of_type {
         explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
         device_buckets<E> buckets;
+        bool begun = false, over = false;  // in this step
     };
+    static constexpr bool between_processes = combines_with_others<Combine>;
     struct no_stream {};
     static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
     struct of_rank {
@@ -268,6 +288,12 @@ private:
             ((of_[0].gradients[g].type == gradient_type_of<T> ? register_one<T>(g) : void()), ...);
         types_ = ((std::get<of_type<T>>(all_).buckets.size() != 0 ? 1U : 0U) + ...);
         left_ = types_;
+        if constexpr (between_processes)
+            if (const collective_fault f = combine_.agree_on(digest())) {
+                if (!fault_) fault_ = f;
+                changed_.notify_all();
+                raise_fault(f);
+            }
         for (const auto& [rank, g] : std::exchange(early_, {})) mark(rank, g);
     }
     template <class E>
@@ -282,13 +308,51 @@ private:
     }
     template <class E>
     void mark_one(std::uint32_t rank, std::uint32_t number) {
-        device_buckets<E>& buckets = std::get<of_type<E>>(all_).buckets;
-        if (const errc why = buckets.ready(rank, number); why != errc::none) return end_locked(why, rank);
-        if (const errc why = combine_(buckets); why != errc::none) return end_locked(why, rank);
-        // ready() has begun a step of these buckets, so complete() says that this call ended it.
-        if (!buckets.complete() || --left_ != 0) return;
+        of_type<E>& mine = std::get<of_type<E>>(all_);
+        if (const errc why = mine.buckets.ready(rank, number); why != errc::none) return end_locked(why, rank);
+        mine.begun = true;
+        if constexpr (between_processes) {
+            // All processes combine in one order: type by type.
+            bool on = true;
+            ((on = on && advance_one<T>(rank)), ...);
+        } else {
+            (void)advance_one<E>(rank);
+        }
+        if (left_ != 0) return;
         left_ = types_;
+        ((std::get<of_type<T>>(all_).begun = std::get<of_type<T>>(all_).over = false), ...);
         ledger_.combined();
+    }
+    /// Whether the step needs nothing more of this type.
+    template <class E>
+    [[nodiscard]] bool advance_one(std::uint32_t rank) {
+        of_type<E>& mine = std::get<of_type<E>>(all_);
+        if (mine.over || mine.buckets.size() == 0) return true;
+        if (!mine.begun) return false;
+        if (const errc why = combine_(mine.buckets); why != errc::none) {
+            combine_failed(why, rank);
+            return false;
+        }
+        // ready() has begun a step of these buckets, so complete() says that this call ended it.
+        if (!mine.buckets.complete()) return false;
+        mine.over = true;
+        --left_;
+        return true;
+    }
+    /// Of what the ranks registered, in the order in which they combine it.
+    [[nodiscard]] std::uint64_t digest() const {
+        std::uint64_t word = 1;
+        const auto add = [&](std::uint64_t x) {
+            word = (word ^ x) * 0x9e37'79b9'7f4a'7c15U;
+            word ^= word >> 32U;
+        };
+        (add(static_cast<std::uint64_t>(gradient_type_of<T>)), ...);
+        add(bucket_.count());
+        for (const device_gradient& g : of_[0].gradients) {
+            add(static_cast<std::uint64_t>(g.type));
+            add(g.count);
+        }
+        return word;
     }
 
     [[nodiscard]] std::uint32_t late_rank() const {
@@ -298,14 +362,30 @@ private:
         return who ? who->second : 0;
     }
     void end_locked(errc why, std::uint32_t rank) {
-        if (!fault_) fault_ = {why, collective_kind::all_reduce, rank, ledger_.done(rank) + 1};
+        if (!fault_) {
+            fault_ = {why, collective_kind::all_reduce, rank, ledger_.done(rank) + 1};
+            if constexpr (between_processes) {
+                fault_.rank += combine_.first();
+                // A process that stops has nothing left to combine; the others may be in its last step.
+                if (why != errc::stopped) combine_.end(why, rank);
+            }
+        }
         changed_.notify_all();
+    }
+    void combine_failed(errc why, std::uint32_t rank) {
+        if constexpr (between_processes)
+            if (const collective_fault f = combine_.fault(); f && !fault_) {
+                fault_ = f;
+                fault_.epoch = ledger_.done(rank) + 1;
+            }
+        end_locked(why, rank);
     }
 
     Node* node_;
     std::span<stream> streams_;
     Combine combine_;
     ns patience_;
+    bytes bucket_;
     std::mutex mutex_;  // of all that follows, but for of_[r].as, which is its rank's
     std::condition_variable changed_;
     step_ledger ledger_;
