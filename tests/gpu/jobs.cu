@@ -45,6 +45,13 @@ void pack_owing_on_device(gs::cuda::stream& s, std::span<const gs::detail::packi
                           gs::bfloat16* flat, std::ptrdiff_t next) {
     gs::kernel_packing{}.pack_owing(s, arrays, flat, next);
 }
+void feed_back_fp8_on_device(gs::cuda::stream& s, std::uint32_t block, const float* from, float* to, const float* owed,
+                             float* left, std::size_t count) {
+    if (block == 32)
+        gs::submit_feed_back_quantised<32>(s, from, to, owed, left, count);
+    else
+        gs::submit_feed_back_quantised<128>(s, from, to, owed, left, count);
+}
 void add_chosen_on_device(gs::cuda::stream& s, float* data, std::size_t count, std::span<const chosen> ranks,
                           std::uint32_t* flag) {
     const gs::detail::clear_floats clear{data, count};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/gradient/wire.hpp>
 
 #include "gpu/job_rig.hpp"
@@ -138,6 +139,33 @@ std::string feedback_trouble(arrays& a, std::mt19937_64& any) {
     return wrong;
 }
 
+/// Error feedback of fp8 blocks, whose last one ends where the flat array ends.
+std::string coded_feedback_trouble(arrays& a, std::mt19937_64& any, std::uint32_t block) {
+    std::vector<float> x(a.all), owed(a.elements), sums(a.elements), left(a.elements);
+    for (float& one : x) one = std::ldexp(static_cast<float>(any() % 20'001) - 10'000, -static_cast<int>(any() % 30));
+    for (float& one : owed) one = (static_cast<float>(any() % 2001) - 1000) / 9973;
+    if (any() % 4 == 0 && a.elements != 0) x[any() % a.elements] = HUGE_VALF;
+    const std::size_t size = (a.elements + 1) * sizeof(float);
+    auto* const debts = static_cast<float*>(a.memory().allocate(2 * size, 256));
+    float* const rest = debts + a.elements;
+    a.copy(a.floats, x.data(), a.all * sizeof(float));
+    a.copy(debts, owed.data(), a.elements * sizeof(float));
+    feed_back_fp8_on_device(a.stream, block, a.floats, static_cast<float*>(a.flat), debts, rest, a.elements);
+    a.copy(sums.data(), a.flat, a.elements * sizeof(float));
+    a.copy(left.data(), rest, a.elements * sizeof(float));
+    (void)a.memory().deallocate(debts, 2 * size, 256);
+    std::vector<float> by_host(a.elements);
+    const std::span<const float> from = std::span<const float>(x).first(a.elements);
+    if (block == 32)
+        gs::feed_back_quantised<32>(from, by_host, owed);
+    else
+        gs::feed_back_quantised<128>(from, by_host, owed);
+    std::string wrong;
+    if (!same_bits(sums, by_host)) wrong += "other sums for fp8 blocks\n";
+    if (!same_bits(left, owed)) wrong += "other debts of fp8 blocks\n";
+    return wrong;
+}
+
 /// Two ranks choose some of the flat array's elements.
 std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
     constexpr std::size_t ranks = 2;
@@ -208,7 +236,9 @@ std::string trouble_of_feedback(std::uint64_t seed) {
         arrays a(sizes, room);
         std::string wrong = feedback_trouble(a, any);
         for (const bool finite : {true, false}) wrong += chosen_trouble(a, any, finite);
-        return wrong + gossip_trouble(a, any);
+        wrong += gossip_trouble(a, any);
+        for (const std::uint32_t block : {32U, 128U}) wrong += coded_feedback_trouble(a, any, block);
+        return wrong;
     });
 }
 
@@ -264,6 +294,10 @@ std::vector<cost> costs_of_packing() {
     add("pack_with_feedback", 14, 2, [&](arrays& a) {
         std::mt19937_64 any(1);
         wrong += feedback_trouble(a, any);
+    });
+    add("feed_back_fp8", 16, 1, [&](arrays& a) {
+        std::mt19937_64 any(1);
+        wrong += coded_feedback_trouble(a, any, 128);
     });
     // Two ranks choose a third each; then the mean, and a look.
     add("add_chosen", 4 + 2 * 16.0 / 3 + 8 + 4, 1, [&](arrays& a) {

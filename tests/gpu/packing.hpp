@@ -30,6 +30,9 @@ void pack_on_device(gpushare::cuda::stream& s, std::span<const std::pair<float*,
 void pack_owing_on_device(gpushare::cuda::stream& s,
                           std::span<const gpushare::detail::packing_owing<gpushare::bfloat16>::piece> arrays,
                           gpushare::bfloat16* flat, std::ptrdiff_t next);
+/// Error feedback of fp8 blocks of 128 or 32 elements.
+void feed_back_fp8_on_device(gpushare::cuda::stream& s, std::uint32_t block, const float* from, float* to,
+                             const float* owed, float* left, std::size_t count);
 /// The elements that a rank has chosen.
 struct chosen {
     const std::uint32_t* places;
@@ -44,8 +47,8 @@ void add_chosen_on_device(gpushare::cuda::stream& s, float* data, std::size_t co
 void gossip_on_device(gpushare::cuda::stream& s, float* out, std::size_t count,
                       std::span<const std::pair<const float*, float>> arrays);
 
-/// What is wrong with two steps of error feedback, beside to_wire on the host, with the mean of what
-/// two ranks have chosen, and with the weighted sum of neighbours.
+/// What is wrong with two steps of error feedback, beside to_wire on the host, with that of fp8
+/// blocks, with the mean of what two ranks have chosen, and with the weighted sum of neighbours.
 [[nodiscard]] std::string trouble_of_feedback(std::uint64_t seed);
 
 /// What is wrong with random arrays that are packed and unpacked: other bytes than expected, and
