@@ -365,6 +365,129 @@ TEST_CASE("a softmax over sharded classes is that over all of them, and of a sam
     CHECK(error(got_dw, dw) < 1e-5);
 }
 
+namespace {
+
+/// Ranks of a softmax over sharded classes, on a device each or all on one, and what threads get.
+struct softmax_rig {
+    softmax_rig(const softmax_case& of, bool together_, support::random& any)
+        : s(of),
+          together(together_),
+          node({.devices = together ? 1 : s.ranks, .sms = 4}),
+          group(s.ranks, {.blocks = 2}),
+          layer(s.ranks, s.classes, s.features, s.here, options()),
+          ranks(s.ranks) {
+        for (std::uint32_t r = 0; r < s.ranks; ++r) {
+            members.push_back(group.rank(r));
+            of_rank& mine = ranks[r];
+            mine.weights = numbers(layer.own(r).size() * s.features, any);
+            mine.dx.resize(s.here * s.features);
+            mine.gradient.resize(mine.weights.size());
+            mine.scratch.resize((layer.scratch_bytes().count() + 7) / 8);
+            if (together && r != 0) continue;
+            devices.push_back({r});
+            streams.push_back(node.make_stream(devices[r]));
+        }
+    }
+    [[nodiscard]] gs::partial_softmax_options options() const { return {.rate = s.rate, .seed = 5}; }
+    void fill(support::random& any) {
+        labels.clear();
+        for (of_rank& mine : ranks) {
+            mine.x = numbers(s.here * s.features, any, 0.3F);
+            for (std::size_t i = 0; i < s.here; ++i)
+                labels.push_back(any.one_in(6) ? gs::partial_softmax::ignored
+                                               : static_cast<std::int64_t>(any.below(s.classes + 1)));
+        }
+    }
+    [[nodiscard]] gs::errc step() {
+        const std::span<const gs::member> who(members);
+        const std::span<const gs::device_id> on(devices);
+        const auto gather = [&]<class T>(std::span<const T* const> ins, std::span<T* const> outs, std::size_t n) {
+            return together ? gs::submit_shared_all_gather<T>(node.gangs(), on[0], streams[0], who, ins, outs, n)
+                            : gs::submit_all_gather<T>(node.gangs(), on, std::span(streams), who, ins, outs, n);
+        };
+        const auto all_reduce = [&](auto ins, auto outs, std::size_t n, auto op) {
+            return together
+                       ? gs::submit_shared_all_reduce<float>(node.gangs(), on[0], streams[0], who, ins, outs, n, op)
+                       : gs::submit_all_reduce<float>(node.gangs(), on, std::span(streams), who, ins, outs, n, op);
+        };
+        const auto scatter = [&](auto ins, auto outs, std::size_t n, auto op) {
+            return together
+                       ? gs::submit_shared_reduce_scatter<float>(node.gangs(), on[0], streams[0], who, ins, outs, n, op)
+                       : gs::submit_reduce_scatter<float>(node.gangs(), on, std::span(streams), who, ins, outs, n, op);
+        };
+        std::vector<gs::device_softmax_rank> arrays;
+        for (std::uint32_t r = 0; r < s.ranks; ++r) {
+            of_rank& mine = ranks[r];
+            arrays.push_back({mine.x.data(), labels.data() + r * s.here, mine.weights.data(), mine.dx.data(),
+                              mine.gradient.data(), &mine.loss, reinterpret_cast<std::byte*>(mine.scratch.data())});
+        }
+        const auto code = layer.submit_step(std::span(streams), std::span<const gs::device_softmax_rank>(arrays),
+                                            gather, all_reduce, scatter);
+        for (auto& stream : streams) stream.record().wait(gs::never);
+        return code;
+    }
+
+    struct of_rank {
+        std::vector<float> x{}, weights{}, dx{}, gradient{};
+        float loss = 0;
+        std::vector<std::uint64_t> scratch{};
+    };
+    softmax_case s;
+    bool together;
+    gs::host::node node;
+    gs::communicator group;
+    gs::device_partial_softmax layer;
+    std::vector<of_rank> ranks;
+    std::vector<gs::device_id> devices;
+    std::vector<gs::host::stream> streams;
+    std::vector<gs::member> members;
+    std::vector<std::int64_t> labels;
+};
+
+}  // namespace
+
+TEST_CASE("a softmax over sharded classes on devices has the bits of ranks that are threads", "[gradient][operators]") {
+    const auto s = GENERATE(softmax_case{3, 10, 4, 5, 1}, softmax_case{3, 2, 3, 4, 1}, softmax_case{1, 9, 8, 6, 1},
+                            softmax_case{3, 301, 6, 4, 0.1}, softmax_case{2, 40, 5, 3, 0});
+    const auto seed = support::seed(400 + s.classes);
+    CAPTURE(seed, s.ranks, s.classes);
+    support::random any(seed);
+    softmax_rig rig(s, any.one_in(2), any);
+    if (s.rate < 1) {
+        rig.fill(any);
+        CHECK(rig.step() == gs::errc::invalid_specification);  // nothing was chosen
+        CHECK_THROWS_AS(rig.layer.choose(std::span<const std::int64_t>(rig.labels).subspan(1)), gs::operation_error);
+    }
+    std::vector<gs::partial_softmax> by_threads;
+    const gs::communicator group(s.ranks);
+    for (std::uint32_t r = 0; r < s.ranks; ++r)
+        by_threads.emplace_back(gs::thread_transport(group.rank(r)), s.classes, s.features, rig.options());
+    for (int step = 0; step < 3; ++step) {
+        rig.fill(any);
+        if (s.rate < 1 || step == 1) rig.layer.choose(rig.labels);
+        REQUIRE(rig.step() == gs::errc::none);
+        std::vector<std::vector<float>> dx(s.ranks, std::vector<float>(s.here * s.features));
+        std::vector<float> losses(s.ranks, -1);
+        support::together(s.ranks, [&](unsigned r) {
+            gs::thread_transport net(group.rank(r));
+            (void)by_threads[r].step(net, rig.ranks[r].x,
+                                     std::span<const std::int64_t>(rig.labels).subspan(r * s.here, s.here),
+                                     rig.ranks[r].weights, losses[r], dx[r]);
+        });
+        for (std::uint32_t r = 0; r < s.ranks; ++r) {
+            const auto rows = rig.layer.rows(r), expected = by_threads[r].rows();
+            CHECK(std::equal(rows.begin(), rows.end(), expected.begin(), expected.end()));
+            CHECK(rig.ranks[r].loss == losses[r]);
+            CHECK(rig.ranks[r].dx == dx[r]);
+            for (std::size_t k = 0; k < rows.size(); ++k) {
+                const auto row = by_threads[r].row_gradient(k);
+                CHECK(std::equal(row.begin(), row.end(),
+                                 rig.ranks[r].gradient.begin() + static_cast<std::ptrdiff_t>(k * s.features)));
+            }
+        }
+    }
+}
+
 TEST_CASE("the k largest go, what stays comes later, and nothing is lost", "[gradient][operators]") {
     gs::top_k_feedback mine(5, 2);
     const std::vector<float> g{1, -3, 0, 2, 2};

@@ -19,6 +19,8 @@
 //   gpushare::submit_sync_batch_norm(std::span(streams), batches, 1e-5F, gather);       // a device_batch of each rank
 //   gpushare::submit_sync_batch_norm_backward(std::span(streams), batches, all_reduce);
 //
+// device_partial_softmax is the softmax of ranks on devices.
+//
 // The last layer of a network may have more classes than one device can hold: each rank has the weights of its shard of
 // the classes, and all ranks compute one softmax cross-entropy, over all classes, or over the labels' classes and a sample
 // of the others. An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by
@@ -32,6 +34,7 @@
 #include <limits>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
@@ -39,6 +42,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/device_softmax.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -402,6 +406,52 @@ struct partial_softmax_options {
     std::uint64_t seed = 0;  ///< what the sample depends on, with the rank and the step
 };
 
+namespace detail {
+
+/// Which classes of a rank's shard take part, step after step. A plain value.
+class class_sample {
+public:
+    class_sample(const element_range& own, std::uint32_t rank, const partial_softmax_options& options)
+        : own_(own), options_(options), any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (rank + 1)) {}
+
+    /// All classes that are labels, and as many others at random as the rate leaves room for.
+    void choose(std::span<const std::int64_t> labels, std::vector<std::uint32_t>& rows) {
+        std::vector<bool> taken(own_.size());
+        std::size_t n = 0;
+        const auto take = [&](std::size_t c) {
+            n += taken[c] ? 0 : 1;
+            taken[c] = true;
+        };
+        for (const std::int64_t l : labels)
+            if (l >= static_cast<std::int64_t>(own_.begin) && l < static_cast<std::int64_t>(own_.end))
+                take(static_cast<std::size_t>(l) - own_.begin);
+        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also if it is no number
+        const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * rate));
+        if (wanted >= own_.size()) {
+            taken.assign(own_.size(), true);
+        } else {
+            // Takes each other class with a probability of the number still wanted over the number
+            // still left: none twice, and in one pass.
+            std::size_t left = own_.size() - n;
+            for (std::size_t c = 0; c < own_.size() && n < wanted; ++c) {
+                if (taken[c]) continue;
+                if (any_() % left < wanted - n) take(c);
+                --left;
+            }
+        }
+        rows.clear();
+        for (std::uint32_t c = 0; c < own_.size(); ++c)
+            if (taken[c]) rows.push_back(c);
+    }
+
+private:
+    element_range own_;
+    partial_softmax_options options_;
+    std::mt19937_64 any_;
+};
+
+}  // namespace detail
+
 /// One rank's shard of the classes, and what its last step left. Batches are as large on all ranks;
 /// what is missing has the label `ignored`.
 class partial_softmax {
@@ -415,8 +465,7 @@ public:
         : classes_(classes),
           own_(shard_of(classes, net.rank(), net.size())),
           features_(features),
-          options_(options),
-          any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (net.rank() + 1)) {}
+          sample_(own_, net.rank(), options) {}
 
     [[nodiscard]] element_range own() const noexcept { return own_; }  ///< the classes of this rank
     /// The classes that took part in the last step, counted from own().begin, ascending.
@@ -442,7 +491,7 @@ public:
         std::vector<std::int64_t> all_labels(samples);
         if (const auto f = net.all_gather(x, std::span(all_x), deadline)) return f;
         if (const auto f = net.all_gather(labels, std::span(all_labels), deadline)) return f;
-        choose(all_labels);
+        sample_.choose(all_labels, rows_);
 
         std::vector<float> logits(samples * rows_.size());
         std::vector<float> most = products(all_x, weights, logits);
@@ -519,35 +568,6 @@ private:
         return dx;
     }
 
-    /// All classes that are labels, and as many others at random as the rate leaves room for.
-    void choose(std::span<const std::int64_t> labels) {
-        std::vector<bool> taken(own_.size());
-        std::size_t n = 0;
-        const auto take = [&](std::size_t c) {
-            n += taken[c] ? 0 : 1;
-            taken[c] = true;
-        };
-        for (const std::int64_t l : labels)
-            if (l >= static_cast<std::int64_t>(own_.begin) && l < static_cast<std::int64_t>(own_.end))
-                take(static_cast<std::size_t>(l) - own_.begin);
-        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also if it is no number
-        const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * rate));
-        if (wanted >= own_.size()) {
-            taken.assign(own_.size(), true);
-        } else {
-            // Takes each other class with a probability of the number still wanted over the number
-            // still left: none twice, and in one pass.
-            std::size_t left = own_.size() - n;
-            for (std::size_t c = 0; c < own_.size() && n < wanted; ++c) {
-                if (taken[c]) continue;
-                if (any_() % left < wanted - n) take(c);
-                --left;
-            }
-        }
-        rows_.clear();
-        for (std::uint32_t c = 0; c < own_.size(); ++c)
-            if (taken[c]) rows_.push_back(c);
-    }
     [[nodiscard]] bool is_label(std::int64_t label, std::size_t k) const noexcept {
         return label == static_cast<std::int64_t>(own_.begin + rows_[k]);
     }
@@ -563,10 +583,172 @@ private:
     std::size_t classes_;
     element_range own_;
     std::size_t features_;
-    partial_softmax_options options_;
-    std::mt19937_64 any_;
+    detail::class_sample sample_;
     std::vector<std::uint32_t> rows_;
     std::vector<float> gradient_;
+};
+
+/// One rank's arrays of a device_partial_softmax, in memory of its device.
+struct device_softmax_rank {
+    const float* x = nullptr;              ///< a row of features for each sample of this rank
+    const std::int64_t* labels = nullptr;  ///< of these
+    const float* weights = nullptr;        ///< a row for each class of own(rank)
+    float* dx = nullptr;                   ///< the gradient by x, as large
+    float* gradient = nullptr;             ///< by the weights of each class in rows(rank); as large as `weights`
+    float* loss = nullptr;                 ///< one number: the mean of all ranks' samples
+    std::byte* scratch = nullptr;          ///< scratch_bytes(); alignment 16
+};
+
+/// partial_softmax of all ranks of this process, on devices. Labels lie on the devices, and on the
+/// host too where not all classes take part, since the host draws the sample, with the classes that
+/// partial_softmax has. One thread at a time.
+///
+///   gpushare::device_partial_softmax layer(ranks, classes, features, samples_of_a_rank, {.rate = 0.1});
+///   layer.choose(labels);                                            // of all ranks' samples
+///   layer.submit_step(std::span(streams), arrays, gather, all_reduce, reduce_scatter);
+///
+/// The results are those of partial_softmax, with its bits where a block has one thread. On a device
+/// the threads of a block share a sample's logits, which are therefore added in another order; a
+/// product and a sum may be rounded once; and exp is the device's.
+class device_partial_softmax {
+public:
+    /// `samples` of each rank, with `features` numbers each.
+    device_partial_softmax(std::uint32_t ranks, std::size_t classes, std::size_t features, std::size_t samples,
+                           const partial_softmax_options& options = {})
+        : classes_(classes), features_(features), samples_(samples), rows_(ranks), all_take_part_(options.rate >= 1) {
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            own_.push_back(shard_of(classes, r, ranks));
+            sample_.emplace_back(own_[r], r, options);
+            if (all_take_part_) sample_[r].choose({}, rows_[r]);
+        }
+    }
+
+    [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }  ///< the classes of a rank
+    /// The rank's classes that take part in the step, counted from own(rank).begin, ascending.
+    [[nodiscard]] std::span<const std::uint32_t> rows(std::uint32_t rank) const { return rows_[rank]; }
+    /// What a step takes of each rank's device.
+    [[nodiscard]] bytes scratch_bytes() const {
+        std::size_t most = 0;  // classes of a rank
+        for (const element_range& own : own_) most = std::max(most, own.size());
+        const std::size_t all = samples_ * own_.size();
+        return bytes{all * sizeof(std::int64_t) + (2 * all * features_ + all * most + 3 * all + 1) * sizeof(float) +
+                     most * sizeof(std::uint32_t)};
+    }
+    /// Chooses the classes of the next step: those of the labels, which are all ranks', rank by rank,
+    /// and others at random. Before each step, unless all classes take part. The step copies the
+    /// choice to the devices: don't choose again before they have it. Throws operation_error
+    /// (errc::invalid_specification) for another number of labels.
+    void choose(std::span<const std::int64_t> labels) {
+        if (labels.size() != samples_ * own_.size())
+            raise({errc::invalid_specification, labels.size(), 0, samples_ * own_.size(), reason::wrong_count}, {},
+                  "choosing the classes of a softmax");
+        for (std::size_t r = 0; r < own_.size(); ++r) sample_[r].choose(labels, rows_[r]);
+        chosen_ = true;
+    }
+
+    /// Enqueues a step on streams[r] of rank r, or on one stream for all, where they share a device.
+    /// Its collectives are functions that enqueue them, of submit_collectives.hpp and submit.hpp,
+    /// say, and whose errors it returns: gather(ins, outs, count) of floats and of std::int64_t,
+    /// all_reduce(ins, outs, count, op) and reduce_scatter(ins, outs, count, op) of floats.
+    /// errc::invalid_specification for another number of ranks or streams, or if nothing was chosen.
+    template <launcher Stream, class Gather, class AllReduce, class ReduceScatter>
+    requires copier<Stream>
+    [[nodiscard]] errc submit_step(std::span<Stream> streams, std::span<const device_softmax_rank> ranks,
+                                   const Gather& gather, const AllReduce& all_reduce,
+                                   const ReduceScatter& reduce_scatter) {
+        if (ranks.size() != own_.size() || (streams.size() != ranks.size() && streams.size() != 1) ||
+            !(std::exchange(chosen_, false) || all_take_part_))
+            return errc::invalid_specification;
+        std::vector<detail::softmax_part> parts;
+        for (std::uint32_t r = 0; r < ranks.size(); ++r) parts.push_back(part_of(r, ranks[r]));
+        const auto stream_of = [&](std::size_t r) -> Stream& { return streams[streams.size() == 1 ? 0 : r]; };
+        const auto on_each = [&](const auto& items_of, const auto& kernel) {
+            for (std::size_t r = 0; r < parts.size(); ++r)
+                detail::launch_each(stream_of(r), parts[r], items_of(parts[r]), kernel);
+        };
+        const auto samples = [](const auto& p) { return p.samples; };
+        const auto classes = [](const auto& p) { return p.taking_part; };
+        const auto once = [](const auto&) { return std::size_t{1}; };
+        for (std::uint32_t r = 0; r < parts.size(); ++r)
+            if (!rows_[r].empty())
+                stream_of(r).copy(parts[r].rows, rows_[r].data(), rows_[r].size() * sizeof(std::uint32_t));
+        if (const errc why = gather_all(ranks, parts, gather); why != errc::none) return why;
+        on_each(samples, detail::logits_of_sample{});
+        if (const errc why = combine(parts, &detail::softmax_part::most, 1, maximum{}, all_reduce); why != errc::none)
+            return why;
+        on_each(samples, detail::exponentials_of_sample{});
+        if (const errc why = combine(parts, &detail::softmax_part::sums, 2, sum{}, all_reduce); why != errc::none)
+            return why;
+        on_each(once, detail::mean_of_losses{});
+        on_each(classes, detail::gradient_of_class{});
+        on_each(samples, detail::gradient_of_sample{});
+        std::vector<const float*> parts_of_dx;
+        std::vector<float*> dx;
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            parts_of_dx.push_back(parts[r].dx);
+            dx.push_back(ranks[r].dx);
+        }
+        return reduce_scatter(std::span<const float* const>(parts_of_dx), std::span<float* const>(dx),
+                              samples_ * features_, sum{});
+    }
+
+private:
+    [[nodiscard]] detail::softmax_part part_of(std::uint32_t r, const device_softmax_rank& rank) const {
+        detail::softmax_part p{.weights = rank.weights,
+                               .gradient = rank.gradient,
+                               .loss = rank.loss,
+                               .samples = samples_ * own_.size(),
+                               .taking_part = rows_[r].size(),
+                               .features = features_,
+                               .first = own_[r].begin,
+                               .classes = classes_};
+        p.labels = reinterpret_cast<std::int64_t*>(rank.scratch);
+        p.x = reinterpret_cast<float*>(p.labels + p.samples);
+        p.dx = p.x + p.samples * features_;
+        p.most = p.dx + p.samples * features_;
+        p.sums = p.most + p.samples;
+        p.logits = p.sums + 2 * p.samples + 1;
+        p.rows = reinterpret_cast<std::uint32_t*>(p.logits + p.samples * p.taking_part);
+        return p;
+    }
+    template <class Gather>
+    [[nodiscard]] errc gather_all(std::span<const device_softmax_rank> ranks,
+                                  std::span<const detail::softmax_part> parts, const Gather& gather) const {
+        std::vector<const float*> x;
+        std::vector<float*> all_x;
+        std::vector<const std::int64_t*> labels;
+        std::vector<std::int64_t*> all_labels;
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            x.push_back(ranks[r].x);
+            all_x.push_back(parts[r].x);
+            labels.push_back(ranks[r].labels);
+            all_labels.push_back(parts[r].labels);
+        }
+        const errc why = gather(std::span<const float* const>(x), std::span<float* const>(all_x), samples_ * features_);
+        if (why != errc::none) return why;
+        return gather(std::span<const std::int64_t* const>(labels), std::span<std::int64_t* const>(all_labels),
+                      samples_);
+    }
+    /// So many numbers for each sample, in place.
+    template <class Op, class AllReduce>
+    [[nodiscard]] static errc combine(std::span<const detail::softmax_part> parts, float* detail::softmax_part::*of,
+                                      std::size_t numbers, Op op, const AllReduce& all_reduce) {
+        std::vector<const float*> ins;
+        std::vector<float*> outs;
+        for (const detail::softmax_part& p : parts) {
+            ins.push_back(p.*of);
+            outs.push_back(p.*of);
+        }
+        return all_reduce(std::span<const float* const>(ins), std::span<float* const>(outs), numbers * parts[0].samples,
+                          op);
+    }
+
+    std::size_t classes_, features_, samples_;  // samples of a rank
+    std::vector<element_range> own_{};          // of each rank
+    std::vector<detail::class_sample> sample_{};
+    std::vector<std::vector<std::uint32_t>> rows_;
+    bool all_take_part_;
+    bool chosen_ = false;  // for the next step
 };
 
 }  // namespace GPUSHARE_ABI
