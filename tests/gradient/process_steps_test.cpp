@@ -25,7 +25,7 @@ using process = process_steps::process<gs::thread_transport>;
 
 namespace {
 
-/// What the ranks of each process get, in processes of so many ranks that call f(process, its number).
+/// What the ranks of each process get, where processes of so many ranks call f(process, number).
 std::vector<std::vector<outcome>> together(const std::vector<std::uint32_t>& inside,
                                            const std::function<std::vector<outcome>(process&, unsigned)>& f) {
     const gs::communicator between(static_cast<std::uint32_t>(inside.size()));

@@ -26,8 +26,9 @@ struct softmax_part {
     float* x = nullptr;              // a row for each of these
     float* dx = nullptr;             // the same
     float* most = nullptr;           // the largest logit of each sample
-    float* sums = nullptr;    // of each sample's exponentials; then the logits of labels; then how many samples count
-    float* logits = nullptr;  // a row for each sample; then their exponentials
+    /// Of each sample's exponentials; behind them the logits of labels, then how many samples count.
+    float* sums = nullptr;
+    float* logits = nullptr;        // a row for each sample; then their exponentials
     std::uint32_t* rows = nullptr;  // the classes that take part, counted from `first`
     std::size_t samples = 0, taking_part = 0, features = 0, first = 0, classes = 0;
 

@@ -155,9 +155,9 @@ public:
 
     /// Throws operation_error: invalid_specification for a rank that isn't there, or is there
     /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
-    /// where another rank has others; and what borrowing the stream throws. The last rank here waits
-    /// for other processes, and throws their fault: mismatch, with the rank, where a process has
-    /// other parameters, types or buckets.
+    /// where another rank has others; and what borrowing the stream throws. The last rank here
+    /// waits for other processes, and throws their fault: mismatch, with the rank, where a process
+    /// has other parameters, types or buckets.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         const std::scoped_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
