@@ -30,6 +30,7 @@
 #include "conformance/named_suite.hpp"
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
+#include "gradient/process_steps.hpp"
 
 namespace {
 
@@ -229,6 +230,24 @@ void devices_in_processes() {
     const std::uint32_t odd = outer.size() == 2 ? g.rank : 0;  // of two, either may be it
     if (g.code != gs::errc::mismatch || g.rank != odd) check(gs::describe(g).c_str(), "devices of another length");
     MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// The ranks of all processes train together; then the last process registers something else.
+void steps_in_processes() {
+    for (const bool alike : {true, false}) {
+        gs::mpi_transport outer(MPI_COMM_WORLD);
+        const std::uint32_t last = outer.size() - 1;
+        process_steps::process mine(2, outer);
+        process_steps::manner how{.between = gs::ns(60s)};
+        if (!alike && outer.rank() == last) how.change = [](auto& gradients) { std::swap(gradients[0], gradients[1]); };
+        for (const auto& seen : mine.train<float, gs::bfloat16>(3, how)) {
+            const auto& f = seen.fault;
+            const bool named =
+                f.code == gs::errc::mismatch && (last == 1 || f.rank == 2 * last);  // of two, either is odd
+            if (alike ? f || seen.wrong != 0 : !named) check(gs::describe(f).c_str(), "steps in processes");
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
 }
 
 /// Process r has r + 1 batches, by Horovod's names: who has no more joins, and the others go on.
@@ -492,6 +511,7 @@ int main(int argc, char** argv) {
     threads_in_processes(true);
     threads_in_processes(false);
     devices_in_processes();
+    steps_in_processes();
     batches_differ();
     one_piece_or_several();
     two_of_many_chunks();
