@@ -559,7 +559,8 @@ public:
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
             of_->abort(first() + rank, why);
-            (void)of_->agree_on(0, std::chrono::steady_clock::now());  // some transports tell with the next call
+            // Some transports tell the others with the next call. A barrier has no buffers to leave behind.
+            (void)of_->outer_.barrier(std::chrono::steady_clock::now());
         }
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
         [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
