@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -76,7 +75,7 @@ struct logits_of_sample {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
     GPUSHARE_HD void operator()(C& ctx, const softmax_part& p, std::size_t s) const {
-        float most = -std::numeric_limits<float>::infinity();
+        float most = __builtin_bit_cast(float, 0xff80'0000U);  // minus infinity
         for (std::size_t k = ctx.thread_rank(); k < p.taking_part; k += ctx.num_threads()) {
             float sum = 0;
             for (std::size_t i = 0; i < p.features; ++i)
