@@ -151,7 +151,8 @@ inline float_values evaluate_floats(const program::piece_program& p, float_value
     return values;
 }
 
-/// Nodes one behind the other, some of which read earlier values again; seldom one that no chain has.
+/// Nodes one behind the other, some of which read earlier values again. Seldom a node is one that
+/// no chain has.
 class random_chain {
 public:
     /// Of a result of this shape, or of any.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Which pieces are chains of element-wise operations with a norm, and what the kernel makes of them.
+// Which pieces are chains of element-wise operations with a norm, and what the kernel makes of
+// them.
 #include <algorithm>
 #include <array>
 #include <cmath>

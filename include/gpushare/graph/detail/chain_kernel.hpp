@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chains of element-wise operations and a norm as values, and the one kernel that runs each of them:
-// an interpreter of a list of steps. A thread takes four elements at a time through all steps, in
-// registers. The same functor runs on the host, with the same bits.
+// Chains of element-wise operations and a norm as values, and the one kernel that runs each of
+// them: an interpreter of a list of steps. A thread takes four elements at a time through all
+// steps, in registers. The same functor runs on the host, with the same bits.
 //
 //   chain_kernel k;                                     // chain_steps.hpp makes one of a piece
 //   k.steps[0] = {.op = chain_op::load, .from = chain_source::input, .out = 0};
@@ -85,7 +85,8 @@ struct tanh_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
         using gpushare::detail::product_of;
-        // Taylor's polynomial where the quotient would cancel; its own error is below 6e-8 of the result.
+        // Taylor's polynomial where the quotient would cancel. Its own error is below 6e-8 of the
+        // result.
         const R square = product_of(x, x);
         R y = product_of(square, R(62.0F / 2835)) + -17.0F / 315;
         y = product_of(y, square) + 2.0F / 15;
@@ -176,7 +177,7 @@ struct chain_row {
     chain_norm norm;
     float epsilon;
     float width;                  ///< elements
-    float shift = 0, factor = 1;  ///< what elements lose, and what they are multiplied or divided by
+    float shift = 0, factor = 1;  ///< what elements lose, and their factor or divisor
 
     /// How many passes it takes before elements are normalised.
     [[nodiscard]] GPUSHARE_HD std::uint32_t passes() const noexcept {
@@ -299,7 +300,7 @@ private:
             run_row(static_cast<std::uint32_t>(row));
     }
 
-    /// A row by a team: each of its threads has every 32nd vector. On a host one thread is all of them.
+    /// A row by a team: each thread has every 32nd vector. On a host one thread is the team.
     GPUSHARE_HD void run_row(std::uint32_t row) const noexcept {
         chain_row known{norm, epsilon, static_cast<float>(width)};
         const std::uint32_t passes = known.passes();
@@ -333,7 +334,7 @@ private:
         values all(none);
         for (std::uint32_t column = lane * lanes; column < width; column += chain_team * lanes) {
             const position at = position_of(row, column);
-            // A short row stays in registers from pass to pass. What is stored is stored by each pass alike.
+            // A short row stays in registers from pass to pass. Each pass stores the same.
             if (pass == 0 || !stays()) run(s, 0, norm_at, at);
             if (last) {
                 s.x = known.normalised(s.x);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pieces are a chain or a small tree of element-wise operations with at most one norm, and the
-// steps that compute such a piece; then where its arrays lie, once shapes are known. Plain functions
-// over plain values, without a device.
+// Which pieces are a chain or a small tree of element-wise operations with at most one norm, and
+// the steps that compute such a piece; then where its arrays lie, once shapes are known. Plain
+// functions over plain values, without a device.
 //
-//   const chain_program c = chain_steps(piece);                    // throws, with the node that is no part of a chain
-//   chain_shapes(piece, shapes);                                   // from those of inputs and constants
-//   const chain_kernel k = bound_chain(c, piece, shapes);          // all but addresses
+//   const chain_program c = chain_steps(piece);             // throws, with a node
+//   chain_shapes(piece, shapes);                            // from those of inputs and constants
+//   const chain_kernel k = bound_chain(c, piece, shapes);   // all but addresses
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct chain_program {
 [[nodiscard]] inline std::optional<std::int64_t> axis_of(const program_node& n) {
     const auto* const a = n.find("axis");
     if (a != nullptr) return a->integer;
-    // Without an axis a softmax of an operator set before 13 begins at 1, and a newer one at the last.
+    // Without an axis a softmax begins at axis 1 before operator set 13, and at the last one since.
     if (n.type == "Softmax") return std::nullopt;
     return -1;
 }
@@ -406,7 +406,7 @@ struct chain_axis {
     std::array<std::uint32_t, most_chain_inputs> strides{};  // of each array
 };
 
-/// The axes of a result, the innermost first. With `last_apart` the last one isn't joined with others.
+/// The axes of a result, the innermost first. With `last_apart` the last one stays by itself.
 [[nodiscard]] inline std::vector<chain_axis> chain_axes(const chain_shape& result,
                                                         const std::vector<const chain_shape*>& arrays,
                                                         bool last_apart) {
@@ -437,7 +437,8 @@ struct chain_axis {
     return axes;
 }
 
-/// Throws unless all outputs have one shape, all else fits into it, and it has fewer than 2^31 elements.
+/// Throws unless all outputs have one shape, all else fits into the shape, and the shape has fewer
+/// than 2^31 elements.
 inline void require_one_shape(const chain_program& c, const piece_program& p, const std::vector<chain_shape>& shapes) {
     const chain_shape& result = shapes[p.outputs[0]];
     for (const std::uint32_t v : p.outputs)

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element-wise chains and norms of models by a kernel of this library, on a device: each piece is
+// one launch, and values between its nodes stay in registers.
+//
+//   gpushare::graph::chain_engine engine(tenant, read);             // read: graph::read_operations
+//   const std::uint32_t piece = engine.add(model.extract(nodes));   // a piece_engine on streams
+//
+// A piece is a chain or a small tree of operators of floats: Add, Sub, Mul, Div, Min, Max, Clip,
+// Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, Tanh, Relu, Gelu, Pow by 2 or 3; and at most one
+// LayerNormalization, RMSNormalization or Softmax over the last axis. Inputs are broadcast as ONNX
+// says. The engine refuses a piece with any other node and names the node, so a piece_chooser
+// leaves the engine out for that piece.
+//
+// One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
+// file that calls enqueue is compiled by nvcc, and includes backend/cuda/launch.cuh. The kernel
+// gives the same bits on host and device. The kernel ran as compiled on an executor of PTX, and
+// never on a device.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/graph/detail/chain_kernel.hpp>
+#include <gpushare/graph/detail/chain_steps.hpp>
+#include <gpushare/graph/detail/piece_program.hpp>
+#include <gpushare/graph/graph.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace graph {
+
+/// Pieces that this library's kernel computes. A piece_engine on streams that launch kernels.
+/// Pieces are added by one thread before any runs; different pieces may run at the same time, one
+/// piece once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
+/// of the engine may run when it goes. A graph of a captured run lives no longer than its piece.
+template <class Tenant>
+class chain_engine {
+    using stream = typename Tenant::stream;
+    using blocks = tensor_blocks<typename Tenant::memory_type>;
+    using program = detail::piece_program;
+
+public:
+    /// Makes a piece's program of what extract() made.
+    using reader = std::function<program(std::string_view)>;
+
+    /// No pieces. `part`: of the tenant's devices.
+    chain_engine(Tenant& by, reader read, std::size_t part = 0) : by_(&by), read_(std::move(read)), part_(part) {}
+    chain_engine(const chain_engine&) = delete;
+    chain_engine& operator=(const chain_engine&) = delete;
+    ~chain_engine() = default;
+
+    /// A piece as extract() makes it; returns its number. Copies its constants to the device and
+    /// waits for that. Throws model_error (engine) with the node that isn't computed, and the
+    /// reason; what the reader throws; what the tenant's memory throws; and as tenant::submit.
+    std::uint32_t add(std::string_view model) { return add(read_(model)); }
+    /// The same of a program.
+    std::uint32_t add(program p) {
+        auto made = std::make_unique<piece>(by_->memory(part_));
+        made->steps = detail::chain_steps(p);
+        made->of = std::move(p);
+        load_constants(*made);
+        pieces_.push_back(std::move(made));
+        return static_cast<std::uint32_t>(pieces_.size() - 1);
+    }
+    /// Gives back the last piece.
+    void remove_last() noexcept { pieces_.pop_back(); }
+    /// How many pieces there are.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
+    /// Bytes of the tenant's memory that pieces hold: their constants.
+    [[nodiscard]] bytes held() const noexcept {
+        bytes all{};
+        for (const auto& p : pieces_) all += p->constants.size();
+        return all;
+    }
+
+    /// As piece_engine has it. Places the outputs at once, on this thread, and throws model_error
+    /// (engine) at once: with the node whose inputs don't fit each other, or with the input.
+    /// Enqueues one launch, or none where the outputs have no elements.
+    void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        piece& p = *pieces_[number];
+        require_inputs(p, in, out);
+        if (!same_shapes(p, in)) take_shapes(p, in);
+        for (std::size_t i = 0; i < out.size(); ++i) p.kernel.outputs[i] = placed(p, i, *out[i]);
+        for (std::size_t i = 0; i < p.steps.inputs.size(); ++i) {
+            const std::uint32_t v = p.steps.inputs[i];
+            if (p.of.values[v].constant) continue;
+            const auto at = std::ranges::find(p.of.inputs, v) - p.of.inputs.begin();
+            p.kernel.inputs[i].data = static_cast<const float*>(in[static_cast<std::size_t>(at)]->data);
+        }
+        if (p.kernel.rows != 0 && p.kernel.width != 0) to.launch(p.kernel.shape(), p.kernel);
+    }
+
+private:
+    struct piece {
+        explicit piece(typename Tenant::memory_type& in) : constants(in, 1) {}
+
+        program of{};
+        detail::chain_program steps{};
+        blocks constants;
+        std::vector<const float*> places{};         // of each array, where it is constant
+        bool bound = false;                         // whether the following are of some inputs
+        std::vector<detail::chain_shape> shapes{};  // of each value
+        detail::chain_kernel kernel{};
+    };
+
+    [[noreturn]] static void refuse(const std::string& node, std::string_view why) {
+        throw model_error(model_fault::engine, node, why);
+    }
+
+    /// Puts all arrays that are constant into one block on the device.
+    void load_constants(piece& p) {
+        constexpr std::size_t alignment = 256;
+        std::vector<std::byte> host;
+        std::vector<std::pair<std::size_t, std::size_t>> at;  // arrays, and where they lie
+        p.places.assign(p.steps.inputs.size(), nullptr);
+        for (std::size_t i = 0; i < p.steps.inputs.size(); ++i) {
+            auto& value = p.of.values[p.steps.inputs[i]];
+            if (!value.constant) continue;
+            const std::size_t size = value.numbers.size() * sizeof(float);
+            at.emplace_back(i, host.size());
+            host.resize(host.size() + (size + alignment) / alignment * alignment);
+            if (size != 0) std::memcpy(host.data() + at.back().second, value.numbers.data(), size);
+            value.numbers = {};  // the device has them soon
+        }
+        if (host.empty()) return;
+        auto* const block = static_cast<std::byte*>(p.constants.room_for(0, host.size()));
+        for (const auto& [i, offset] : at) p.places[i] = reinterpret_cast<const float*>(block + offset);
+        auto ticket = by_->submit([&](stream& to) { to.copy(block, host.data(), host.size()); }, {}, {}, part_);
+        (void)ticket.wait();
+        if (ticket.status() != errc::none) ticket.rethrow();
+    }
+
+    static void require_inputs(const piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        if (in.size() != p.of.inputs.size() || out.size() != p.of.outputs.size())
+            refuse({}, "a piece with another number of inputs or outputs");
+        for (std::size_t i = 0; i < in.size(); ++i) {
+            const tensor& t = *in[i];
+            const auto& name = p.of.values[p.of.inputs[i]].name;
+            if (!t.shaped() || t.type != element::f32) refuse(name, "an input that is no tensor of floats");
+            if (t.size() > t.capacity || (t.data == nullptr && t.size() > 0))
+                refuse(name, "an input isn't there, or is larger than its buffer");
+            require_aligned(name, t.data);
+        }
+    }
+    static void require_aligned(const std::string& name, const void* data) {
+        if (reinterpret_cast<std::uintptr_t>(data) % alignof(float) != 0)
+            refuse(name, "an input or output isn't aligned as a float");
+    }
+    [[nodiscard]] static bool same_shapes(const piece& p, std::span<const tensor* const> in) {
+        if (!p.bound) return false;
+        for (std::size_t i = 0; i < in.size(); ++i)
+            if (p.shapes[p.of.inputs[i]] != in[i]->shape) return false;
+        return true;
+    }
+    static void take_shapes(piece& p, std::span<const tensor* const> in) {
+        p.bound = false;
+        p.shapes.assign(p.of.values.size(), {});
+        for (std::size_t v = 0; v < p.of.values.size(); ++v)
+            if (p.of.values[v].constant) p.shapes[v] = p.of.values[v].shape;
+        for (std::size_t i = 0; i < in.size(); ++i) p.shapes[p.of.inputs[i]] = in[i]->shape;
+        detail::chain_shapes(p.of, p.shapes);
+        p.kernel = detail::bound_chain(p.steps, p.of, p.shapes);
+        for (std::size_t i = 0; i < p.places.size(); ++i) p.kernel.inputs[i].data = p.places[i];
+        p.bound = true;
+    }
+    /// The place of an output.
+    [[nodiscard]] static float* placed(const piece& p, std::size_t i, tensor& t) {
+        const std::uint32_t v = p.of.outputs[i];
+        const auto& shape = p.shapes[v];
+        const bool there = t.type == element::f32 && t.shape == shape && t.data != nullptr && t.size() <= t.capacity;
+        if (!there) (void)t.place(element::f32, shape);
+        require_aligned(p.of.values[v].name, t.data);
+        return static_cast<float*>(t.data);
+    }
+
+    Tenant* by_;
+    reader read_;
+    std::size_t part_;
+    std::vector<std::unique_ptr<piece>> pieces_{};
+};
+
+}  // namespace graph
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

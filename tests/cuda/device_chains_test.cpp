@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tags: alone
+// Element-wise chains and norms by the library's own engine, over the stand-in.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/launch_gate.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/compute/launch_gate.hpp>
+#include <gpushare/graph/choice.hpp>
+#include <gpushare/graph/device_chains.hpp>
+#include <gpushare/graph/run.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "graph/chain_programs.hpp"
+#include "standins/cuda/launch.hpp"
+#include "standins/cuda/session.hpp"
+#include "support/catch.hpp"
+#include "support/launch_rig.hpp"
+#include "support/random.hpp"
+#include "support/sanitizers.hpp"
+
+namespace device_chains_test {
+
+using namespace gpushare;
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::graph::element;
+using gpushare::graph::model_error;
+using gpushare::graph::model_fault;
+using gpushare::graph::tensor;
+using support::float_tensor;
+using support::float_values;
+using support::integer;
+using support::program_builder;
+using tenancy_type = tenancy<cuda::node>;
+using tenant_type = tenancy_type::tenant;
+using engine_type = graph::chain_engine<tenant_type>;
+using program_type = graph::detail::piece_program;
+
+static_assert(graph::piece_engine<engine_type, cuda::stream>);
+
+namespace {
+
+struct fixture {
+    cuda::node node;
+    tenancy_type shared{node};
+    tenant_type chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
+
+    [[nodiscard]] bool all_back() {
+        chat.memory().collect();
+        return chat.memory().free() == chat.memory().capacity();
+    }
+    template <class Work>
+    void submit(Work work) {
+        auto ticket = chat.submit(work);
+        (void)ticket.wait();
+        if (ticket.status() != errc::none) ticket.rethrow();
+    }
+};
+engine_type::reader unread() {
+    return [](std::string_view) { return program_type{}; };
+}
+
+/// Floats in the tenant's memory, a little behind the begin of a block.
+class device_floats {
+public:
+    device_floats(tenant_type& of, const support::extents& shape, std::size_t offset = 0)
+        : whose_(&of), size_((support::count(shape) + offset + 1) * sizeof(float)) {
+        block_ = static_cast<std::byte*>(of.memory().allocate(size_, 256));
+        at = {element::f32, shape, block_ + offset * sizeof(float), size_ - offset * sizeof(float)};
+        std::memset(block_, 0xff, size_);  // NaN
+    }
+    device_floats(tenant_type& of, const float_tensor& t, std::size_t offset = 0) : device_floats(of, t.shape, offset) {
+        std::ranges::copy(t.at, static_cast<float*>(at.data));
+    }
+    device_floats(const device_floats&) = delete;
+    device_floats& operator=(const device_floats&) = delete;
+    ~device_floats() { whose_->memory().deallocate(block_, size_, 256); }
+
+    tensor at;
+
+private:
+    tenant_type* whose_;
+    std::size_t size_;
+    std::byte* block_ = nullptr;
+};
+bool same(const tensor& got, const float_tensor& want) {
+    if (got.type != element::f32 || got.shape != want.shape) return false;
+    for (std::size_t i = 0; i < want.at.size(); ++i)
+        if (!support::same_number(static_cast<const float*>(got.data)[i], want.at[i])) return false;
+    return true;
+}
+
+/// Runs a piece on these inputs; whether its outputs are right. What the engine throws is thrown.
+bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_type& p, const float_values& inputs,
+           std::size_t offset = 0) {
+    const auto want = support::evaluate_floats(p, inputs);
+    std::vector<std::unique_ptr<device_floats>> memory;
+    std::vector<const tensor*> in;
+    std::vector<tensor*> out;
+    for (const auto v : p.inputs) {
+        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset));
+        in.push_back(&memory.back()->at);
+    }
+    for (const auto v : p.outputs) {
+        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset));
+        memory.back()->at.type = element::unknown;
+        out.push_back(&memory.back()->at);
+    }
+    f.submit([&](cuda::stream& to) { engine.enqueue(to, number, in, out); });
+    for (std::size_t i = 0; i < out.size(); ++i)
+        if (!same(*out[i], want.at(p.outputs[i]))) return false;
+    return true;
+}
+/// x of `rows` rows, and so on.
+float_values inputs_of(const program_type& p, std::int64_t rows, support::random& any) {
+    float_values all;
+    for (const auto v : p.inputs) {
+        auto& t = all[v];
+        t.shape = p.values[v].shape;
+        for (auto& e : t.shape) e = e < 0 ? rows : e;
+        for (std::size_t i = 0; i < support::count(t.shape); ++i) t.at.push_back(support::number(any));
+    }
+    return all;
+}
+/// What stands behind an attention block: the norm of a sum, and an activation.
+program_type normed(support::random& any) {
+    program_builder b;
+    const auto x = b.input("x", {-1, 40});
+    const auto sum = b.node("Add", {x, b.constant("bias", {40}, any)});
+    const auto norm =
+        b.node("LayerNormalization", {sum, b.constant("scale", {40}, any), b.constant("shift", {40}, any)});
+    b.output(b.node("Gelu", {norm}));
+    return b.p;
+}
+
+}  // namespace
+
+TEST_CASE("random chains by the library's engine give what their nodes give", "[cuda][graph][chains]") {
+    const standin::session gpu;
+    {
+        fixture f;
+        engine_type engine(f.chat, unread());
+        std::uint64_t taken = 0;
+        const std::uint64_t rounds = support::few(300);
+        for (std::uint64_t i = 0; i < rounds; ++i) {
+            const auto seed = support::seed(i);
+            CAPTURE(seed);
+            support::random any(seed);
+            const support::random_chain made(any);
+            const auto& p = made.b.p;
+            std::optional<std::uint32_t> number;
+            try {
+                number = engine.add(p);
+                REQUIRE(right(f, engine, *number, p, made.inputs(), any.below(5)));
+                REQUIRE(right(f, engine, *number, p, made.inputs(), any.below(5)));
+                ++taken;
+            } catch (const model_error& e) {
+                REQUIRE(e.fault() == model_fault::engine);
+                REQUIRE(std::ranges::find(p.nodes, e.node(), &graph::detail::program_node::name) != p.nodes.end());
+            }
+            if (number) engine.remove_last();
+        }
+        CHECK(taken > rounds / 3);
+        CHECK(engine.held() == 0_B);
+        CHECK(f.all_back());
+    }
+}
+
+TEST_CASE("a chain is one launch, and nothing else behind the first of its shape", "[cuda][graph][chains]") {
+    const standin::session gpu;
+    fixture f;
+    support::random any(1);
+    const auto p = normed(any);
+    {
+        engine_type engine(f.chat, [&](std::string_view) { return p; });
+        REQUIRE(engine.add("read by the reader") == 0);
+        CHECK(engine.size() == 1);
+        CHECK(engine.held() >= 4_B * (3 * 40));
+        for (const std::int64_t rows : {3, 7, 3}) CHECK(right(f, engine, 0, p, inputs_of(p, rows, any)));
+        const device_floats x(f.chat, inputs_of(p, 7, any).at(p.inputs[0])), y(f.chat, {7, 40}), none(f.chat, {0, 40});
+        const auto launches = [&](const tensor& from, const tensor& at) {
+            tensor to = at;
+            const std::vector<const tensor*> in{&from};
+            const std::vector<tensor*> out{&to};
+            std::pair<int, int> calls;
+            f.submit([&](cuda::stream& s) {
+                standin::forget_calls();
+                engine.enqueue(s, 0, in, out);
+                calls = {standin::count("cudaLaunchKernelExC"),
+                         standin::count("cudaMalloc") + standin::count("cudaMemcpyAsync") +
+                             standin::count("cudaStreamSynchronize") + standin::count("cudaEventRecord")};
+            });
+            CHECK(to.data == at.data);
+            CHECK(to.shape == from.shape);
+            return calls;
+        };
+        CHECK(launches(x.at, y.at) == std::pair(1, 0));
+        CHECK(launches(none.at, none.at) == std::pair(0, 0));
+    }
+    CHECK(f.all_back());
+}
+
+TEST_CASE("a chain is on the device of the part that was asked for", "[cuda][graph][chains]") {
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node;
+    tenancy_type shared{node};
+    tenant_type chat = shared.admit({.name = "chat", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+    support::random any(1);
+    {
+        engine_type engine(chat, unread(), 1);
+        engine.add(normed(any));
+        CHECK(chat.memory(1).free() < chat.memory(1).capacity());
+        CHECK(chat.memory(0).free() == chat.memory(0).capacity());
+    }
+}
+
+namespace {
+
+/// y = gelu(x + bias), and then its softmax.
+struct two_pieces {
+    explicit two_pieces(support::random& any) {
+        const auto x = first.input("x", {-1, 24});
+        first.output(first.node("Gelu", {first.node("Add", {x, first.constant("bias", {24}, any)})}));
+        second.output(second.node("Softmax", {second.input("h", {-1, 24})}, {integer("axis", -1)}));
+        using graph::value_kind;
+        g.values = {{"x", element::f32, {{-1, {}}, {24, {}}}, value_kind::input, true},
+                    {"h", element::f32, {{-1, {}}, {24, {}}}, value_kind::inner, true},
+                    {"y", element::f32, {{-1, {}}, {24, {}}}, value_kind::output, true}};
+        g.nodes = {{"first", "Gelu", {0}, {1}}, {"second", "Softmax", {1}, {2}}};
+        g.inputs = {0}, g.outputs = {2};
+        plan = {.of_graph = fingerprint(g), .order = {0, 1}, .pieces = {{{0, 1}}, {{1, 2}}}};
+    }
+    [[nodiscard]] float_tensor inputs(std::int64_t rows, support::random& any) const {
+        return inputs_of(first.p, rows, any).at(first.p.inputs[0]);
+    }
+    [[nodiscard]] float_tensor of(const float_tensor& x) const {
+        const auto h = support::evaluate_floats(first.p, {{first.p.inputs[0], x}}).at(first.p.outputs[0]);
+        return support::evaluate_floats(second.p, {{second.p.inputs[0], h}}).at(second.p.outputs[0]);
+    }
+
+    program_builder first{}, second{};
+    graph::model_graph g{};
+    graph::split_plan plan{};
+};
+using model_type = graph::captured_model<tenant_type, engine_type, cuda::graph_executable>;
+
+}  // namespace
+
+TEST_CASE("chains are captured into one graph, with a gate between them", "[cuda][graph][chains][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = launch_rig::manual}};
+    support::random any(1);
+    const two_pieces pieces(any);
+    const bool gated = GENERATE(true, false);
+    CAPTURE(gated);
+    {
+        fixture f;
+        std::optional<launch_rig::gate_type> gate;
+        gate.emplace(f.node, launch_rig::first, launch_gate({.longest_hold = 1h}),
+                     cuda::launch_shell_options{.waits = cuda::launch_wait::stream, .gap = ns{0}});
+        const auto urgent = gate->add({.level = 1});
+        const auto batch = gate->add({});
+        engine_type engine(f.chat, unread());
+        engine.add(pieces.first.p), engine.add(pieces.second.p);
+        model_type::gate between = [&](cuda::stream& to) { gate->wait_in_capture(batch, to.native_handle()); };
+        model_type model(f.chat, pieces.g, pieces.plan, engine, gated ? std::move(between) : model_type::gate{});
+        const float_tensor brought = pieces.inputs(5, any), want = pieces.of(brought);
+        const device_floats x(f.chat, brought), to(f.chat, {5, 24});
+        tensor y;
+        const auto run = [&] {
+            std::memset(to.at.data, 0xff, to.at.size());
+            y = to.at;
+            return std::async(std::launch::async, [&] { model.run(std::vector{x.at}, std::span(&y, 1)); });
+        };
+        const auto finish = [&](std::future<void>& of) {
+            while (of.wait_for(0s) != std::future_status::ready) standin::advance(100us);
+            of.get();
+        };
+        for (int i = 0; i < 3; ++i) {
+            auto once = run();
+            finish(once);
+            CHECK(same(y, want));
+        }
+        CHECK(model.made() == 1);
+        auto request = std::make_optional(gate->announce(urgent));
+        const auto launches = standin::count("cudaGraphLaunch");
+        auto page = run();
+        CHECK(launch_rig::eventually([&] { return standin::count("cudaGraphLaunch") > launches; }));
+        standin::advance(10ms);
+        if (!gated) finish(page);
+        CHECK(same(to.at, want) == !gated);  // the softmax waits at the gate
+        request.reset();
+        if (gated) finish(page);
+        CHECK(same(y, want));
+    }
+    (void)standin::take_findings();  // the words of the gate
+}
+
+namespace {
+
+/// Each node literally: what is right.
+struct literal_engine {
+    struct kernel {
+        const program_type* p;
+        std::span<const tensor* const> in;
+        std::span<tensor* const> out;
+        template <class C>
+        void operator()(C&) const {
+            float_values known;
+            for (std::size_t i = 0; i < in.size(); ++i) {
+                const auto* const from = static_cast<const float*>(in[i]->data);
+                known[p->inputs[i]] = {in[i]->shape, {from, from + in[i]->size() / sizeof(float)}};
+            }
+            known = support::evaluate_floats(*p, std::move(known));
+            for (std::size_t i = 0; i < out.size(); ++i) {
+                const auto& made = known.at(p->outputs[i]);
+                std::ranges::copy(made.at, static_cast<float*>(out[i]->place(element::f32, made.shape)));
+            }
+        }
+    };
+    std::uint32_t add(const program_type& p) {
+        pieces.push_back(std::make_unique<program_type>(p));
+        return static_cast<std::uint32_t>(pieces.size() - 1);
+    }
+    void remove_last() { pieces.pop_back(); }
+    void enqueue(cuda::stream& to, std::uint32_t n, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        to.launch({.blocks = 1}, kernel{pieces[n].get(), in, out});
+    }
+    std::vector<std::unique_ptr<program_type>> pieces{};
+};
+
+/// max(tanh(x), x^2.5 or so), of which no chain has the power.
+struct small_model {
+    small_model() {
+        const auto x = b.input("x", {3, 4});
+        const auto power = b.node("Pow", {x, x});
+        b.output(b.node("Max", {b.node("Tanh", {power}), power}));
+        using graph::value_kind;
+        const auto value = [](const char* name, value_kind kind) {
+            return graph::value{name, element::f32, {{3, {}}, {4, {}}}, kind, true};
+        };
+        g.values = {value("x", value_kind::input), value("p", value_kind::inner), value("t", value_kind::inner),
+                    value("y", value_kind::output)};
+        g.nodes = {{"Pow0", "Pow", {0}, {1}}, {"Tanh1", "Tanh", {1}, {2}}, {"Max2", "Max", {1, 2}, {3}}};
+        g.inputs = {0}, g.outputs = {3};
+    }
+    [[nodiscard]] const graph::model_graph& graph() const { return g; }
+    [[nodiscard]] program_type extract(std::span<const std::uint32_t> nodes) const {
+        program_type p = b.p;
+        p.nodes.clear();
+        for (const auto n : nodes) p.nodes.push_back(b.p.nodes[n]);
+        const auto edges = gpushare::graph::edges_of(g, nodes);
+        p.inputs = edges.inputs, p.outputs = edges.outputs;  // values have the same numbers there
+        for (const auto v : p.inputs) p.values[v].ranked = true, p.values[v].shape = {3, 4};
+        return p;
+    }
+    program_builder b{};
+    graph::model_graph g{};
+};
+
+}  // namespace
+
+TEST_CASE("a choice leaves the library's chains out where they refuse a piece", "[cuda][graph][chains]") {
+    const standin::session gpu;
+    fixture f;
+    support::random any(1);
+    const small_model model;
+    literal_engine literal;
+    engine_type chains(f.chat, unread());
+    graph::engine_set<cuda::stream, program_type> engines;
+    engines.add("literal", literal), engines.add("chains", chains);
+    operator_table table;
+    graph::piece_chooser choice(f.chat, model, engines, table);
+    const device_floats x(f.chat, inputs_of(model.b.p, 3, any).at(model.b.p.inputs[0]));
+    choice.run_nodes(std::vector{x.at});
+    const std::vector<std::uint32_t> whole{0, 1, 2}, behind{1, 2};
+    REQUIRE(choice.choose(behind));
+    CHECK(choice.left_out().empty());  // the same bits
+    REQUIRE(choice.choose(whole));
+    CHECK(choice.choose(whole)->candidate == "literal");
+    REQUIRE(!choice.left_out().empty());
+    CHECK(choice.left_out()[0].engine == "chains");
+    CHECK(choice.left_out()[0].why.find("'Pow0': Pow: its exponent is neither 2 nor 3") != std::string::npos);
+}
+
+TEST_CASE("what the library's chains refuse is an error with the node or the input", "[cuda][graph][chains][fault]") {
+    const standin::session gpu;
+    fixture f;
+    support::random any(1);
+    const auto p = normed(any);
+    {
+        engine_type engine(f.chat, unread());
+        CHECK_THROWS_AS(engine.add("nothing"), model_error);
+        CHECK(engine.size() == 0);
+        REQUIRE(engine.add(p) == 0);
+        const device_floats x(f.chat, inputs_of(p, 3, any).at(p.inputs[0])), y(f.chat, {3, 40});
+        auto stream = f.node.make_stream(device_id{0}, priority{0});
+        tensor in = x.at, out = y.at;
+        const auto refused = [&] {
+            const std::vector<const tensor*> ins{&in};
+            const std::vector<tensor*> outs{&out};
+            try {
+                engine.enqueue(stream, 0, ins, outs);
+            } catch (const std::exception& e) {
+                return std::string(e.what());
+            }
+            return std::string("nothing");
+        };
+        in.type = element::f16;
+        CHECK(refused().find("'x': an input that is no tensor of floats") != std::string::npos);
+        in = {element::f32, {3, 40}, nullptr, 0};
+        CHECK(refused().find("'x': an input isn't there") != std::string::npos);
+        in = {element::f32, {3, 41}, x.at.data, x.at.capacity};
+        CHECK(refused().find("larger than its buffer") != std::string::npos);
+        in.shape = {3, 39};
+        CHECK(refused().find("'Add0': Add: its inputs don't fit each other") != std::string::npos);
+        in = x.at;
+        CHECK(refused() == "nothing");  // also behind a refusal
+        in.data = static_cast<std::byte*>(x.at.data) + 2;
+        in.shape = {2, 40};
+        CHECK(refused().find("'x': an input or output isn't aligned as a float") != std::string::npos);
+        in = x.at;
+        out = {.data = y.at.data, .capacity = 3 * 40 * sizeof(float) - 1};
+        CHECK(refused().find("an output has 480 bytes, and its buffer 479") != std::string::npos);
+        out = y.at;
+        CHECK(refused() == "nothing");
+        const std::vector<const tensor*> two{&in, &in};
+        const std::vector<tensor*> outs{&out};
+        CHECK_THROWS_AS(engine.enqueue(stream, 0, two, outs), model_error);
+        stream.record().wait(never);
+    }
+    CHECK(f.all_back());
+}
+
+}  // namespace device_chains_test
