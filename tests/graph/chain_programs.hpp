@@ -45,10 +45,18 @@ inline float function_of(program::chain_op op, float x) {
     return program::applied(op, four(x), four(0.0F))[0];
 }
 
+inline float hard(float x, float alpha) {
+    const float y = gpushare::detail::product_of(x, alpha) + 0.5F;
+    return y > 1 ? 1 : y < 0 ? 0 : y;
+}
 inline float of_one(const program::program_node& n, float x) {
     using program::chain_op;
     const auto* const how = n.find("approximate");
+    const auto* const alpha = n.find("alpha");
     if (n.type == "Relu") return x < 0 ? 0.0F : x;
+    if (n.type == "LeakyRelu") return x < 0 ? (alpha != nullptr ? alpha->number : 0.01F) * x : x;
+    if (n.type == "HardSigmoid") return hard(x, alpha != nullptr ? alpha->number : 0.2F);
+    if (n.type == "HardSwish") return x * hard(x, 1.0F / 6);
     if (n.type == "Neg") return -x;
     if (n.type == "Abs") return std::abs(x);
     if (n.type == "Sqrt") return std::sqrt(x);
@@ -221,8 +229,9 @@ private:
     }
     std::uint32_t operand() { return any->one_in(2) ? known() : given(any->one_in(3) ? shape : smaller_shape()); }
     std::uint32_t node(std::uint32_t at) {
-        static const std::vector<std::string> one{"Relu", "Neg",     "Abs",  "Sqrt", "Reciprocal",
-                                                  "Exp",  "Sigmoid", "Tanh", "Erf",  "Gelu"};
+        static const std::vector<std::string> one{"Relu",      "Neg",         "Abs",      "Sqrt", "Reciprocal",
+                                                  "Exp",       "Sigmoid",     "Tanh",     "Erf",  "Gelu",
+                                                  "LeakyRelu", "HardSigmoid", "HardSwish"};
         static const std::vector<std::string> two{"Add", "Sub", "Mul", "Div"}, most{"Min", "Max"};
         if (any->one_in(4)) at = known();
         const extents own = shapes.at(at);
@@ -234,11 +243,11 @@ private:
             case 4:
             case 5: {
                 const auto& type = any->of(one);
-                const bool by_tanh = type == "Gelu" && any->one_in(2);
-                return know(b.node(type, {at},
-                                   by_tanh ? std::vector{text("approximate", "tanh")}
-                                           : std::vector<program::program_attribute>{}),
-                            own);
+                std::vector<program::program_attribute> attributes;
+                if (type == "Gelu" && any->one_in(2)) attributes.push_back(by_tanh());
+                if ((type == "LeakyRelu" || type == "HardSigmoid") && any->one_in(2))
+                    attributes.push_back(real("alpha", 0.25F));
+                return know(b.node(type, {at}, std::move(attributes)), own);
             }
             case 6:
                 if (!any->one_in(6)) return several(any->of(two), at, 1);

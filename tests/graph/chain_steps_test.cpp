@@ -283,6 +283,10 @@ TEST_CASE("what is no chain is refused with the node and the reason", "[graph][c
         b.output(b.node("Pow", {x, e}));
         is("Pow0", "neither 2 nor 3");
     }
+    SECTION("a factor") {
+        b.output(b.node("LeakyRelu", {x}, {support::real("alpha", 1.5F)}));
+        is("LeakyRelu0", "its factor isn't between 0 and 1");
+    }
     SECTION("many arrays") {
         auto at = x;
         for (int i = 0; i < 8; ++i) at = b.node("Add", {at, b.input("more" + std::to_string(i), {8})});

@@ -6,10 +6,10 @@
 //   const std::uint32_t piece = engine.add(model.extract(nodes));   // a piece_engine on streams
 //
 // A piece is a chain or a small tree of operators of floats: Add, Sub, Mul, Div, Min, Max, Clip,
-// Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, Tanh, Relu, Gelu, Pow by 2 or 3; and at most one
-// LayerNormalization, RMSNormalization or Softmax over the last axis. Inputs are broadcast as ONNX
-// says. The engine refuses a piece with any other node and names the node, so a piece_chooser
-// leaves the engine out for that piece.
+// Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, HardSigmoid, HardSwish, Tanh, Relu, LeakyRelu,
+// Gelu, Pow by 2 or 3; and at most one LayerNormalization, RMSNormalization or Softmax over the
+// last axis. Inputs are broadcast as ONNX says. The engine refuses a piece with any other node and
+// names the node, so a piece_chooser leaves the engine out for that piece.
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
 // file that calls enqueue is compiled by nvcc, and includes backend/cuda/launch.cuh. The kernel

@@ -164,7 +164,11 @@ private:
             std::vector<part> parts;
             for (std::size_t i = 1; i < n.inputs.size(); ++i)
                 parts.push_back({n.type == "Min" ? chain_op::smaller : chain_op::larger, read(n, i)});
-            take_parts(at, parts);
+            take_parts(at, parts, n.outputs[0]);
+        } else if (n.type == "HardSigmoid" || n.type == "HardSwish") {
+            take_hard(at);
+        } else if (n.type == "LeakyRelu") {
+            take_leaky(at);
         } else if (n.type == "Clip") {
             take_clip(at);
         } else if (n.type == "Pow") {
@@ -174,22 +178,52 @@ private:
         }
     }
     /// An operation with each of some operands, the first input first.
-    void take_parts(std::size_t at, const std::vector<part>& parts) {
-        const program_node& n = p_->nodes[at];
-        operand a = read(n, 0);
-        if (parts.empty()) operations_.push_back({at, chain_op::load, false, a, {}, n.outputs[0]});
+    void take_parts(std::size_t at, const std::vector<part>& parts, std::uint32_t to) {
+        operand a = read(p_->nodes[at], 0);
+        if (parts.empty()) operations_.push_back({at, chain_op::load, false, a, {}, to});
         for (std::size_t i = 0; i < parts.size(); ++i) {
-            const std::uint32_t to = i + 1 == parts.size() ? n.outputs[0] : next_++;
-            operations_.push_back({at, parts[i].op, false, a, parts[i].other, to});
-            a = made(to);
+            const std::uint32_t next = i + 1 == parts.size() ? to : next_++;
+            operations_.push_back({at, parts[i].op, false, a, parts[i].other, next});
+            a = made(next);
         }
+    }
+    /// max(0, min(1, alpha x + beta)), and the product of that and x.
+    void take_hard(std::size_t at) {
+        const program_node& n = p_->nodes[at];
+        const bool product = n.type == "HardSwish";
+        if (product)
+            require(n, {}, 1, 1);
+        else
+            require(n, {"alpha", "beta"}, 1, 1);
+        const std::uint32_t to = product ? next_++ : n.outputs[0];
+        take_parts(at,
+                   {{chain_op::multiply, a_number(number_of(n, "alpha", product ? 1.0F / 6 : 0.2F))},
+                    {chain_op::add, a_number(number_of(n, "beta", 0.5F))},
+                    {chain_op::smaller, a_number(1)},
+                    {chain_op::larger, a_number(0)}},
+                   to);
+        if (product) operations_.push_back({at, chain_op::multiply, false, read(n, 0), made(to), n.outputs[0]});
+    }
+    /// The larger one of x and a part of x.
+    void take_leaky(std::size_t at) {
+        const program_node& n = p_->nodes[at];
+        require(n, {"alpha"}, 1, 1);
+        const float alpha = number_of(n, "alpha", 0.01F);
+        if (!(alpha > 0 && alpha <= 1)) refuse_node(n, "its factor isn't between 0 and 1");
+        const operand x = read(n, 0);
+        operations_.push_back({at, chain_op::multiply, false, x, a_number(alpha), next_});
+        operations_.push_back({at, chain_op::larger, false, x, made(next_++), n.outputs[0]});
+    }
+    [[nodiscard]] static float number_of(const program_node& n, std::string_view attribute, float otherwise) {
+        const auto* const a = n.find(attribute);
+        return a != nullptr ? a->number : otherwise;
     }
     void take_clip(std::size_t at) {
         const program_node& n = p_->nodes[at];
         require(n, {"min", "max"}, 1, 3);
         std::vector<part> parts{{chain_op::larger, bound(n, 1, "min")}, {chain_op::smaller, bound(n, 2, "max")}};
         std::erase_if(parts, [](const part& each) { return each.other.is == operand::kind::nothing; });
-        take_parts(at, parts);
+        take_parts(at, parts, n.outputs[0]);
     }
     /// An input from operator set 11 on, an attribute before.
     [[nodiscard]] operand bound(const program_node& n, std::size_t input, std::string_view attribute) {
