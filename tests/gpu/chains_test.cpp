@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <set>
@@ -60,12 +61,18 @@ public:
         for (std::size_t i = 0; i < tensors.size(); ++i)
             i < p.inputs.size() ? in.push_back(&tensors[i]) : out.push_back(&tensors[i]);
         float_values all;
+        std::exception_ptr refused;
         submit([&](gs::cuda::stream& to) {
             for (std::size_t i = 0; i < in.size(); ++i) {
                 const auto& x = inputs.at(p.inputs[i]).at;
                 to.copy(in[i]->data, x.data(), x.size() * sizeof(float));
             }
-            chains::enqueue(engine_, to, piece, in, out);
+            try {
+                chains::enqueue(engine_, to, piece, in, out);
+            } catch (...) {  // a submission wraps what its work throws
+                refused = std::current_exception();
+                return;
+            }
             for (std::size_t i = 0; i < out.size(); ++i) {
                 auto& y = all[p.outputs[i]];
                 y.shape = out[i]->shape;
@@ -74,6 +81,7 @@ public:
             }
         });
         engine_.remove_last();
+        if (refused) std::rethrow_exception(refused);
         return all;
     }
 
