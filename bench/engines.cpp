@@ -283,15 +283,6 @@ double worst_p99_over(const engines::outcome& both, const engines::outcome& alon
                                     engines::percentile(alone.served[i].from_arrival_us, 0.99));
     return worst;
 }
-// Answers that come later than twice what a call alone takes, in percent, beyond those that do so alone.
-double more_late_pct(const engines::answers& beside, const engines::answers& alone) {
-    const double deadline = 2 * engines::percentile(alone.call_us, 0.5);
-    const auto late = [&](const engines::answers& a) {
-        const auto n = std::ranges::count_if(a.from_arrival_us, [&](double us) { return us > deadline; });
-        return 100 * static_cast<double>(n) / static_cast<double>(a.from_arrival_us.size());
-    };
-    return late(beside) - late(alone);
-}
 engines::setting natively(engines::setting s) {
     s.how = strategy::native;
     return s;
@@ -313,18 +304,79 @@ void report_beside(bench::report& out, const std::string& name, const engines::s
     out.figure("engines.background_pct_" + name, {100 * both.busy[0].iterations_per_s / alone_rate(s.busy[0], 1)}, "%");
 }
 
-// A step of decoding for each token, 100 a second, each with a deadline.
-void report_decoding(bench::report& out, const engines::recording& all) {
-    const engines::setting s{.served = {{.model = &all.at("llama_decode"), .per_s = 100}},
-                             .busy = {busy(all, neighbours[1])},
-                             .how = strategy::gated};
-    report_beside(out, "prefill_decode", s);
-    const auto alone = without_busy(s).served[0];
-    const auto late = [&](const engines::setting& how) {
-        return more_late_pct(engines::colocate(how, 1).served[0], alone);
+// ---- a step of decoding for each token, 100 a second, each with a deadline
+
+engines::setting decoding(const engines::recording& all) {
+    return {.served = {{.model = &all.at("llama_decode"), .per_s = 100}},
+            .busy = {busy(all, neighbours[1])},
+            .how = strategy::gated};
+}
+
+struct late_tokens {
+    double alone_pct, more_pp;
+};
+// Tokens that come later than twice the time of a step alone: alone, and how many more beside others. The same tokens.
+late_tokens late_of(const engines::answers& beside, const engines::answers& alone) {
+    const double deadline = 2 * engines::percentile(alone.call_us, 0.5);
+    const std::size_t tokens = std::min(beside.in_order.size(), alone.in_order.size());
+    const auto late = [&](const engines::answers& a) {
+        std::size_t n = 0;
+        for (std::size_t i = 0; i < tokens; ++i)
+            if (engines::detail::in_us(a.in_order[i].from_arrival) > deadline) ++n;
+        return 100 * static_cast<double>(n) / static_cast<double>(tokens);
     };
-    out.figure("engines.decode_late_pp", {late(s)}, "pp",
-               {bench::at_most(1), late(natively(s)), "native priorities alone"});
+    return {late(alone), late(beside) - late(alone)};
+}
+std::vector<late_tokens> late_beside(engines::setting s, std::uint64_t seeds) {
+    std::vector<late_tokens> of_seeds;
+    const auto neighbour_models = s.busy;
+    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+        s.busy = neighbour_models;
+        s.served[0].arrivals = seed;
+        const auto beside = engines::colocate(s, seed).served[0];
+        s.busy.clear();
+        of_seeds.push_back(late_of(beside, engines::colocate(s, seed).served[0]));
+    }
+    return of_seeds;
+}
+std::vector<double> part(const std::vector<late_tokens>& of_seeds, double late_tokens::*which) {
+    std::vector<double> values;
+    for (const late_tokens& late : of_seeds) values.push_back(late.*which);
+    return values;
+}
+
+// Why tokens are late: what no gate can do better, and what is left without one reason or another.
+void report_late_floors(bench::report& out, const engines::setting& s, std::uint64_t seeds) {
+    const auto figure = [&](const char* name, const engines::setting& other) {
+        out.figure(name, part(late_beside(other, seeds), &late_tokens::more_pp), "pp", bench::statistic::mean);
+    };
+    engines::setting each_kernel = s, slows_nobody = s, shorter = s, even = s, ahead = s;
+    each_kernel.busy[0].piece = each_kernel.host.wait_in_stream = gpushare::ns{0};
+    figure("engines.decode_late_floor_pp", each_kernel);
+    slows_nobody.device.beside_memory = 0;
+    figure("engines.decode_late_no_slowdown_pp", slows_nobody);
+    const auto model = engines::cut(*s.busy[0].model, gpushare::ns{100'000});
+    shorter.busy[0].model = &model;
+    figure("engines.decode_late_short_kernels_pp", shorter);
+    even.served[0].even = true;
+    figure("engines.decode_late_even_pp", even);
+    ahead.served[0].ahead = gpushare::ns{600'000};  // longer than any kernel of prefill
+    figure("engines.decode_late_announced_pp", ahead);
+    out.figure("engines.background_pct_prefill_decode_announced",
+               {100 * engines::colocate(ahead, 1).busy[0].iterations_per_s / alone_rate(s.busy[0], 1)}, "%");
+}
+
+void report_decoding(bench::report& out, const engines::recording& all) {
+    constexpr std::uint64_t seeds = 5;
+    engines::setting s = decoding(all);
+    report_beside(out, "prefill_decode", s);
+    s.length = gpushare::ns{10'000'000'000};  // few tokens are late: 5,000 say how many
+    const auto late = late_beside(s, seeds);
+    out.figure("engines.decode_late_pp", part(late, &late_tokens::more_pp), "pp",
+               {bench::at_most(1), late_beside(natively(s), 1)[0].more_pp, "native priorities alone"},
+               bench::statistic::mean);
+    out.figure("engines.decode_late_alone_pct", part(late, &late_tokens::alone_pct), "%", bench::statistic::mean);
+    report_late_floors(out, s, seeds);
 }
 
 void report_beyond(bench::report& out, const engines::recording& all) {
@@ -341,7 +393,6 @@ void report_beyond(bench::report& out, const engines::recording& all) {
         s.served = {bert(all, quarter / 2), bert(all, quarter / 2)};
         report_beside(out, name + "_two_urgent", s);
     }
-    report_decoding(out, all);
     for (const strategy how : {strategy::gated, strategy::held}) {
         engines::setting graph{.served = {bert(all)}, .busy = {busy(all, neighbours[0])}, .how = how};
         graph.busy[0].as_graph = true;
@@ -392,6 +443,7 @@ int run(const char* json) {
         return 0;
     }
     const auto all = engines::read_recording(recorded.string());
+    report_decoding(out, all);
     std::vector<round_of> rounds;
     for (std::uint64_t seed = 1; seed <= 5; ++seed) rounds.push_back(measure(all, seed));
     for (const neighbour& n : neighbours) {

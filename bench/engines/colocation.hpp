@@ -29,11 +29,12 @@ struct setting {
     host_costs host{};
 };
 
-/// Of one engine that serves requests. All sorted, in microseconds.
+/// Of one engine that serves requests. All but the last sorted, in microseconds.
 struct answers {
     std::vector<double> from_arrival_us, call_us;
-    std::vector<double> told_us;    ///< the bound on the wait, as it was told
-    std::vector<double> beyond_us;  ///< by how much a call took longer than what was told, and no wait
+    std::vector<double> told_us;                   ///< the bound on the wait, as it was told
+    std::vector<double> beyond_us;                 ///< by how much a call took longer than what was told, and no wait
+    std::vector<serving_thread::answer> in_order;  ///< in which they arrived
 };
 
 /// Of one engine that always has work.
@@ -56,7 +57,8 @@ namespace detail {
 
 [[nodiscard]] inline answers answers_of(const serving_thread& t) {
     answers a;
-    for (const auto& r : t.answers()) {
+    a.in_order = t.answers();
+    for (const auto& r : a.in_order) {
         a.from_arrival_us.push_back(in_us(r.from_arrival));
         a.call_us.push_back(in_us(r.call));
         a.told_us.push_back(in_us(r.told));

@@ -5,6 +5,8 @@
 //   const std::vector<engines::iteration>& model = all.at("bert_graph");
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -115,6 +117,21 @@ inline recording read_recording(const std::string& path, const device_shape& on 
     }
     if (::pclose(file) != 0 || all.empty()) throw std::runtime_error("no recording in " + path);
     return all;
+}
+
+/// The model where no launch is longer than that alone: longer ones are cut into equal parts, which the host launches at once.
+inline std::vector<iteration> cut(const std::vector<iteration>& model, ns longest) {
+    std::vector<iteration> shorter(model.size());
+    for (std::size_t i = 0; i < model.size(); ++i)
+        for (kernel k : model[i]) {
+            const auto parts = std::max((k.alone + longest - ns{1}) / longest, std::int64_t{1});
+            k.alone /= parts;
+            for (std::int64_t part = 0; part < parts; ++part) {
+                shorter[i].push_back(k);
+                k.host = ns{0};  // of the other parts
+            }
+        }
+    return shorter;
 }
 
 }  // namespace engines

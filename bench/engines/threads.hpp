@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 #include <gpushare/detail/launch_times.hpp>
 #include <gpushare/units.hpp>
@@ -66,6 +67,7 @@ struct busy_model {
     double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
     std::uint32_t weight = 1;  ///< of the device time of its level
     bool as_graph = false;     ///< an iteration is one launch
+    ns piece{200'000};         ///< of predicted work between two waits in its stream, or one launch
 };
 
 /// An engine that serves requests, at the level above.
@@ -73,6 +75,10 @@ struct served_model {
     const std::vector<iteration>* model = nullptr;
     double per_s = 428;  ///< a quarter of what BERT does alone; 0: no request comes
     unsigned burst = 1;  ///< so many arrive at once
+    /// The seed of when they arrive, alone as beside others; 0: the device's numbers say when.
+    std::uint64_t arrivals = 0;
+    bool even = false;  ///< they arrive at an even pace, not at random
+    ns ahead{0};        ///< others hold back from so long before each arrival on, as if it were known
 };
 
 /// The state that all threads share.
@@ -205,7 +211,6 @@ public:
 private:
     static constexpr std::size_t at_once = 3, permits = 2;  // iterations in flight
     static constexpr ns batch{150'000};                     // predicted work between two events
-    static constexpr ns piece{200'000};                     // and at most that between two waits in the stream
     static constexpr ns idle_batch{50'000};                 // age from which others end a batch
     static constexpr ns sample_each{40'000'000};            // that often a batch runs alone, to be timed
 
@@ -313,14 +318,15 @@ private:
         const bool alone = !on_.times.known(e) || samples_;
         const bool apart = on_.times.first_time(e) || !on_.times.known(e);  // a batch of its own, to be timed
         const bool gated = on_.how == strategy::gated;
-        const bool too_long = gated && batches_.open().predicted.time + c.time > piece;
+        const bool too_long = gated && batches_.open().predicted.time + c.time > engine_.piece;
         if (asks() && (apart || too_long) && !batches_.open().entries.empty()) end_batch();
         if (gated && batches_.open().entries.empty()) put_wait(arrival);
         if (asks()) {
             on_.gate.launched(client_, {c.time, c.charge, !apart}, on_.gpu.now(), alone);
             batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
-        const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= (gated ? piece : batch));
+        const ns full = gated ? engine_.piece : batch;
+        const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= full);
         ++on_.launches;
         ++on_.in_flight;
         on_.gpu.launch(stream_, k, arrival, [this, last] {
@@ -401,6 +407,7 @@ public:
           engine_(m),
           client_(on.gate.add({.level = 1})),
           number_(on.clients++),
+          random_(m.arrivals),
           stream_(on.gpu.make_stream(
               {number_, on.how == strategy::native || on.how == strategy::acquire ? 5 : 0, on.host.gap_in_graph})) {}
     serving_thread(const serving_thread&) = delete;
@@ -421,12 +428,22 @@ private:
     void arrive() {
         for (unsigned i = 0; i < engine_.burst; ++i) {
             on_.gate.arrived(client_, on_.gpu.now());
-            on_.request_arrived();
+            if (!std::exchange(expected_, false)) on_.request_arrived();
             waiting_.push_back({on_.gpu.now(), {}, on_.gate.bound(client_)});
         }
         if (!serves_) serve();
+        const instant next = on_.gpu.now() + until_next();
+        if (engine_.ahead != ns{0}) on_.gpu.at(next - engine_.ahead, [this] { expect(); });
+        on_.gpu.at(next, [this] { arrive(); });
+    }
+    [[nodiscard]] ns until_next() {
         const ns mean{static_cast<std::int64_t>(1e9 * engine_.burst / engine_.per_s)};
-        on_.gpu.at(on_.gpu.now() + on_.gpu.random().exponential(mean), [this] { arrive(); });
+        if (engine_.even) return mean;
+        return (engine_.arrivals != 0 ? random_ : on_.gpu.random()).exponential(mean);
+    }
+    void expect() {
+        expected_ = true;
+        on_.request_arrived();
     }
 
     void serve() {
@@ -457,10 +474,13 @@ private:
     stage& on_;
     const served_model engine_;
     const gpushare::launch_gate::client client_;
-    const std::uint32_t number_, stream_;
+    const std::uint32_t number_;
+    gpushare::sim::random random_;  // says when requests arrive, if they have a seed of their own
+    const std::uint32_t stream_;
     std::deque<request> waiting_;
     std::vector<answer> answers_;
     bool serves_ = false;
+    bool expected_ = false;  // others hold back for the next request
 };
 
 }  // namespace engines

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
 // The device in virtual time that replays recorded launches.
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -179,6 +181,64 @@ TEST_CASE("a gate keeps an urgent model's answers near those alone, which native
     // A held host falls behind; a gate in the stream leaves its queue full.
     CHECK(gated.busy[0].iterations_per_s > 1.02 * held.busy[0].iterations_per_s);
     CHECK(held.busy[0].longest_hold_us > 500);
+}
+
+TEST_CASE("requests with a seed of their own are the same beside others and alone, and wait for a launch at most",
+          "[engines]") {
+    made_up m;
+    m.set.device = exact;  // what is left is the wait for the launch in flight, which takes 150 us
+    m.set.served[0].arrivals = 7;
+    const auto beside = m.run(strategy::gated).served[0].in_order;
+    m.set.busy.clear();
+    const auto alone = m.run(strategy::gated).served[0].in_order;
+    const std::size_t both = std::min(beside.size(), alone.size());
+    REQUIRE(both > 100);
+    bool any = false;
+    for (std::size_t i = 0; i < both; ++i) {
+        CAPTURE(i);
+        CHECK(beside[i].from_arrival >= alone[i].from_arrival);
+        CHECK(beside[i].from_arrival <= alone[i].from_arrival + 155us);
+        any = any || beside[i].from_arrival > alone[i].from_arrival + 50us;
+    }
+    CHECK(any);
+}
+
+TEST_CASE("requests that are known in advance find nothing in flight", "[engines]") {
+    made_up m;
+    m.set.device = exact;
+    m.set.served[0].arrivals = 7;
+    m.set.served[0].ahead = 500us;
+    const auto beside = m.run(strategy::gated).served[0].in_order;
+    m.set.busy.clear();
+    const auto alone = m.run(strategy::gated).served[0].in_order;
+    const std::size_t both = std::min(beside.size(), alone.size());
+    REQUIRE(both > 100);
+    for (std::size_t i = 20; i < both; ++i) {  // nobody knows of the first one, which others may wait for
+        CAPTURE(i);
+        CHECK(beside[i].from_arrival <= alone[i].from_arrival + 5us);
+    }
+}
+
+TEST_CASE("requests at an even pace come at that pace", "[engines]") {
+    made_up m;
+    m.set.served[0].even = true;
+    CHECK(m.run(strategy::gated).served[0].in_order.size() == 200);  // one each 2.5 ms, the first after 1 ms
+}
+
+TEST_CASE("a model with shorter launches takes as long as before", "[engines]") {
+    iteration one{filling(264, 250us), filling(264, 100us)};
+    one[0].host = 30us;
+    const auto shorter = engines::cut({one}, 100us).front();
+    REQUIRE(shorter.size() == 4);
+    ns all{0}, host{0};
+    for (const kernel& k : shorter) {
+        CHECK(k.alone <= 100us);
+        all += k.alone;
+        host += k.host;
+    }
+    CHECK(all > 350us - 3ns);  // whole nanoseconds
+    CHECK(all <= 350us);
+    CHECK(host == 30us);
 }
 
 TEST_CASE("a gate divides a device among engines by weight, and charges what they take alone", "[engines]") {
