@@ -314,6 +314,7 @@ engines::setting decoding(const engines::recording& all) {
 
 struct late_tokens {
     double alone_pct, more_pp;
+    double background_per_s = 0;
 };
 // Tokens that come later than twice the time of a step alone: alone, and how many more beside others. The same tokens.
 late_tokens late_of(const engines::answers& beside, const engines::answers& alone) {
@@ -333,9 +334,10 @@ std::vector<late_tokens> late_beside(engines::setting s, std::uint64_t seeds) {
     for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
         s.busy = neighbour_models;
         s.served[0].arrivals = seed;
-        const auto beside = engines::colocate(s, seed).served[0];
+        const auto both = engines::colocate(s, seed);
         s.busy.clear();
-        of_seeds.push_back(late_of(beside, engines::colocate(s, seed).served[0]));
+        of_seeds.push_back(late_of(both.served[0], engines::colocate(s, seed).served[0]));
+        of_seeds.back().background_per_s = both.busy[0].iterations_per_s;
     }
     return of_seeds;
 }
@@ -346,9 +348,11 @@ std::vector<double> part(const std::vector<late_tokens>& of_seeds, double late_t
 }
 
 // Why tokens are late: what no gate can do better, and what is left without one reason or another.
-void report_late_floors(bench::report& out, const engines::setting& s, std::uint64_t seeds) {
+void report_late_floors(bench::report& out, const engines::setting& s, const std::vector<late_tokens>& gated) {
     const auto figure = [&](const char* name, const engines::setting& other) {
-        out.figure(name, part(late_beside(other, seeds), &late_tokens::more_pp), "pp", bench::statistic::mean);
+        auto late = late_beside(other, gated.size());
+        out.figure(name, part(late, &late_tokens::more_pp), "pp", bench::statistic::mean);
+        return late;
     };
     engines::setting each_kernel = s, slows_nobody = s, shorter = s, even = s, ahead = s;
     each_kernel.busy[0].piece = each_kernel.host.wait_in_stream = gpushare::ns{0};
@@ -361,22 +365,23 @@ void report_late_floors(bench::report& out, const engines::setting& s, std::uint
     even.served[0].even = true;
     figure("engines.decode_late_even_pp", even);
     ahead.served[0].ahead = gpushare::ns{600'000};  // longer than any kernel of prefill
-    figure("engines.decode_late_announced_pp", ahead);
-    out.figure("engines.background_pct_prefill_decode_announced",
-               {100 * engines::colocate(ahead, 1).busy[0].iterations_per_s / alone_rate(s.busy[0], 1)}, "%");
+    const auto announced = figure("engines.decode_late_announced_pp", ahead);
+    std::vector<double> cost;
+    for (std::size_t i = 0; i < gated.size(); ++i)
+        cost.push_back(100 * (1 - announced[i].background_per_s / gated[i].background_per_s));
+    out.figure("engines.decode_announced_cost_pct", cost, "%");
 }
 
 void report_decoding(bench::report& out, const engines::recording& all) {
-    constexpr std::uint64_t seeds = 5;
     engines::setting s = decoding(all);
     report_beside(out, "prefill_decode", s);
     s.length = gpushare::ns{10'000'000'000};  // few tokens are late: 5,000 say how many
-    const auto late = late_beside(s, seeds);
+    const auto late = late_beside(s, 5);
     out.figure("engines.decode_late_pp", part(late, &late_tokens::more_pp), "pp",
                {bench::at_most(1), late_beside(natively(s), 1)[0].more_pp, "native priorities alone"},
                bench::statistic::mean);
     out.figure("engines.decode_late_alone_pct", part(late, &late_tokens::alone_pct), "%", bench::statistic::mean);
-    report_late_floors(out, s, seeds);
+    report_late_floors(out, s, late);
 }
 
 void report_beyond(bench::report& out, const engines::recording& all) {
