@@ -58,7 +58,7 @@ class Round(NamedTuple):
     beside_ms: list
     busy_alone: float
     busy_beside: float
-    billed_ns: int  # to the batch tenant alone, for
+    launch_ns: int  # of the batch tenant's launches, without their widths, in
     calls: int
     device_ms: float  # of one such call, by CUDA
     billed_of_time: float  # to both, beside each other; 1: all of the time
@@ -93,7 +93,7 @@ def p99_ratio(beside_ms, alone_ms):
 
 def bill_error_pct(r, kept=1.0):
     """`kept`: of the bill."""
-    return 100 * abs(kept * r.billed_ns / (1e6 * r.calls * r.device_ms) - 1)
+    return 100 * abs(kept * r.launch_ns / (1e6 * r.calls * r.device_ms) - 1)
 
 
 def figures_of(rounds, late_ms, resting):
@@ -452,11 +452,11 @@ class Rig:
     def round(self, seed):
         device_ms = self.reference.device_ms(self.cast.reference)
         (busy,), before, after = self.together([self.busy()], self.cast.busy)
-        billed_ns, calls = (charged(before, after, "batch", what) for what in ("device_ns", "requests"))
+        launch_ns, calls = (charged(before, after, "batch", what) for what in ("launch_ns", "requests"))
         (alone,), _, _ = self.together([self.requests("urgent", seed)], self.cast.requests)
         (urgent, batch), before, after = self.beside("urgent", seed)
         both = sum(charged(before, after, tenant, "device_ns") for tenant in after)
-        return Round(alone["ms"], urgent["ms"], busy["per_second"], batch["per_second"], billed_ns, calls,
+        return Round(alone["ms"], urgent["ms"], busy["per_second"], batch["per_second"], launch_ns, calls,
                      device_ms, both / (1e9 * max(urgent["took"], batch["took"])),
                      max(t["used"] / t["memory"] for t in after.values()))
 

@@ -136,6 +136,8 @@ public:
     }
     /// What the launches of all calls took. Asks the device.
     [[nodiscard]] gpushare::ns device_time() const noexcept { return gate_.usage(client_).device_time; }
+    /// The same without the launches' widths. Asks the device.
+    [[nodiscard]] gpushare::ns launch_time() const noexcept { return gate_.usage(client_).time; }
 
 private:
     using permit = tenant::permit;
@@ -226,6 +228,7 @@ struct tenant_calls {
         return false;
     }
     [[nodiscard]] static gpushare::ns device_time() noexcept { return {}; }
+    [[nodiscard]] static gpushare::ns launch_time() noexcept { return {}; }
 };
 struct call_gate {
     call_gate(server_node&, const call_gate_options&) noexcept {}

@@ -591,14 +591,21 @@ void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
 // end, with the time in which its thread was held or computed.
 gpushare::tenant_usage service::usage_of(tenant& t) const {
     auto usage = t.usage();
-    if (!has_call_gate) return usage;
-    std::shared_ptr<tenant_calls> calls;
-    {
-        const std::lock_guard lock(mutex_);
-        if (const auto row = rows_.find(t.name()); row != rows_.end()) calls = row->second.calls;
-    }
-    if (calls != nullptr) usage.device_time = calls->device_time();
+    if (const auto calls = calls_of(t)) usage.device_time = calls->device_time();
     return usage;
+}
+
+gpushare::ns service::launch_time_of(tenant& t) const {
+    const auto calls = calls_of(t);
+    return calls == nullptr ? t.usage().device_time : calls->launch_time();
+}
+
+// Null without a gate, and before the tenant's first call.
+std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
+    if (!has_call_gate) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto row = rows_.find(t.name());
+    return row == rows_.end() ? nullptr : row->second.calls;
 }
 
 // Once a second, at each change, and at the end. `gone`: closed, so that their usage is final.

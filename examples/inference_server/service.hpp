@@ -113,6 +113,9 @@ public:
 
     /// What the tenant has used so far, with the device time that it is billed.
     [[nodiscard]] gpushare::tenant_usage usage_of(tenant& t) const;
+    /// How long the tenant's launches took. A launch that fills a tenth of the device counts in full
+    /// here, and a tenth of it is billed. Without a gate, the time that is billed.
+    [[nodiscard]] gpushare::ns launch_time_of(tenant& t) const;
     /// Whether launches pass a gate, and how many threads are held there in the middle of a call.
     [[nodiscard]] bool gates_launches() const noexcept { return gate_ != nullptr; }
     [[nodiscard]] std::size_t held_calls() const noexcept { return gate_ == nullptr ? 0 : gate_->held(); }
@@ -177,6 +180,7 @@ private:
 
     [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
     [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose) const;
+    [[nodiscard]] std::shared_ptr<tenant_calls> calls_of(const tenant& t) const;
     [[nodiscard]] std::vector<std::shared_ptr<lane>> all_lanes() const;
     /// Runs a function on a thread that may take its time.
     void later(std::function<void()> f, const void* whose);

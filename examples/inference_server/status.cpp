@@ -150,6 +150,7 @@ std::string service::status_json() {
     const char* before = "";
     for (const auto& t : tenants_.all()) {
         const auto u = usage_of(*t);
+        const auto launch_ns = launch_time_of(*t);
         const auto spec = t->spec();
         std::size_t waiting = 0;
         std::string models;
@@ -168,6 +169,7 @@ std::string service::status_json() {
         add("share_permille", spec.compute.permille());
         add("level", spec.level.level);
         add("device_ns", u.device_time.count());
+        add("launch_ns", launch_ns.count());
         add("memory", u.memory.count());
         add("used", u.current.count());
         add("waiting", waiting);
