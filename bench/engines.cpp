@@ -441,7 +441,9 @@ int run(const char* json) {
 #else
     const std::filesystem::path recorded;
 #endif
-    bench::report out("engines: 2 s of virtual time, requests at random at a quarter of what the urgent model can do");
+    bench::report out(
+        "engines: 2 s of virtual time (tokens of a decoding: 10 s), requests at random at a quarter of what the urgent "
+        "model can do");
     out.setting("clock", "virtual");
     if (!std::filesystem::exists(recorded)) {
         std::puts("# no recorded launches: nothing is measured");
