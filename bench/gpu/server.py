@@ -273,10 +273,35 @@ def client_process():
     print(json.dumps(result | {"took": max(time.monotonic(), end) - begin}), flush=True)
 
 
-class ClientProcess:
-    def __init__(self, job):
-        self.process = subprocess.Popen([sys.executable, __file__, "--client"], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+@contextlib.contextmanager
+def sigterm_waits():
+    """A SIGTERM that comes within the `with` takes effect at its end."""
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+class Child:
+    """A process that the ExitStack `children` ends, whatever the rest of a constructor raises."""
+
+    def __init__(self, children, command, **more):
+        with sigterm_waits():  # else nobody would know of a process that has just begun
+            self.process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, **more)
+            children.callback(self.end)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class ClientProcess(Child):
+    def __init__(self, children, job):
+        super().__init__(children, [sys.executable, __file__, "--client"], stdin=subprocess.PIPE)
         self.tell(job)
 
     def tell(self, value):
@@ -289,21 +314,17 @@ class ClientProcess:
             raise Problem("a client ended before its answer")
         return line
 
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-
 
 # ---- the server, and the models' time
 
-class Server:
-    def __init__(self, command, folder, tenants):
+class Server(Child):
+    def __init__(self, children, command, folder, tenants):
         self.journal = pathlib.Path(folder, "usage")
         pathlib.Path(folder, "tenants").write_text(tenants)
-        self.process = subprocess.Popen(
+        super().__init__(
+            children,
             [*command, "--tenants", f"{folder}/tenants", "--journal", self.journal, "--port", "0",
-             "--grpc-port", "0", "--admin-port", "0", "--idle-after", "3600"],
-            stdout=subprocess.PIPE, text=True)
+             "--grpc-port", "0", "--admin-port", "0", "--idle-after", "3600"])
         said = self.process.stdout.readline()
         found = re.match(r"HTTP http://(\S+), operators http://(\S+)", said)
         if found is None:
@@ -336,17 +357,13 @@ class Server:
         if any(bills.get(name, 0) != ns for name, ns in counted.items()):
             raise Problem(f"the bills are of {bills} ns, and the tenants were charged {counted}")
 
-    def end(self):
-        self.process.kill()
-        self.process.wait()
 
-
-class Reference:
+class Reference(Child):
     """server_models.py: makes the models, and says what a call of the batch tenant's takes."""
 
-    def __init__(self, folder):
-        self.process = subprocess.Popen([sys.executable, HERE / "server_models.py", folder],
-                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, children, folder):
+        super().__init__(children, [sys.executable, HERE / "server_models.py", folder],
+                         stdin=subprocess.PIPE)
         if self.process.stdout.readline() != "made\n":
             raise Problem("the models can't be made")
 
@@ -358,19 +375,12 @@ class Reference:
             raise Problem("server_models.py ended")
         return float(line)
 
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-
 
 class HostsBusyModel:
     """Without a device: as long as the server's model of that name keeps a thread busy."""
 
     def device_ms(self, _):
         return 2.0
-
-    def end(self):
-        pass
 
 
 class Cast(NamedTuple):
@@ -432,8 +442,8 @@ class Rig:
     def together(self, jobs, seconds):
         """Clients of these jobs, at the same time. Returns what they say, and what the server says
         of the tenants before and after."""
-        clients = [ClientProcess(job) for job in jobs]
-        try:
+        with contextlib.ExitStack() as children:
+            clients = [ClientProcess(children, job) for job in jobs]
             for c in clients:
                 c.hear()
             before = self.server.settled()
@@ -442,9 +452,6 @@ class Rig:
                 c.tell([begin, begin + seconds])
             said = [json.loads(c.hear()) for c in clients]
             return said, before, self.server.settled()
-        finally:
-            for c in clients:
-                c.end()
 
     def beside(self, tenant, seed):
         return self.together([self.requests(tenant, seed), self.busy()], self.cast.requests)
@@ -485,19 +492,14 @@ def measure(rig, until):
 
 
 def run(cast, command, until, on_host):
-    with tempfile.TemporaryDirectory(prefix="gpushare_server_") as folder:
-        used = []
-        try:
-            reference = HostsBusyModel() if on_host else Reference(folder)
-            used.append(reference)
-            server = Server(command if on_host else [*command, "--torch", folder], folder, tenants_of(cast))
-            used.append(server)
-            figures = measure(Rig(cast, server, reference), until)
-            server.stop()
-            return figures
-        finally:
-            for part in used:
-                part.end()
+    with tempfile.TemporaryDirectory(prefix="gpushare_server_step_") as folder, \
+            contextlib.ExitStack() as children:
+        reference = HostsBusyModel() if on_host else Reference(children, folder)
+        server = Server(children, command if on_host else [*command, "--torch", folder], folder,
+                        tenants_of(cast))
+        figures = measure(Rig(cast, server, reference), until)
+        server.stop()
+        return figures
 
 
 def report(results, path):
@@ -507,6 +509,12 @@ def report(results, path):
         print(f"void {name}: {why}")
     if path is not None:
         pathlib.Path(path).write_text(json.dumps(results))
+
+
+def end_early(*_):
+    """On SIGTERM: `timeout` sends two at once, and the second must not end the cleaning up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit("WRONG: ended by SIGTERM")
 
 
 def main():
@@ -519,6 +527,7 @@ def main():
     options.add_argument("--seconds", type=float, default=100)
     options.add_argument("--host", action="store_true")
     o = options.parse_args()
+    signal.signal(signal.SIGTERM, end_early)  # processes that this one begins have their own again
     until = time.monotonic() + o.seconds
     command = [o.server] if o.host else [sys.executable, str(HERE / "engines.py"), o.server]
     if not o.host:

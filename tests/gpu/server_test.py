@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """bench/gpu/server.py without a device: its figures of made-up rounds, and all of it with a toy in place of the server."""
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench" / "gpu" / "server.py"
@@ -18,12 +21,25 @@ server = importlib.util.module_from_spec(found)
 found.loader.exec_module(server)
 
 # Answers each call at once, and charges 1 ms for it, of launches that take 2 ms. FAULT is what it does wrong.
+# Where that is to hang, it takes no notice of SIGTERM, as a server does that hasn't begun to wait for one.
 TOY = '''
 import http.server, json, os, re, signal, sys, threading
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 tenants = {name: {"name": name, "device_ns": 0, "launch_ns": 0, "requests": 0, "waiting": 0, "used": 1, "memory": 4}
            for name in re.findall("name=([a-z]+)", open(options["--tenants"]).read())}
 fault, lock = os.environ.get("FAULT"), threading.Lock()
+
+def hang():
+    print("hangs", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+if fault in ("silent", "stutters", "stuck"):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if fault == "silent":
+    hang()
+if fault == "stutters":
+    print("HTTP soon", flush=True)
+    hang()
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -50,6 +66,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if fault == "refuses" and mine["requests"] > 60:
                 self.answer(429, {"error": "the queue is full"})
                 return
+            if fault == "stuck" and mine["requests"] > 60:
+                hang()
             mine["requests"] += 1
             mine["device_ns"] += 1_000_000
             mine["launch_ns"] += 2_000_000
@@ -129,6 +147,8 @@ class ClientsTest(unittest.TestCase):
         self.toy, self.json = pathlib.Path(folder.name, "toy"), pathlib.Path(folder.name, "json")
         self.toy.write_text(f"#!{sys.executable}\n{TOY}")
         self.toy.chmod(0o755)
+        self.temporary = pathlib.Path(folder.name, "temporary")
+        self.temporary.mkdir()
 
     def run_it(self, *options, fault=""):
         return subprocess.run([sys.executable, PROGRAM, self.toy, self.json, *options], capture_output=True, text=True, check=False,
@@ -154,6 +174,77 @@ class ClientsTest(unittest.TestCase):
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             self.assertIn("WRONG: " + why, done.stderr)
             self.assertFalse(self.json.exists())
+
+    def begin(self, fault):
+        """In a process group of its own, whose processes all end with the test."""
+        process = subprocess.Popen([sys.executable, PROGRAM, self.toy, self.json, "--host"], text=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                                   env=os.environ | {"FAULT": fault, "TMPDIR": str(self.temporary)})
+
+        def end():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+        self.addCleanup(end)
+        return process
+
+    def check_that_nothing_is_left_of(self, process):
+        self.assertEqual(process.wait(), 1)
+        with self.assertRaises(ProcessLookupError, msg="a process goes on"):
+            os.killpg(process.pid, 0)
+        self.assertEqual(list(self.temporary.iterdir()), [])
+
+    def test_a_signal_ends_all_processes_and_removes_the_folder(self):
+        # At the server's first line, and amid clients. `timeout` sends two signals.
+        for fault in "silent", "stuck":
+            process = self.begin(fault)
+            while (line := process.stderr.readline()) != "hangs\n":
+                self.assertNotEqual(line, "")
+            for _ in range(2):
+                process.send_signal(signal.SIGTERM)
+            self.check_that_nothing_is_left_of(process)
+
+    def test_a_server_that_says_something_else_is_ended(self):
+        process = self.begin("stutters")
+        self.check_that_nothing_is_left_of(process)
+        self.assertIn("WRONG: the server doesn't begin: 'HTTP soon\n'", process.stderr.read())
+
+    def begun(self, raises, work, meanwhile=lambda: None):
+        """The processes that work() began until it raised."""
+        begun, popen = [], subprocess.Popen
+
+        def noted(*arguments, **named):
+            process = popen(*arguments, **named)
+            begun.append(process)
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+            meanwhile()
+            return process
+
+        with unittest.mock.patch.object(subprocess, "Popen", noted), raises:
+            work()
+        return begun
+
+    def test_models_that_cannot_be_made_leave_no_process(self):
+        self.toy.with_name("server_models.py").write_text("print('too large', flush=True)\ninput()\n")
+        with unittest.mock.patch.object(server, "HERE", self.toy.parent):
+            begun = self.begun(self.assertRaisesRegex(server.Problem, "the models can't be made"),
+                               lambda: server.run(server.ON_CUDA, [str(self.toy)], 0, on_host=False))
+        self.assertEqual([p.returncode for p in begun], [-signal.SIGKILL])
+
+    def test_clients_that_take_no_job_are_ended(self):
+        with unittest.mock.patch.object(server.ClientProcess, "tell", side_effect=[None, BrokenPipeError]):
+            begun = self.begun(self.assertRaises(BrokenPipeError),
+                               lambda: server.Rig.together(None, [{}] * 3, 1))
+        self.assertEqual([p.returncode for p in begun], 2 * [-signal.SIGKILL])
+
+    def test_a_signal_that_comes_while_a_process_begins_ends_it(self):
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, server.end_early))
+        begun = self.begun(self.assertRaises(SystemExit), lambda: server.Rig.together(None, [{}] * 3, 1),
+                           meanwhile=lambda: signal.raise_signal(signal.SIGTERM))
+        self.assertEqual([p.returncode for p in begun], [-signal.SIGKILL])
+        signal.raise_signal(signal.SIGTERM)  # the second one of `timeout`: cleaning up goes on
 
     def test_without_that_pytorch_it_is_left_out(self):
         self.toy.with_name("toy.libtorch").write_text("0.0\n")
