@@ -91,14 +91,23 @@ def p99_ratio(beside_ms, alone_ms):
     return percentile(beside_ms, 0.99) / percentile(alone_ms, 0.99)
 
 
-def bill_error_pct(r, kept=1.0):
-    """`kept`: of the bill."""
-    return 100 * abs(kept * r.launch_ns / (1e6 * r.calls * r.device_ms) - 1)
+def bill_error_pct(r):
+    return 100 * abs(r.launch_ns / correct_bill_ns(r) - 1)
+
+
+def correct_bill_ns(r):
+    return 1e6 * r.calls * r.device_ms
+
+
+def with_calls_missing(r):
+    """Of a correct bill, so that the control doesn't depend on what was charged."""
+    return r._replace(launch_ns=0.8 * correct_bill_ns(r))
 
 
 def figures_of(rounds, late_ms, resting):
-    """`late_ms`: requests of a tenant of no level beside the batch tenant; `resting`: what a batch
-    tenant gets that rests after each answer. Both were measured behind the first round."""
+    """`late_ms`: requests of a tenant of no level beside the batch tenant; `resting`: what the
+    batch tenant gets where its connections rest after each answer. Both were measured behind the
+    first round."""
     first = rounds[0]
 
     def each(of):
@@ -109,9 +118,10 @@ def figures_of(rounds, late_ms, resting):
                Bar(1.2, True), Planted(p99_ratio(late_ms, first.alone_ms), "a tenant of no level")),
         Figure("gpu.server_batch_pct", "%", each(lambda r: 100 * r.busy_beside / r.busy_alone),
                Bar(70, False), Planted(100 * resting / first.busy_alone,
-                                       "a client that rests for as long as each answer took")),
+                                       "as many clients that rest: half a call is under way")),
         Figure("gpu.server_bill_minus_device_pct", "%", each(bill_error_pct),
-               Bar(1, True), Planted(bill_error_pct(first, 0.8), "a bill that lacks every fifth call")),
+               Bar(1, True), Planted(bill_error_pct(with_calls_missing(first)),
+                                      "a bill that lacks every fifth call")),
         Figure("gpu.server_alone_p99_us", "us", each(lambda r: 1e3 * percentile(r.alone_ms, 0.99))),
         Figure("gpu.server_alone_calls_per_s", "1/s", each(lambda r: r.busy_alone)),
         Figure("gpu.server_billed_of_time_pct", "%", each(lambda r: 100 * r.billed_of_time)),
@@ -237,7 +247,8 @@ def ask_at(clients, due):
 
 
 def ask_always(clients, begin, end, rests):
-    """A request after the other on each connection, one at least. Returns answers a second."""
+    """A request after the other on each connection, one at least, and behind each answer a rest of
+    `rests` times as long as it took. Returns answers a second."""
     answered = []
 
     def ask(client):
@@ -249,7 +260,8 @@ def ask_always(clients, begin, end, rests):
             at = time.monotonic()
             answered.append(at)
             if rests:
-                time.sleep(at - asked)
+                time.sleep(rests * (at - asked))
+                at = time.monotonic()
 
     with on_threads(ask, clients):
         pass
@@ -419,7 +431,7 @@ class Rig:
 
     def job(self, tenant, **more):
         return {"address": self.server.address, "key": "key-of-" + tenant, "seed": 0, "per_second": 0,
-                "rests": False, "connections": 1,
+                "rests": 0, "connections": 1,
                 "model": self.cast.batch if tenant == "batch" else self.cast.urgent} | more
 
     def requests(self, tenant, seed):
@@ -468,10 +480,12 @@ class Rig:
                      max(t["used"] / t["memory"] for t in after.values()))
 
     def planted(self):
-        """A tenant of no level beside the batch tenant, in ms; answers a second to a client that
-        rests."""
+        """A tenant of no level beside the batch tenant, in ms; answers a second to the batch tenant
+        where each of its N connections rests for 2N - 1 times as long as the answer took. Half a
+        call is under way then, on average, so that the device idles at least half of the time."""
         (late, _), _, _ = self.beside("late", 0)
-        (resting,), _, _ = self.together([self.busy() | {"connections": 1, "rests": True}], self.cast.busy)
+        rests = 2 * self.cast.connections - 1
+        (resting,), _, _ = self.together([self.busy() | {"rests": rests}], self.cast.busy)
         return late["ms"], resting["per_second"]
 
 

@@ -118,6 +118,12 @@ class FiguresTest(unittest.TestCase):
         self.assertAlmostEqual(values["gpu.server_bill_minus_device_pct"], 10)
         self.assertAlmostEqual(self.values(round_of(launch_ns=3_600_000_000))["gpu.server_bill_minus_device_pct"], 10)
 
+    def test_the_control_of_the_bill_does_not_depend_on_the_bill(self):
+        results = self.figures(round_of(launch_ns=5_000_000_000))
+        self.assertEqual(results["void"], {})
+        for end, value in ("", 25), ("_with_a_planted_fault", 20):
+            self.assertAlmostEqual(results["figures"]["gpu.server_bill_minus_device_pct" + end]["value"], value)
+
     def test_the_median_of_rounds(self):
         f = self.figures(*(round_of(busy_beside=b) for b in (20.0, 32.0, 28.0)))["figures"]["gpu.server_batch_pct"]
         self.assertEqual((f["value"], f["least"], f["most"], f["repeats"]), (70, 50, 80, [50, 80, 70]))
@@ -135,6 +141,28 @@ class FiguresTest(unittest.TestCase):
         self.assertTrue(9500 < len(due) < 10500, len(due))
         self.assertEqual(due, server.arrivals(3, 100.0, 50.0, 150.0))
         self.assertEqual(server.arrivals(3, 1e-9, 1.0, 2.0), [1.0])
+
+    def test_clients_rest_after_each_answer(self):
+        clock = unittest.mock.Mock(now=100)
+
+        def pass_by(seconds):
+            clock.now += seconds
+
+        clock.monotonic, clock.sleep = lambda: clock.now, pass_by
+        client = unittest.mock.Mock(ask=lambda: pass_by(1))
+        for rests, answers, end in (0, 32, 132), (7, 4, 125):
+            clock.now = 100
+            with unittest.mock.patch.object(server, "time", clock):
+                self.assertEqual(server.ask_always([client], 100, 132, rests), answers / (end - 100))
+
+    def test_clients_that_rest_are_as_many_as_those_that_do_not(self):
+        rig = server.Rig.__new__(server.Rig)
+        rig.cast, rig.server, rig.per_second = server.ON_CUDA, unittest.mock.Mock(), 1
+        answers = [({"ms": [1]}, {}), None, None], [({"per_second": 5},), None, None]
+        with unittest.mock.patch.object(rig, "together", side_effect=answers) as together:
+            self.assertEqual(rig.planted(), ([1], 5))
+        (resting,), _ = together.call_args.args
+        self.assertEqual(resting, rig.busy() | {"rests": 7})
 
     def test_bills_are_sums_of_lines(self):
         self.assertEqual(server.billed("1 2 30 4 5 6 7 a x\n1 2 40 4 5 6 7 b x\n2 3 50 0 0 0 0 a x\n"), {"a": 80, "b": 40})
