@@ -7,7 +7,8 @@ that is installed. JSON gets the figures, which bench/README.md defines. An urge
 come at random: alone, and beside a batch tenant that always has some. Clients are processes of
 their own, and so is server_models.py, which makes the models and has their device time from CUDA.
 --host tries all of that on the host, with models of the server's own. Its figures mean nothing.
-Exit code 4: there is no such PyTorch; 1: something went wrong.
+Exit code 4: there is no such PyTorch; 124, as `timeout` has it: a round takes longer than S; 1:
+something went wrong.
 """
 import argparse
 import contextlib
@@ -35,6 +36,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 class Problem(Exception):
     """The message says all."""
+
+
+class NoTime(Problem):
+    pass
 
 
 # ---- decisions, of values alone
@@ -479,6 +484,11 @@ class Rig:
                      device_ms, both / (1e9 * max(urgent["took"], batch["took"])),
                      max(t["used"] / t["memory"] for t in after.values()))
 
+    def least_seconds(self):
+        """A round, and what is planted. Models are loaded by then."""
+        c = self.cast
+        return 1.2 * (c.reference + 2 * c.busy + 3 * c.requests)
+
     def planted(self):
         """A tenant of no level beside the batch tenant, in ms; answers a second to the batch tenant
         where each of its N connections rests for 2N - 1 times as long as the answer took. Half a
@@ -496,6 +506,8 @@ def charged(before, after, tenant, what):
 def measure(rig, until):
     """As many rounds as there is time for."""
     begin = time.monotonic()
+    if begin + rig.least_seconds() > until:
+        raise NoTime(f"{max(0, until - begin):.0f} s are left, and the least takes {rig.least_seconds():.0f} s")
     rounds = [rig.round(0)]
     took = time.monotonic() - begin
     late_ms, resting = rig.planted()
@@ -554,5 +566,10 @@ def main():
 if __name__ == "__main__":
     try:
         main()
+    except NoTime as why:
+        print(f"no time: {why}", file=sys.stderr)
+        sys.exit(124)
     except Problem as why:
         sys.exit(f"WRONG: {why}")
+    except (OSError, http.client.HTTPException, subprocess.TimeoutExpired) as why:
+        sys.exit(f"WRONG: {type(why).__name__}: {why}")

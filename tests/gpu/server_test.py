@@ -66,6 +66,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if fault == "refuses" and mine["requests"] > 60:
                 self.answer(429, {"error": "the queue is full"})
                 return
+            if fault == "dies":
+                os._exit(1)
             if fault == "stuck" and mine["requests"] > 60:
                 hang()
             mine["requests"] += 1
@@ -179,8 +181,8 @@ class ClientsTest(unittest.TestCase):
         self.temporary.mkdir()
 
     def run_it(self, *options, fault=""):
-        return subprocess.run([sys.executable, PROGRAM, self.toy, self.json, *options], capture_output=True, text=True, check=False,
-                              env=os.environ | {"FAULT": fault})
+        return subprocess.run([sys.executable, PROGRAM, self.toy, self.json, "--seconds", "3600", *options],
+                              capture_output=True, text=True, check=False, env=os.environ | {"FAULT": fault})
 
     def test_each_figure_has_a_row(self):
         done = self.run_it("--host")
@@ -197,15 +199,24 @@ class ClientsTest(unittest.TestCase):
         self.assertIn("figure gpu.server_bill_minus_device_pct 0 %", done.stdout)
 
     def test_what_goes_wrong_is_said(self):
-        for fault, why in ("forgets", "the bills are of "), ("refuses", "a client ended before its answer"):
+        for fault, why in ("forgets", "the bills are of "), ("refuses", "a client ended before its answer"), \
+                ("dies", r"[A-Z]\w+: "), ("absent", "FileNotFoundError: .*toy"):
+            if fault == "absent":
+                self.toy.unlink()
             done = self.run_it("--host", fault=fault)
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-            self.assertIn("WRONG: " + why, done.stderr)
+            self.assertRegex(done.stderr, "(?m)^WRONG: " + why)
             self.assertFalse(self.json.exists())
+
+    def test_a_round_that_would_take_too_long_is_not_begun(self):
+        done = self.run_it("--host", "--seconds", "0")
+        self.assertEqual(done.returncode, 124, done.stdout + done.stderr)
+        self.assertIn("no time: ", done.stderr)
+        self.assertFalse(self.json.exists())
 
     def begin(self, fault):
         """In a process group of its own, whose processes all end with the test."""
-        process = subprocess.Popen([sys.executable, PROGRAM, self.toy, self.json, "--host"], text=True,
+        process = subprocess.Popen([sys.executable, PROGRAM, self.toy, self.json, "--host", "--seconds", "3600"], text=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
                                    env=os.environ | {"FAULT": fault, "TMPDIR": str(self.temporary)})
 
