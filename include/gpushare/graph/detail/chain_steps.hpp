@@ -481,10 +481,10 @@ inline void require_one_shape(const chain_program& c, const piece_program& p, co
     for (const program_node& n : p.nodes)
         if (joined_shape(shapes[n.outputs[0]], result) != result)
             refuse_node(n, "its result is larger than the piece's");
-    std::uint64_t elements = 1;
+    std::uint64_t size = 1;
     for (const std::int64_t extent : result) {
-        elements *= static_cast<std::uint64_t>(extent);
-        if (elements >= std::uint64_t{1} << 31)
+        size *= static_cast<std::uint64_t>(extent);
+        if (size >= std::uint64_t{1} << 31)
             throw model_error(model_fault::engine, p.values[p.outputs[0]].name, "an output of 2^31 elements or more");
     }
     if (c.norm == chain_norm::none) return;
