@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/kernel_context.hpp>
@@ -288,6 +289,68 @@ TEST_CASE("nvfp4 has the bits and the bound that are documented", "[collective]"
                            {.rows = 2, .width = width}, gs::from_rows(x.data()), scratch.data());
             REQUIRE(wrong_in(r, x, width, whole) == 0);
         }
+}
+
+TEST_CASE("a scale of a tensor that is 0, or no number, is taken as one that is in range", "[collective]") {
+    const auto from_whole = [](std::vector<float> x, float whole) {
+        nvfp4_result r(1, x.size());
+        std::vector<float> scratch(x.size());
+        gs::host::kernel_context ctx;
+        CHECK(gs::apply_rows(ctx, gs::epilogue<>{} | gs::quantise_nvfp4(r.scales, whole) | gs::into(r.codes),
+                             {.rows = 1, .width = x.size()}, gs::from_rows(x.data()), scratch.data()));
+        return r;
+    };
+    const std::vector<float> zeros(32, 0.0F), numbers{1, -2, 3e38F, 0, 1e-20F, -3e38F};
+    for (const float none : {0.0F, -0.0F, -1.0F, 0x1p-149F, -infinity}) {
+        CAPTURE(none);
+        const auto empty = from_whole(zeros, none), full = from_whole(numbers, none);
+        CHECK(wrong_in(empty, zeros, zeros.size(), 0x1p-100F) == 0);
+        for (std::size_t i = 0; i < zeros.size(); ++i) CHECK(empty.number(i) == 0);
+        CHECK(empty.scales == from_whole(zeros, 0x1p-100F).scales);
+        CHECK(full.scales[0] == gs::fp8_e4m3(448.0F));
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+            CHECK(full.number(i) == (numbers[i] == 0 ? 0.0F : std::copysign(6.0F, numbers[i])));
+    }
+    for (const auto& [given, taken] : {std::pair(lost, 1.0F), std::pair(-lost, 1.0F), std::pair(infinity, 0x1p100F),
+                                       std::pair(0x1p101F, 0x1p100F), std::pair(0x1p-101F, 0x1p-100F)}) {
+        CAPTURE(given, taken);
+        const auto one = from_whole(numbers, given), other = from_whole(numbers, taken);
+        CHECK(one.scales == other.scales);
+        for (std::size_t i = 0; i < numbers.size(); ++i) CHECK(one.number(i) == other.number(i));
+    }
+}
+
+TEST_CASE("pairs of rows with an odd width are refused, and nothing is written", "[collective]") {
+    const std::size_t width = GENERATE(1U, 3U, 15U, 17U, 25U, 33U, 49U);
+    CAPTURE(width);
+    const std::vector<float> x(4 * width, 1.0F);
+    std::vector<gs::fp8_e4m3> scales(4 * groups_of(width, 16));
+    const auto canary = gs::fp4_pair::from_bits(0xa5);
+    std::vector<gs::fp4_pair> codes(2 * width + 8, canary);
+    std::vector<float> scratch(width), sums(x.size());
+    const auto untouched = [&] {
+        return std::all_of(codes.begin(), codes.end(), [&](auto c) { return c.bits() == canary.bits(); });
+    };
+    gs::host::kernel_context ctx;
+    const auto pairs = gs::epilogue<>{} | gs::into(codes);
+    const auto quantised = gs::epilogue<>{} | gs::quantise_nvfp4(scales, 0.25F) | gs::into(codes);
+    const auto from = gs::from_rows(x.data());
+    CHECK(!gs::apply_rows(ctx, quantised, {.rows = 3, .width = width}, from, scratch.data()));
+    CHECK(!gs::apply_rows(ctx, pairs, {.rows = 3, .width = width}, from));
+    CHECK(!gs::apply_elements(ctx, pairs, {.width = width}, 0, 2 * width, from));
+    CHECK(!gs::apply_elements(ctx, pairs, {.width = 2 * width}, 1, width - 1, from));
+    CHECK(!gs::apply_elements(ctx, pairs, {.width = 2 * width}, 0, width, from));
+    (gs::elements(std::span(x).first(3 * width), width) | gs::into(codes))(ctx);
+    (gs::elements(std::span(x).first(3 * width), 2 * width) | gs::into(codes))(ctx);
+    CHECK(untouched());
+    // A sink within a pipeline whose result has one element a column.
+    const gs::communicator group(1);
+    const auto sunk = gs::reduced(std::span(x), width) | gs::into(codes);
+    CHECK(gs::try_run(group.rank(0), sunk, std::span(sums)).code == gs::errc::mismatch);
+    CHECK(untouched());
+    CHECK(gs::apply_elements(ctx, pairs, {.width = 2 * width}, 0, 2 * width, from));
+    CHECK(std::count_if(codes.begin(), codes.end(), [&](auto c) { return c.bits() != canary.bits(); }) ==
+          static_cast<std::ptrdiff_t>(width));
 }
 
 TEST_CASE("nvfp4 behind an all-reduce: half a byte an element, on every rank, of rows with an even width",

@@ -128,6 +128,15 @@ namespace detail {
 /// How many elements of a row a T holds.
 template <class T>
 inline constexpr std::size_t columns_in = std::same_as<T, fp4_pair> ? 2 : 1;
+template <class S>
+inline constexpr std::size_t columns_stored = 1;
+template <class S>
+requires requires { typename S::stored_type; }
+inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
+/// What the width of a row is a multiple of: 2 where a stage stores pairs, else 1. A pair that is
+/// half behind the end of a row would be in the next row, or outside of the array.
+template <class... Stages>
+inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;
 
 /// To the pairs from `to` on, of the first `n` elements: an even number.
 template <std::uint32_t N, std::uint32_t W>
@@ -739,9 +748,12 @@ template <quantised_number Q, std::uint32_t Group = 128, class R>
 }
 
 /// Quantises to 4 bits, two columns in an fp4_pair, with an fp8_e4m3 scale for each 16 columns and
-/// the scale `whole` of the tensor, from 2^-100 to 2^100. The caller gives `whole`, calibrated or
-/// from the step before, since the tensor's largest magnitude isn't known before the last row is
-/// reduced; that magnitude over 6 * 448 uses the whole range. Rows have an even width, and the
+/// the scale `whole` of the tensor. The caller gives `whole`, calibrated or from the step before,
+/// since the tensor's largest magnitude isn't known before the last row is reduced; that magnitude
+/// over 6 * 448 uses the whole range. `whole` is clamped to 2^-100 to 2^100, and a NaN is taken as
+/// 1. So 0, behind a step of zeros, is taken as 2^-100: zeros stay zeros, and all but the smallest
+/// numbers become 6 * 448 * 2^-100. A caller who goes on behind such a step keeps the last `whole`
+/// above 0. Rows have an even width, and the
 /// result has width / 2 bytes for each. The scales are written to `scales`, row by row, ceil(width
 /// / 16) for each; cuBLASLt's mode VEC16_UE4M3 takes them in tiles of 128 rows by 4 groups. All
 /// else is as of quantise_groups.
@@ -754,7 +766,9 @@ template <quantised_number Q, std::uint32_t Group = 128, class R>
 template <class R>
 [[nodiscard]] constexpr auto quantise_nvfp4(R&& scales, float whole) noexcept {
     const auto m = detail::as_matrix(scales);
-    return detail::nvfp4_fitting<decltype(detail::as_matrix(scales))::is_shard>{{m.data}, whole, 1.0F / (6.0F * whole)};
+    constexpr float least = 0x1p-100F, most = 0x1p100F;
+    const float used = whole != whole ? 1.0F : whole < least ? least : whole > most ? most : whole;
+    return detail::nvfp4_fitting<decltype(detail::as_matrix(scales))::is_shard>{{m.data}, used, 1.0F / (6.0F * used)};
 }
 
 /// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table with a row for each
@@ -793,20 +807,26 @@ template <movable_number T>
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
 ///
 /// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage, else
-/// null. Stores past the caches are ordered before the calling thread's next release.
+/// null. Stores past the caches are ordered before the calling thread's next release. False, with
+/// nothing written: a stage stores pairs of 4 bits, and the width is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
-GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
+GPUSHARE_HD bool apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
+    if (range.width % detail::row_unit<Stages...> != 0) return false;
     detail::run_rows(ctx, mine, range, source, scratch, outputs);
+    return true;
 }
 
 /// Applies an epilogue without row stages to `count` elements from element `first` of the whole result on: they may begin
-/// and end within a row. `range.first` and `range.rows` don't matter.
+/// and end within a row. `range.first` and `range.rows` don't matter. False, with nothing written:
+/// a stage stores pairs of 4 bits, and the width, `first` or `count` is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
-GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
+GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
                                 std::size_t first, std::size_t count, const Source& source,
                                 const Outputs& outputs = {}) noexcept {
     static_assert(!epilogue<Stages...>::whole_rows, "a row or group stage needs whole rows: apply_rows");
+    constexpr std::size_t unit = detail::row_unit<Stages...>;
+    if (range.width % unit != 0 || first % unit != 0 || count % unit != 0) return false;
     detail::run_widest(ctx, mine, source, nullptr, outputs, [&](auto&& run) {
         place at;
         at.width = range.width;
@@ -820,10 +840,12 @@ GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
         }
     });
     if (range.streams) finish_streaming();
+    return true;
 }
 
 /// `count` elements in rows of `width`, and what is done to each. A value that points to its arrays, and the kernel that does it: its
-/// blocks have equal parts. The bits are the same for any number of blocks and threads.
+/// blocks have equal parts. The bits are the same for any number of blocks and threads. Nothing is
+/// written if a stage stores pairs of 4 bits, and the width or the count is odd.
 template <movable_number T, class... Stages>
 struct element_chain {
     const T* in = nullptr;       ///< the elements
@@ -848,7 +870,7 @@ struct element_chain {
         const std::size_t lines = (count + line - 1) / line, blocks = ctx.num_blocks();
         const std::size_t each = (lines + blocks - 1) / blocks * line;
         const std::size_t first = ctx.block_rank() * each;
-        if (first >= count) return;
+        if (first >= count || count % detail::row_unit<Stages...> != 0) return;
         apply_elements(ctx, list, row_range{.rows = 0, .width = width}, first,
                        count - first < each ? count - first : each, from_rows(in));
     }

@@ -37,7 +37,8 @@ template <bool Sharded, class T, class Op, class... Stages>
     const std::size_t rows = p.width == 0 ? 0 : p.count / p.width;
     const std::size_t kept = Sharded ? shard_of(rows, me.rank(), me.size()).size() * p.width : p.count;
     constexpr std::size_t columns = columns_in<typename pipeline<T, Op, Stages...>::out_type>;
-    if (p.width == 0 || p.width % columns != 0 || rows * p.width != p.count || out.size() != kept / columns)
+    constexpr std::size_t unit = columns == 2 ? 2 : row_unit<Stages...>;
+    if (p.width == 0 || p.width % unit != 0 || rows * p.width != p.count || out.size() != kept / columns)
         return {errc::mismatch, collective_kind::all_reduce, me.rank(), 0};
     const fused_plan plan = me.tuning().fused(me.size(), p.count * sizeof(T));
     std::unique_ptr<float[]> spare;

@@ -362,7 +362,8 @@ template <bool Sharded, class Submit, class T, class Op, class... Stages>
     const std::size_t slot = members[0].view().slot;
     for (const auto& p : steps) {
         constexpr std::size_t columns = columns_in<typename pipeline<T, Op, Stages...>::out_type>;
-        if (p.width == 0 || p.width % columns != 0 || p.count % p.width != 0) return errc::invalid_specification;
+        constexpr std::size_t unit = columns == 2 ? 2 : row_unit<Stages...>;
+        if (p.width == 0 || p.width % unit != 0 || p.count % p.width != 0) return errc::invalid_specification;
         if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
     }
     const auto plan_of = [&](const auto& p) {
