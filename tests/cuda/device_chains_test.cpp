@@ -458,4 +458,54 @@ TEST_CASE("what the library's chains refuse is an error with the node or the inp
     CHECK(f.all_back());
 }
 
+TEST_CASE("an output in the memory of an input is refused, of short and of long rows", "[cuda][graph][chains][fault]") {
+    const standin::session gpu;
+    fixture f;
+    const auto width = GENERATE(as<std::int64_t>{}, 128, 129);
+    CAPTURE(width);
+    support::random any(1);
+    program_builder b;
+    const auto sum = b.node("Add", {b.input("x", {-1, width}), b.input("r", {-1, width})});
+    b.output(sum);
+    b.output(b.node("LayerNormalization", {sum, b.constant("scale", {width}, any)}));
+    {
+        engine_type engine(f.chat, unread());
+        REQUIRE(engine.add(b.p) == 0);
+        const auto given = inputs_of(b.p, 3, any);
+        CHECK(right(f, engine, 0, b.p, given));
+        const auto row = static_cast<std::size_t>(width) * sizeof(float);
+        const device_floats all(f.chat, {40, width}), x(f.chat, given.at(b.p.inputs[0])), r(f.chat, {3, width});
+        const auto enqueued = [&](const tensor& to, const tensor& normed) {
+            tensor outs[] = {to, normed};
+            const std::vector<const tensor*> in{&x.at, &r.at};
+            const std::vector<tensor*> out{&outs[0], &outs[1]};
+            std::string why = "nothing";
+            f.submit([&](cuda::stream& s) {
+                standin::forget_calls();
+                try {
+                    engine.enqueue(s, 0, in, out);
+                } catch (const model_error& e) {
+                    CHECK(e.fault() == model_fault::engine);
+                    why = e.node();
+                }
+                CHECK(standin::count("cudaLaunchKernelExC") == (why == "nothing" ? 1 : 0));
+            });
+            return why;
+        };
+        const auto at = [&](const tensor& in, std::size_t offset) {
+            return tensor{element::f32, {3, width}, static_cast<std::byte*>(in.data) + offset, 3 * row};
+        };
+        const auto name = [&](std::size_t output) { return b.p.values[b.p.outputs[output]].name; };
+        const tensor apart = at(all.at, 20 * row);
+        CHECK(enqueued(x.at, apart) == name(0));
+        CHECK(enqueued(apart, r.at) == name(1));
+        CHECK(enqueued(apart, at(all.at, 22 * row)) == name(1));
+        CHECK(enqueued(apart, at(all.at, 17 * row + 4)) == name(1));
+        CHECK(enqueued(apart, apart) == name(1));
+        CHECK(enqueued(apart, at(all.at, 17 * row)) == "nothing");
+        CHECK(enqueued(at(all.at, 23 * row), apart) == "nothing");
+    }
+    CHECK(f.all_back());
+}
+
 }  // namespace device_chains_test

@@ -87,13 +87,16 @@ public:
     }
 
     /// As piece_engine has it. Places the outputs at once, on this thread, and throws model_error
-    /// (engine) at once: with the node whose inputs don't fit each other, or with the input.
-    /// Enqueues one launch, or none where the outputs have no elements.
+    /// (engine) at once: with the node whose inputs don't fit each other, with the input, or with
+    /// an output that shares bytes with an input or another output. A piece never works in place: a
+    /// norm reads long rows again when some of its results are written. Enqueues one launch, or
+    /// none where the outputs have no elements.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         require_inputs(p, in, out);
         if (!same_shapes(p, in)) take_shapes(p, in);
         for (std::size_t i = 0; i < out.size(); ++i) p.kernel.outputs[i] = placed(p, i, *out[i]);
+        require_apart(p, in, out);
         for (std::size_t i = 0; i < p.steps.inputs.size(); ++i) {
             const std::uint32_t v = p.steps.inputs[i];
             if (p.of.values[v].constant) continue;
@@ -158,6 +161,20 @@ private:
     static void require_aligned(const std::string& name, const void* data) {
         if (reinterpret_cast<std::uintptr_t>(data) % alignof(float) != 0)
             refuse(name, "an input or output isn't aligned as a float");
+    }
+    static void require_apart(const piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            const tensor& to = *out[i];
+            const bool apart = std::ranges::none_of(in, [&](const tensor* from) { return overlap(*from, to); }) &&
+                               std::ranges::none_of(out.first(i), [&](const tensor* t) { return overlap(*t, to); });
+            if (!apart)
+                refuse(p.of.values[p.of.outputs[i]].name, "an output shares memory with an input or another output");
+        }
+    }
+    /// Whether two tensors share a byte.
+    [[nodiscard]] static bool overlap(const tensor& a, const tensor& b) noexcept {
+        const auto first = reinterpret_cast<std::uintptr_t>(a.data), second = reinterpret_cast<std::uintptr_t>(b.data);
+        return first < second ? second - first < a.size() && b.size() != 0 : first - second < b.size() && a.size() != 0;
     }
     [[nodiscard]] static bool same_shapes(const piece& p, std::span<const tensor* const> in) {
         if (!p.bound) return false;

@@ -214,7 +214,8 @@ struct chain_row {
     }
 };
 
-/// The kernel. Threads are a multiple of 32 on a device. An output is never an input.
+/// The kernel. Threads are a multiple of 32 on a device. An output shares no byte with an input, as
+/// device_chains.hpp makes sure: a later pass would read what the pass before has written.
 struct chain_kernel {
     chain_step steps[most_chain_steps] = {};
     chain_operand inputs[most_chain_inputs] = {};
