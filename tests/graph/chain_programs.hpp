@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -36,8 +37,10 @@ struct float_tensor {
 };
 using float_values = std::map<std::uint32_t, float_tensor>;
 
-/// Equal, or both no number.
-inline bool same_number(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+/// The same bits, or both a NaN: 0 and -0 differ.
+inline bool same_number(float a, float b) {
+    return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
+}
 
 /// The library's function of one number, whose accuracy has a test of its own.
 inline float function_of(program::chain_op op, float x) {
