@@ -433,12 +433,23 @@ struct fp8_machine {
     fp8_machine(std::uint32_t ranks, bool together) : m(ranks, together, gs::bytes{1200}) {
         m.add(std::vector<std::size_t>{100, 7, 0, 300, 64}, [](std::uint32_t r) { return std::size_t{r}; });
         owing.emplace(m.buckets);
-        std::vector<float*> zeroed;
-        for (std::uint32_t r = 0; r < ranks; ++r)
-            zeroed.push_back(memory.emplace_back(owing->memory_bytes().count() / sizeof(float)).data());
-        owing->use(zeroed);
+        use_zeroed();
         for (std::uint32_t b = 0; b < m.buckets.plan().size(); ++b)
             residuals.emplace_back(ranks, std::vector<float>(bucket(b, 0).size()));
+    }
+    void use_zeroed() {
+        std::vector<float*> zeroed;
+        for (std::uint32_t r = 0; r < m.ranks; ++r)
+            zeroed.push_back(memory.emplace_back(owing->memory_bytes().count() / sizeof(float)).data());
+        owing->use(zeroed);
+    }
+    /// Goes on in other memory, with what was saved. The threads go on without an interruption.
+    void restore() {
+        std::vector<std::vector<float>> saved;
+        for (std::uint32_t r = 0; r < m.ranks; ++r)
+            saved.emplace_back(owing->owed(r), owing->owed(r) + m.buckets.elements());
+        use_zeroed();
+        for (std::uint32_t r = 0; r < m.ranks; ++r) std::copy(saved[r].begin(), saved[r].end(), owing->owed(r));
     }
     /// What a rank has in a bucket, one gradient behind the other.
     [[nodiscard]] std::vector<float> bucket(std::uint32_t b, std::uint32_t r) {
@@ -485,6 +496,7 @@ struct fp8_machine {
         const bool skipped = any.one_in(3);
         if (skipped) {
             owing->skip();
+            owing->skip();  // which does nothing
             residuals = before;
         }
         std::size_t at = 0;
@@ -504,7 +516,7 @@ struct fp8_machine {
 
 }  // namespace
 
-TEST_CASE("fp8 blocks with error feedback on devices have the bits of threads with it, refused buckets too",
+TEST_CASE("fp8 blocks with error feedback on devices have the bits of threads with it, refused and restored too",
           "[gradient]") {
     for (std::uint64_t n = 0; n < 8; ++n) {
         const auto seed = support::seed(n);
@@ -512,7 +524,10 @@ TEST_CASE("fp8 blocks with error feedback on devices have the bits of threads wi
         support::random any(seed);
         fp8_machine both(static_cast<std::uint32_t>(2 + any.below(2)), any.one_in(2));
         REQUIRE(both.residuals.size() > 1);
-        for (int step = 0; step < 5; ++step) both.check_step(any);
+        for (int step = 0; step < 5; ++step) {
+            if (step == 2) both.restore();
+            both.check_step(any);
+        }
     }
     fp8_machine other(2, true);
     const auto none = [](auto, auto, std::size_t, auto) { return errc::none; };
@@ -690,8 +705,17 @@ TEST_CASE("top-k on devices sends what all_reduce_top_k sends, bucket by bucket,
         for (std::uint32_t r = 0; r < 3; ++r)
             for (std::size_t g = 0; g < sizes.size(); ++g)
                 CHECK(std::equal(expected[r][g].begin(), expected[r][g].end(), m.places[g][r]));
+        if (step == 1) {  // goes on in other memory, with what was saved
+            std::vector<std::vector<float>> other(3, std::vector<float>(memory[0].size()));
+            std::vector<const float*> saved;
+            for (std::uint32_t r = 0; r < 3; ++r) saved.push_back(top.owed(r));
+            top.use(std::vector<float*>{other[0].data(), other[1].data(), other[2].data()});
+            for (std::uint32_t r = 0; r < 3; ++r) std::copy_n(saved[r], 461, top.owed(r));
+            memory.swap(other);
+        }
         if (step == 3) {
             top.skip();
+            top.skip();  // which does nothing
             for (auto& of_rank : host)
                 for (auto& one : of_rank) one.skip();
         }

@@ -435,6 +435,36 @@ private:
     std::vector<Wire*> outs_;
 };
 
+namespace detail {
+
+/// Which of two halves of memory has what is owed. A step reads that half and writes the other one,
+/// so a first bucket that is tried again counts once, and the step can be taken back.
+class owed_halves {
+public:
+    /// Whether the later half has it: during a step, what that step leaves.
+    [[nodiscard]] bool later() const noexcept { return later_; }
+    /// Before each bucket.
+    void begin(std::size_t elements_before) noexcept {
+        if (elements_before != 0 || !std::exchange(fresh_, false)) return;
+        later_ = !later_;
+        may_skip_ = false;
+    }
+    /// A bucket is enqueued: the next first bucket is another step's.
+    void enqueued() noexcept { fresh_ = may_skip_ = true; }
+    /// Takes the last step back, once.
+    void skip() noexcept {
+        later_ = later_ != may_skip_;
+        may_skip_ = false;
+    }
+
+private:
+    bool later_ = false;
+    bool fresh_ = true;      // the next first bucket begins a step
+    bool may_skip_ = false;  // the last step
+};
+
+}  // namespace detail
+
 /// Engine of buckets that gives another one, a quantised all-reduce with as large blocks, error
 /// feedback: what the codes of a rank's gradients don't carry is added to its next gradients, as
 /// feed_back_quantised (collective/quantised_all_reduce.hpp) does, with its bits, bucket by bucket.
@@ -459,22 +489,23 @@ public:
 
     /// What it takes of each rank's device; alignment 16.
     [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
-    /// Zeroed memory of each rank's device. Throws operation_error (errc::invalid_specification)
-    /// unless there is one for each rank.
+    /// Zeroed memory of each rank's device. To go on with a saved training, copy what owed() had to
+    /// owed() behind this call. Throws operation_error (errc::invalid_specification) unless there is
+    /// memory for each rank.
     void use(std::span<float* const> memory) {
         if (memory.size() != ranks_)
             raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
                   "error feedback of fp8 blocks");
         memory_.assign(memory.begin(), memory.end());
         sums_.resize(ranks_);
-        later_half_ = false;
-        done_ = 0;
+        halves_ = {};
     }
-    /// The last step isn't applied: what was owed before it is owed again. Between steps, at most
-    /// once for each.
-    void skip() noexcept { later_half_ = !later_half_; }
-    /// Where rank r's device has what is owed, bucket by bucket.
-    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_half_ ? elements_ : 0); }
+    /// The last step isn't applied: what was owed before it is owed again. Between steps; nothing the
+    /// second time.
+    void skip() noexcept { halves_.skip(); }
+    /// Where rank r's device has what is owed between steps, bucket by bucket: save it with the
+    /// parameters.
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
     /// An engine on these streams, one of each rank or one for all, which `use` came before.
     /// `coded` is the quantised engine, and outlives this one. errc::invalid_specification for
@@ -485,16 +516,16 @@ public:
                                                  std::size_t count, Op op, std::size_t before) -> errc {
             if (!fits(streams.size(), ins.size(), count, before)) return errc::invalid_specification;
             if (count == 0) return errc::none;
-            if (before == 0 && std::exchange(done_, 0) != 0) later_half_ = !later_half_;  // a step begins
+            halves_.begin(before);
             for (std::uint32_t r = 0; r < ranks_; ++r) {
                 float* const left = owed(r) + before;
                 float* const sums = memory_[r] + 2 * elements_;
                 submit_feed_back_quantised<Block>(streams[streams.size() == 1 ? 0 : r], ins[r], sums,
-                                                  later_half_ ? left - elements_ : left + elements_, left, count);
+                                                  halves_.later() ? left - elements_ : left + elements_, left, count);
                 sums_[r] = sums;
             }
             const errc why = coded(std::span<const float* const>(sums_), outs, count, op);
-            if (why == errc::none) done_ = before + count;
+            if (why == errc::none) halves_.enqueued();
             return why;
         };
     }
@@ -510,8 +541,7 @@ private:
     std::size_t elements_, largest_;  // of all buckets; of the largest
     std::vector<float*> memory_;      // of each rank: two halves of what is owed; a bucket with what was owed
     std::vector<const float*> sums_;  // of each rank: that bucket
-    bool later_half_ = false;         // has what is owed
-    std::size_t done_ = 0;            // elements of this step
+    detail::owed_halves halves_;
 };
 
 /// Engine of buckets that sends each rank's largest elements alone, and keeps the rest for later
@@ -542,21 +572,22 @@ public:
         const auto some = static_cast<std::size_t>(static_cast<double>(count) * part_);
         return std::min(count, std::max<std::size_t>(some, 1));
     }
-    /// Zeroed memory of each rank's device. Throws operation_error (errc::invalid_specification)
-    /// unless there is one for each rank.
+    /// Zeroed memory of each rank's device. To go on with a saved training, copy what owed() had to
+    /// owed() behind this call. Throws operation_error (errc::invalid_specification) unless there is
+    /// memory for each rank.
     void use(std::span<float* const> memory) {
         if (memory.size() != ranks_)
             raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
                   "sending the largest elements");
         memory_.assign(memory.begin(), memory.end());
-        later_half_ = false;
-        done_ = 0;
+        halves_ = {};
     }
-    /// The last step isn't applied: what was owed before it is owed again. Between steps, at most
-    /// once for each.
-    void skip() noexcept { later_half_ = !later_half_; }
-    /// Where rank r's device has what is owed, bucket by bucket.
-    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_half_ ? elements_ : 0); }
+    /// The last step isn't applied: what was owed before it is owed again. Between steps; nothing the
+    /// second time.
+    void skip() noexcept { halves_.skip(); }
+    /// Where rank r's device has what is owed between steps, bucket by bucket: save it with the
+    /// parameters.
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
     /// An engine on these streams, one of each rank or one for all, which `use` came before.
     template <launcher Stream, class Gather>
@@ -575,7 +606,7 @@ private:
         if (memory_.size() != ranks_ || ins.size() != ranks_ || before + count > elements_)
             return errc::invalid_specification;
         if (count == 0) return errc::none;
-        if (before == 0 && std::exchange(done_, 0) != 0) later_half_ = !later_half_;  // a step begins
+        halves_.begin(before);
         const std::size_t k = chosen(count);
         const auto stream_of = [&](std::uint32_t r) -> Stream& { return streams[streams.size() == 1 ? 0 : r]; };
         const auto places_of = [&](std::uint32_t r) {
@@ -587,7 +618,7 @@ private:
         std::vector<float*> all_values;
         for (std::uint32_t r = 0; r < ranks_; ++r) {
             float* const now = owed(r) + before;
-            stream_of(r).copy(now, later_half_ ? now - elements_ : now + elements_, count * sizeof(float));
+            stream_of(r).copy(now, halves_.later() ? now - elements_ : now + elements_, count * sizeof(float));
             places.push_back(places_of(r));
             all_places.push_back(places_of(r) + k);
             values.push_back(memory_[r] + 2 * elements_ + (ranks_ + std::size_t{1}) * k);
@@ -601,7 +632,7 @@ private:
         if (const errc why = gather(std::span<const float* const>(values), std::span<float* const>(all_values), k);
             why != errc::none)
             return why;
-        done_ = before + count;
+        halves_.enqueued();
         for (std::uint32_t r = 0; r < ranks_; ++r)
             add_up(stream_of(r), outs[r], count, all_places[r], all_values[r], k);
         return errc::none;
@@ -624,8 +655,7 @@ private:
     double part_;
     Select select_;
     std::vector<float*> memory_;  // of each rank: two halves of what is owed; what is sent; what all send
-    bool later_half_ = false;     // has what is owed
-    std::size_t done_ = 0;        // elements of this step
+    detail::owed_halves halves_;
 };
 
 /// Engine of buckets that averages each rank's parameters with its neighbours' alone, which are
