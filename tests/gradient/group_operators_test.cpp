@@ -402,6 +402,7 @@ struct softmax_rig {
         const std::span<const gs::member> who(members);
         const std::span<const gs::device_id> on(devices);
         const auto gather = [&]<class T>(std::span<const T* const> ins, std::span<T* const> outs, std::size_t n) {
+            if (std::exchange(refuses, false)) return gs::errc::too_many_blocks;
             return together ? gs::submit_shared_all_gather<T>(node.gangs(), on[0], streams[0], who, ins, outs, n)
                             : gs::submit_all_gather<T>(node.gangs(), on, std::span(streams), who, ins, outs, n);
         };
@@ -434,6 +435,7 @@ struct softmax_rig {
     };
     softmax_case s;
     bool together;
+    bool refuses = false;  // the next gather
     gs::host::node node;
     gs::communicator group;
     gs::device_partial_softmax layer;
@@ -465,7 +467,10 @@ TEST_CASE("a softmax over sharded classes on devices has the bits of ranks that 
     for (int step = 0; step < 3; ++step) {
         rig.fill(any);
         if (s.rate < 1 || step == 1) rig.layer.choose(rig.labels);
+        rig.refuses = step == 1;
+        if (rig.refuses) CHECK(rig.step() == gs::errc::too_many_blocks);  // and is tried again
         REQUIRE(rig.step() == gs::errc::none);
+        if (s.rate < 1) CHECK(rig.step() == gs::errc::invalid_specification);  // the choice was of one step
         std::vector<std::vector<float>> dx(s.ranks, std::vector<float>(s.here * s.features));
         std::vector<float> losses(s.ranks, -1);
         support::together(s.ranks, [&](unsigned r) {

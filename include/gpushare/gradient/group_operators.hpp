@@ -34,7 +34,6 @@
 #include <limits>
 #include <random>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
@@ -651,13 +650,14 @@ public:
     /// say, and whose errors it returns: gather(ins, outs, count) of floats and of std::int64_t,
     /// all_reduce(ins, outs, count, op) and reduce_scatter(ins, outs, count, op) of floats.
     /// errc::invalid_specification for another number of ranks or streams, or if nothing was chosen.
+    /// After the error of a collective the same step may be tried again, with the same choice.
     template <launcher Stream, class Gather, class AllReduce, class ReduceScatter>
     requires copier<Stream>
     [[nodiscard]] errc submit_step(std::span<Stream> streams, std::span<const device_softmax_rank> ranks,
                                    const Gather& gather, const AllReduce& all_reduce,
                                    const ReduceScatter& reduce_scatter) {
         if (ranks.size() != own_.size() || (streams.size() != ranks.size() && streams.size() != 1) ||
-            !(std::exchange(chosen_, false) || all_take_part_))
+            !(chosen_ || all_take_part_))
             return errc::invalid_specification;
         std::vector<detail::softmax_part> parts;
         for (std::uint32_t r = 0; r < ranks.size(); ++r) parts.push_back(part_of(r, ranks[r]));
@@ -688,8 +688,10 @@ public:
             parts_of_dx.push_back(parts[r].dx);
             dx.push_back(ranks[r].dx);
         }
-        return reduce_scatter(std::span<const float* const>(parts_of_dx), std::span<float* const>(dx),
-                              samples_ * features_, sum{});
+        const errc why = reduce_scatter(std::span<const float* const>(parts_of_dx), std::span<float* const>(dx),
+                                        samples_ * features_, sum{});
+        if (why == errc::none) chosen_ = false;
+        return why;
     }
 
 private:
@@ -746,7 +748,7 @@ private:
     std::size_t classes_, features_, samples_;  // samples of a rank
     std::vector<element_range> own_{};          // of each rank
     std::vector<detail::class_sample> sample_{};
-    std::vector<std::vector<std::uint32_t>> rows_;
+    std::vector<std::vector<std::uint32_t>> rows_;  // streams copy from here: keep this until the step is over
     bool all_take_part_;
     bool chosen_ = false;  // for the next step
 };
