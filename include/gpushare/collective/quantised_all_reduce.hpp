@@ -29,8 +29,8 @@
 //                                                            std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
-// With error feedback nothing of a rank's elements is lost: what their codes can't carry is added to
-// the rank's next elements.
+// With error feedback what the codes of a rank's finite elements can't carry is added to the rank's
+// next elements.
 //
 //   gpushare::feed_back_quantised(x, x, residual);    // as many floats, zero at first
 //   gpushare::quantised_all_reduce(me, x, x, gpushare::average{});
