@@ -286,6 +286,18 @@ TEST_CASE("an abort ends two levels on all nodes, and names whom it was told", "
                  errc::stopped, told);
 }
 
+TEST_CASE("a combiner that ends has the fault that it tells, and the first one stays", "[gradient]") {
+    const auto faults = faults_of({}, {}, [](unsigned p, machine& m, auto& x) {
+        if (p != 2) return m.all_reduce(x, x, 500, gs::sum{});
+        const auto combiner = m.levels->combiner();
+        combiner.end(errc::deadline_exceeded, 1);
+        const auto first = combiner.fault();
+        combiner.end(errc::in_flight, 0);
+        return first == combiner.fault() ? first : gs::collective_fault{};
+    });
+    check_faults(faults, errc::deadline_exceeded, 4);
+}
+
 TEST_CASE("two levels of arrays and streams that don't fit are refused", "[gradient]") {
     const gs::communicator between(1);
     machine m(3, false, between.rank(0));

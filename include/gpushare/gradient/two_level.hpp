@@ -524,7 +524,7 @@ public:
     }
     /// Compares a number of each process, such as a digest of what it is about to combine. The fault
     /// is errc::mismatch, with the first rank of the process whose number is another one than most
-    /// processes have. In all else as all_reduce, without devices.
+    /// processes have: of two processes, the second one's. In all else as all_reduce, without devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
         return fault_ ? fault_ : agree(number, deadline);
     }
@@ -539,7 +539,8 @@ public:
         };
     }
     /// What torch_device_ranks (interop/torch_gradients.hpp) combine by, on these streams: buckets of
-    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes.
+    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes;
+    /// as long as a call waits for them, everything that the ranks here ask of each other waits.
     class combiner_type {
     public:
         /// By these devices.
@@ -555,12 +556,14 @@ public:
         [[nodiscard]] collective_fault agree_on(std::uint64_t number) const {
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
-        /// Tells the other processes of a fault of a rank here; doesn't wait. By one thread at a time.
+        /// Tells the other processes of a fault of a rank here, which fault() returns from now on;
+        /// nothing if there was a fault before. Doesn't wait. By one thread at a time.
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
             of_->abort(first() + rank, why);
             // Some transports tell the others with the next call. A barrier has no buffers to leave behind.
             (void)of_->outer_.barrier(std::chrono::steady_clock::now());
+            of_->fault_ = {why, what, first() + rank, 0};
         }
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
         [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
@@ -569,8 +572,9 @@ public:
         two_level_devices* of_;
         ns patience_;
     };
-    /// See combiner_type.
-    [[nodiscard]] combiner_type combiner(ns patience = ns::max()) noexcept { return {*this, patience}; }
+    /// See combiner_type. With ns::max() nothing but a fault that is told ends the wait for a process
+    /// that hangs.
+    [[nodiscard]] combiner_type combiner(ns patience = std::chrono::minutes(10)) noexcept { return {*this, patience}; }
     /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
     void abort(std::uint32_t rank, errc why) noexcept {
         // release: whoever finds the members closed reads it.
