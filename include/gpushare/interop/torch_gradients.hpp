@@ -87,7 +87,9 @@ struct gradient_types {};
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    ns patience = ns::max();                ///< of step(), for the other ranks; join() has none
+    /// Of step(), for the other ranks here; join() has none. Where other processes take part, it
+    /// doesn't count as long as a rank here waits for them, which takes up to the combiner's patience.
+    ns patience = ns::max();
 };
 
 /// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions
@@ -237,7 +239,9 @@ public:
     }
 
     /// No further step comes: communicate() returns. On devices every rank's step() returns
-    /// errc::stopped from now on.
+    /// errc::stopped from now on. Other processes aren't told, since they may be in the last step that
+    /// this one was in. If they go on, they wait for this process as long as their combiner does, so
+    /// give the combiner a finite patience.
     void stop() {
         if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
         all_->buckets.stop();

@@ -15,7 +15,10 @@
 //
 // Other processes take part if `combine` says so (combines_with_others), as a combiner() of
 // two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
-// type by type, and faults have the numbers of all ranks.
+// type by type, and faults have the numbers of all ranks. One rank here waits for the other processes
+// at a time, and holds the lock: the last one in add(), and in ready() the one that brings a bucket's
+// last gradient. Meanwhile whatever the other ranks here call waits as well: wait() longer than its
+// patience, and end(). So the combiner's patience should be finite.
 #pragma once
 
 #include <algorithm>
@@ -157,7 +160,7 @@ public:
     /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// where another rank has others; and what borrowing the stream throws. The last rank here
     /// waits for other processes, and throws their fault: mismatch, with the rank, where a process
-    /// has other parameters, types or buckets.
+    /// has other parameters, types or buckets. Meanwhile the other ranks here wait, whatever they call.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         const std::scoped_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -386,7 +389,9 @@ private:
     Combine combine_;
     ns patience_;
     bytes bucket_;
-    std::mutex mutex_;  // of all that follows, but for of_[r].as, which is its rank's
+    // Of all that follows, but for of_[r].as, which is its rank's. It is held while combine_ waits for
+    // other processes: of_ and all_ must not change meanwhile.
+    std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;
     std::vector<of_rank> of_;
