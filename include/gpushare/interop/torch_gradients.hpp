@@ -87,8 +87,8 @@ struct gradient_types {};
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    /// Of step(), for the other ranks here; join() has none. Where other processes take part, it
-    /// doesn't count as long as a rank here waits for them, which takes up to the combiner's patience.
+    /// of step(), for the other ranks here; join() has none. A wait for other processes comes on top:
+    /// up to the combiner's patience
     ns patience = ns::max();
 };
 
