@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
 #include "support/catch.hpp"
@@ -161,6 +162,16 @@ TEST_CASE("pipelines that can't be launched are refused, and nothing is launched
     CHECK(m.submit<false>(std::span(std::as_const(steps)), std::span<gs::bfloat16* const>(to), {}) ==
           gs::errc::invalid_specification);
     CHECK(m.group.progress()[0].epoch == 0);
+    machine odd(2, 99);  // a pair of 4 bits would be half behind a row's end
+    std::vector<gs::fp4_pair> pairs(99);
+    const auto sinking = [&](std::uint32_t r) {
+        return gs::reduced(odd.in[r], odd.width) | gs::into(pairs) | gs::cast<gs::bfloat16>();
+    };
+    const std::vector sinks{sinking(0), sinking(1), sinking(2)};
+    const std::vector<gs::bfloat16*> outs{odd.out[0].data(), odd.out[1].data(), odd.out[2].data()};
+    CHECK(odd.submit<false>(std::span(sinks), std::span<gs::bfloat16* const>(outs), {}) ==
+          gs::errc::invalid_specification);
+    CHECK(odd.group.progress()[0].epoch == 0);
 }
 
 }  // namespace submit_fused_test
