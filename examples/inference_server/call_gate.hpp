@@ -4,13 +4,14 @@
 // thread is held in the middle of its call, or computes there.
 //
 //   call_gate gate(node, {});                         // throws gpushare::error without CUPTI
-//   const auto calls = gate.add(*tenant);             // once for each tenant
+//   const auto calls = gate.add(tenant);              // once for each tenant, a shared_ptr
 //   calls->call(options, [](server_stream& to) { ... }, [](const completion& how) { ... });
 //
 // On the host there is no gate: the thread that drives the device makes all calls.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include <gpushare/compute/submission.hpp>
@@ -35,6 +36,13 @@
 #endif
 
 namespace inference_server {
+
+/// Launches that went at the gate since the last question, since they were held for the longest time.
+struct forced_launches {
+    std::size_t count = 0;
+    std::uint32_t client = 0, held_by = 0;  ///< of the last of them, as tenant_calls::number()
+    gpushare::ns held{};                    ///< how long the last of them was
+};
 
 #ifdef INFERENCE_SERVER_ON_CUDA
 
@@ -116,8 +124,13 @@ public:
     using gate = gpushare::cuda::launch_gate<gpushare::launch_gate>;
 
     /// The client follows the tenant. Throws std::bad_alloc.
-    tenant_calls(gate& at, call_threads& threads, tenant& who)
-        : gate_(at), threads_(threads), who_(who), client_(gate_.add(who)) {}
+    tenant_calls(gate& at, call_threads& threads, const std::shared_ptr<tenant>& who)
+        : gate_(at), threads_(threads), who_(*who), whose_(who), client_(gate_.add(*who)) {}
+
+    /// Whether they are the tenant's, and not those of one that is gone and had its name.
+    [[nodiscard]] bool are_of(const tenant& t) const noexcept { return whose_.lock().get() == &t; }
+    /// At the gate.
+    [[nodiscard]] std::uint32_t number() const noexcept { return client_.number(); }
 
     /// Returns at once. A thread waits for the tenant's turn, calls `run(stream)` there, waits for
     /// the work, and calls `done(how)`, which doesn't throw. The launches of `run` pass the gate.
@@ -130,9 +143,10 @@ public:
     /// may last as long as a launch is held.
     template <class F>
     bool between_calls(const F& f) {
-        const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock.owns_lock()) f();
-        return lock.owns_lock();
+        if (!try_begin()) return false;
+        const ending ends(*this);
+        f();
+        return true;
     }
     /// What the launches of all calls took. Asks the device.
     [[nodiscard]] gpushare::ns device_time() const noexcept { return gate_.usage(client_).device_time; }
@@ -142,8 +156,42 @@ public:
 private:
     using permit = tenant::permit;
 
-    // A tenant that sleeps is woken.
+    // Engines of a tenant share its scratch, and an engine has one call at a time.
+    [[nodiscard]] bool try_begin() {
+        const std::lock_guard lock(mutex_);
+        return !std::exchange(enqueues_, true);
+    }
+    class ending {
+    public:
+        explicit ending(tenant_calls& of) noexcept : of_(of) {}
+        ending(const ending&) = delete;
+        ending& operator=(const ending&) = delete;
+        ~ending() {
+            {
+                const std::lock_guard lock(of_.mutex_);
+                of_.enqueues_ = false;
+            }
+            of_.next_.notify_all();
+        }
+
+    private:
+        tenant_calls& of_;
+    };
+    // With the turn to enqueue, until an `ending`. A permit counts at the limiter as work on the
+    // device. So a call that waits for another one of the tenant has none: the other one may take
+    // as long as the host computes, and the level's other tenants would wait behind the permit.
     [[nodiscard]] gpushare::result<permit> turn(const gpushare::submit_options& o) {
+        for (;;) {
+            {
+                std::unique_lock lock(mutex_);
+                next_.wait(lock, [this] { return !enqueues_; });
+            }
+            auto p = permit_for(o);
+            if (!p || try_begin()) return p;
+        }  // the permit is given back: another call was first
+    }
+    // A tenant that sleeps is woken.
+    [[nodiscard]] gpushare::result<permit> permit_for(const gpushare::submit_options& o) {
         auto p = who_.acquire(o);
         if (p.code() != gpushare::errc::asleep) return p;
         const auto why = who_.try_wake();
@@ -156,7 +204,7 @@ private:
         try {
             auto p = turn(o);
             how.status = p.code();
-            if (p) make(*p, who_.work_stream(0, o.stream), run, how);
+            if (p) make(*p, o.stream, run, how);
         } catch (...) {
             how.status = gpushare::errc::submission_failed;
             if (!how.error) how.error = std::current_exception();  // else the engine's was first
@@ -164,19 +212,23 @@ private:
         return how;
     }
     template <class Run>
-    void make(permit& p, server_stream& to, const Run& run, gpushare::completion& how) {
+    void make(permit& p, std::uint32_t stream, const Run& run, gpushare::completion& how) {
+        server_stream* to = nullptr;
         try {
-            // Engines of a tenant share its scratch, and an engine has one call at a time.
-            const std::lock_guard one_at_a_time(mutex_);
+            const ending ends(*this);
+            to = &who_.work_stream(0, stream);
             const auto inside = gate_.enter(client_);
-            p.enqueue(to, run);
+            p.enqueue(*to, run);
         } catch (...) {
             how.status = gpushare::errc::submission_failed;
             how.error = std::current_exception();
             how.tenant = who_.name();
         }
         // What an engine had enqueued before it threw may use the call's tensors.
-        if (how.error) return (void)to.record().wait(gpushare::never);
+        if (how.error) {
+            if (to != nullptr) (void)to->record().wait(gpushare::never);
+            return;
+        }
         (void)p.wait();
         how.status = p.status();
         if (how.status == gpushare::errc::none) return;
@@ -190,7 +242,10 @@ private:
     gate& gate_;
     call_threads& threads_;
     tenant& who_;
+    const std::weak_ptr<tenant> whose_;
     std::mutex mutex_;
+    std::condition_variable next_;
+    bool enqueues_ = false;  // a call, or what runs between two calls does
     gate::client client_;
 };
 
@@ -201,11 +256,16 @@ public:
     /// operation_error where CUPTI fails.
     call_gate(server_node& on, const call_gate_options& o) : gate_(on, server_device, gpushare::launch_gate(o)) {}
 
-    [[nodiscard]] std::shared_ptr<tenant_calls> add(tenant_calls::tenant& who) {
+    [[nodiscard]] std::shared_ptr<tenant_calls> add(const std::shared_ptr<tenant_calls::tenant>& who) {
         return std::make_shared<tenant_calls>(gate_, threads_, who);
     }
     /// How many threads are held in the middle of a call.
     [[nodiscard]] std::size_t held() const noexcept { return gate_.held(); }
+    [[nodiscard]] forced_launches take_forced() noexcept {
+        forced_launches all;
+        while (const auto one = gate_.take_forced()) all = {all.count + 1, one->client, one->held_by, one->held};
+        return all;
+    }
     /// Returns when all calls are over. Nobody calls any more.
     void end() { threads_.end(); }
 
@@ -227,16 +287,22 @@ struct tenant_calls {
     static bool between_calls(const F&) noexcept {
         return false;
     }
+    template <class Tenant>
+    [[nodiscard]] static bool are_of(const Tenant&) noexcept {
+        return false;
+    }
+    [[nodiscard]] static std::uint32_t number() noexcept { return 0; }
     [[nodiscard]] static gpushare::ns device_time() noexcept { return {}; }
     [[nodiscard]] static gpushare::ns launch_time() noexcept { return {}; }
 };
 struct call_gate {
     call_gate(server_node&, const call_gate_options&) noexcept {}
     template <class Tenant>
-    [[nodiscard]] static std::shared_ptr<tenant_calls> add(Tenant&) noexcept {
+    [[nodiscard]] static std::shared_ptr<tenant_calls> add(const Tenant&) noexcept {
         return nullptr;
     }
     [[nodiscard]] static std::size_t held() noexcept { return 0; }
+    [[nodiscard]] static forced_launches take_forced() noexcept { return {}; }
     static void end() noexcept {}
 };
 

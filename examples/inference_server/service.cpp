@@ -200,7 +200,8 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto stream = static_cast<std::uint32_t>(number % c.who->spec().streams);
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
-    if (row.calls == nullptr && gate_ != nullptr) row.calls = gate_->add(*c.who);
+    // Those of a tenant that is gone are there where its last bill wasn't written.
+    if (gate_ != nullptr && (row.calls == nullptr || !row.calls->are_of(*c.who))) row.calls = gate_->add(c.who);
     auto mine = std::make_shared<lane>(
         c.who, std::move(m), c.counts,
         lane::settings{
@@ -333,6 +334,7 @@ void service::keep_house(const std::stop_token& stop) {
         try {
             if (asked.empty()) reload_if_changed();
             bill();
+            tell_forced();
             let_idle_go();
             if (asked.empty() && ++round % 5 == 0) {
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
@@ -600,12 +602,13 @@ gpushare::ns service::launch_time_of(tenant& t) const {
     return calls == nullptr ? t.usage().device_time : calls->launch_time();
 }
 
-// Null without a gate, and before the tenant's first call.
+// Null without a gate, and before the tenant's first call. Another tenant may have its name by now.
 std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
     if (!has_call_gate) return nullptr;
     const std::lock_guard lock(mutex_);
     const auto row = rows_.find(t.name());
-    return row == rows_.end() ? nullptr : row->second.calls;
+    if (row == rows_.end() || row->second.calls == nullptr || !row->second.calls->are_of(t)) return nullptr;
+    return row->second.calls;
 }
 
 // Once a second, at each change, and at the end. `gone`: closed, so that their usage is final.
@@ -638,6 +641,23 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     }
     const std::lock_guard lock(mutex_);
     lines_waiting_ = unwritten_.size();
+}
+
+// One line, however many they were.
+void service::tell_forced() const {
+    const auto forced = gate_ == nullptr ? forced_launches{} : gate_->take_forced();
+    if (forced.count == 0) return;
+    const auto name_of_client = [this](std::uint32_t number) -> std::string {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [name, row] : rows_)
+            if (row.calls != nullptr && row.calls->number() == number) return "tenant '" + name + "'";
+        return "a tenant that is gone";
+    };
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(forced.held).count();
+    auto text = "launches that went since they were held for long: " + std::to_string(forced.count);
+    text += "; the last was of " + name_of_client(forced.client) + ", held for " + std::to_string(ms) + " ms";
+    if (forced.held_by != forced.client) text += " behind " + name_of_client(forced.held_by);
+    tell(text);
 }
 
 // Engines and tenants under no lock: what they call back, of whatever tenant, may take it. Who asks a tenant meanwhile wakes it.

@@ -197,6 +197,7 @@ private:
     void close_changed(std::map<std::string, own_models> next, gpushare::instant deadline);
     [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
+    void tell_forced() const;
     void let_idle_go();
     void let_texts_begin() const;
     static void tell(std::string_view what, std::string_view more = "") noexcept;

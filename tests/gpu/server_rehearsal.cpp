@@ -212,6 +212,13 @@ public:
         back();
         if (into_ != nullptr) std::fclose(into_);
     }
+    /// Whether the text is there so far.
+    [[nodiscard]] bool has(std::string_view what) const {
+        std::string all(4096, '\0');
+        const auto n = into_ == nullptr ? -1 : ::pread(::fileno(into_), all.data(), all.size(), 0);
+        return n > 0 &&
+               std::string_view(all).substr(0, static_cast<std::size_t>(n)).find(what) != std::string_view::npos;
+    }
     [[nodiscard]] std::string text() {
         back();
         REQUIRE(into_ != nullptr);
@@ -239,6 +246,10 @@ constexpr std::string_view three_tenants =
     "name=urgent api_key=key-of-urgent memory=8MiB compute=50% priority=1\n"
     "name=batch api_key=key-of-batch memory=8MiB compute=40%\n"
     "name=top api_key=key-of-top memory=8MiB compute=5% priority=2\n";
+
+constexpr std::string_view equal_tenants =
+    "name=batch api_key=key-of-batch memory=8MiB compute=40%\n"
+    "name=neighbour api_key=key-of-neighbour memory=8MiB compute=40%\n";
 
 /// However long the machine takes for a test, no launch goes for having been held for long.
 [[nodiscard]] service_options patient() { return {.closes_within = 0ms, .gate = {.longest_hold = 1h}}; }
@@ -487,6 +498,41 @@ TEST_CASE("an urgent tenant is answered while a batch tenant's thread is in the 
     CHECK(value_of(answer_of(batch)) == 5);
 }
 
+TEST_CASE("a tenant's waiting calls leave other tenants of its level their turns", "[server]") {
+    const server s(patient(), equal_tenants);
+    for (const auto* who : {"batch", "neighbour"}) CHECK(value_of(answer_of(s.ask(who, "triple", 1))) == 3);
+    s.told->step.put_up();
+    std::vector<std::future<answer>> mine;  // one computes on the host, and the others wait for it
+    mine.push_back(s.ask("batch", "step", 5));
+    eventually([&] { return s.told->step.is_waited_for(); });
+    mine.push_back(s.ask("batch", "step", 5));
+    mine.push_back(s.ask("batch", "triple", 5));
+    for (int i = 0; i < 50; ++i) CHECK(value_of(answer_of(s.ask("neighbour", "triple", 2))) == 6);
+    CHECK(s.told->launched == 4);
+    s.told->step.take_down();
+    CHECK(value_of(answer_of(mine[0])) == 5);
+    CHECK(value_of(answer_of(mine[1])) == 5);
+    CHECK(value_of(answer_of(mine[2])) == 15);
+}
+
+TEST_CASE("a launch that was held for the longest time goes, and the server says so", "[server]") {
+    printed log;
+    const server s({.gate = {.longest_hold = 1ms}});
+    s.told->step.put_up();
+    auto batch = s.ask("batch", "step", 5);
+    eventually([&] { return s.told->step.is_waited_for(); });
+    s.told->pause.put_up();
+    auto urgent = s.ask("urgent", "pause", 7);
+    eventually([&] { return s.told->pause.is_waited_for(); });
+    s.told->step.take_down();
+    CHECK(value_of(answer_of(batch)) == 5);
+    CHECK_FALSE(held_call::is_there(urgent));
+    eventually([&] { return log.has("the last was of tenant 'batch', held for "); });
+    CHECK(log.has(" ms behind tenant 'urgent'"));
+    s.told->pause.take_down();
+    CHECK(value_of(answer_of(urgent)) == 7);
+}
+
 TEST_CASE("launches of a batch tenant wait while an urgent call is under way, and a higher one doesn't", "[server]") {
     held_call t;
     for (const float x : {1.F, 2.F, 3.F}) CHECK(value_of(answer_of(t.s.ask("top", "triple", x))) == 3 * x);
@@ -563,6 +609,23 @@ TEST_CASE("a tenant that a reload makes urgent goes on, though its thread was he
     CHECK_FALSE(held_call::is_there(t.urgent));
     t.let_go();
     CHECK(value_of(answer_of(t.urgent)) == 7);
+}
+
+TEST_CASE("a tenant that is gone isn't billed what the next one of its name uses", "[server]") {
+    const server s;
+    const auto gone = s.core->authenticate("key-of-batch").who;
+    CHECK(value_of(answer_of(s.ask("batch", "triple", 1))) == 3);
+    s.write("name=urgent api_key=key-of-urgent memory=8MiB compute=50% priority=1\n");
+    CHECK(s.core->reload() == "");
+    s.write(two_tenants);
+    CHECK(s.core->reload() == "");
+    const auto next = s.core->authenticate("key-of-batch").who;
+    REQUIRE(next != gone);
+    for (int i = 0; i < 3; ++i) CHECK(value_of(answer_of(s.ask("batch", "triple", 1))) == 3);
+    CHECK(s.core->usage_of(*gone).device_time == gone->usage().device_time);
+    CHECK(s.core->stop(gpushare::never).empty());
+    CHECK(s.bill_of("batch").requests == 4);
+    CHECK(s.bill_of("batch").device_time > s.core->usage_of(*next).device_time);
 }
 
 TEST_CASE("calls end with errors where the device is lost while a thread is held", "[server]") {
