@@ -598,8 +598,10 @@ private:
     // The end of `b` is reached: its members are charged, and who waits for them is told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
-        // Reading the clock costs a good part of a permit. While nobody waits and nothing else is in
-        // flight, the time of an end before it serves: work looks longer by that, never shorter.
+        // Reading the clock costs a good part of a permit. While nobody waits, nothing else is in
+        // flight and one level is in use, the time of an end before it serves. Where others come then,
+        // work in flight looks longer by up to `some` ends and the pauses between them. So the first
+        // bounds that they are told may be too long, never too short.
         constexpr std::uint64_t some = 16;
         if (b.order % some == 1 || batches_.in_use().size() > 1 || core_.num_waiting() > 0 || core_.several_levels())
             last_end_ = clock_.now();
