@@ -27,6 +27,7 @@
 #include <cublasLt.h>
 #endif
 
+#include "cuda/device_pieces.hpp"
 #include "cuda/reference_cublaslt.hpp"
 #include "graph/piece_programs.hpp"
 #include "standins/cuda/launch.hpp"
@@ -46,10 +47,11 @@ using gpushare::graph::tensor;
 using reference = support::reference_cublaslt;
 using lt = gpushare::graph::detail::cublaslt;
 using support::by_tanh;
+using support::device_floats;
 using support::integer;
 using support::numbers;
 using support::program_builder;
-using tenancy_type = tenancy<cuda::node>;
+using tenancy_type = support::cuda_tenancy;
 using tenant_type = tenancy_type::tenant;
 using engine_type = graph::cublaslt_engine<tenant_type>;
 using program_type = graph::detail::piece_program;
@@ -84,50 +86,13 @@ graph::cublaslt_library fresh() {
     reference::forget();
     return graph::cublaslt_library(reference::functions());
 }
-struct fixture {
-    cuda::node node;
-    tenancy_type shared{node};
-    tenant_type chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
+struct fixture : support::piece_tenant {
     graph::cublaslt_library library = fresh();
-
-    [[nodiscard]] bool all_back() {
-        chat.memory().collect();
-        return chat.memory().free() == chat.memory().capacity();
-    }
-    template <class Work>
-    void submit(Work work) {
-        auto ticket = chat.submit(work);
-        (void)ticket.wait();
-        if (ticket.status() != errc::none) ticket.rethrow();
-    }
 };
 engine_type::reader unread() {
     return [](std::string_view) { return program_type{}; };
 }
 
-/// Floats in the tenant's memory, a little behind the begin of a block.
-class device_floats {
-public:
-    device_floats(tenant_type& of, const support::extents& shape, std::size_t offset = 0)
-        : whose_(&of), size_(support::count(shape) * sizeof(float) + offset + 1) {
-        block_ = static_cast<std::byte*>(of.memory().allocate(size_, 256));
-        at = {element::f32, shape, block_ + offset, size_ - offset};
-        std::memset(block_, 0xff, size_);  // NaN
-    }
-    device_floats(tenant_type& of, const numbers& n, std::size_t offset = 0) : device_floats(of, n.shape, offset) {
-        for (std::size_t i = 0; i < n.at.size(); ++i) static_cast<float*>(at.data)[i] = static_cast<float>(n.at[i]);
-    }
-    device_floats(const device_floats&) = delete;
-    device_floats& operator=(const device_floats&) = delete;
-    ~device_floats() { whose_->memory().deallocate(block_, size_, 256); }
-
-    tensor at;
-
-private:
-    tenant_type* whose_;
-    std::size_t size_;
-    std::byte* block_ = nullptr;
-};
 /// Products are summed in doubles here and rounded once a step there.
 bool near(const tensor& got, const numbers& want) {
     if (got.type != element::f32 || got.shape != want.shape) return false;

@@ -26,6 +26,7 @@
 #include <gpushare/graph/run.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "cuda/device_pieces.hpp"
 #include "graph/chain_programs.hpp"
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
@@ -43,62 +44,25 @@ using gpushare::graph::element;
 using gpushare::graph::model_error;
 using gpushare::graph::model_fault;
 using gpushare::graph::tensor;
+using support::device_floats;
 using support::float_tensor;
 using support::float_values;
 using support::integer;
 using support::program_builder;
-using tenancy_type = tenancy<cuda::node>;
+using tenancy_type = support::cuda_tenancy;
 using tenant_type = tenancy_type::tenant;
 using engine_type = graph::chain_engine<tenant_type>;
+using fixture = support::piece_tenant;
 using program_type = graph::detail::piece_program;
 
 static_assert(graph::piece_engine<engine_type, cuda::stream>);
 
 namespace {
 
-struct fixture {
-    cuda::node node;
-    tenancy_type shared{node};
-    tenant_type chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
-
-    [[nodiscard]] bool all_back() {
-        chat.memory().collect();
-        return chat.memory().free() == chat.memory().capacity();
-    }
-    template <class Work>
-    void submit(Work work) {
-        auto ticket = chat.submit(work);
-        (void)ticket.wait();
-        if (ticket.status() != errc::none) ticket.rethrow();
-    }
-};
 engine_type::reader unread() {
     return [](std::string_view) { return program_type{}; };
 }
 
-/// Floats in the tenant's memory, a little behind the begin of a block.
-class device_floats {
-public:
-    device_floats(tenant_type& of, const support::extents& shape, std::size_t offset = 0)
-        : whose_(&of), size_((support::count(shape) + offset + 1) * sizeof(float)) {
-        block_ = static_cast<std::byte*>(of.memory().allocate(size_, 256));
-        at = {element::f32, shape, block_ + offset * sizeof(float), size_ - offset * sizeof(float)};
-        std::memset(block_, 0xff, size_);  // NaN
-    }
-    device_floats(tenant_type& of, const float_tensor& t, std::size_t offset = 0) : device_floats(of, t.shape, offset) {
-        std::ranges::copy(t.at, static_cast<float*>(at.data));
-    }
-    device_floats(const device_floats&) = delete;
-    device_floats& operator=(const device_floats&) = delete;
-    ~device_floats() { whose_->memory().deallocate(block_, size_, 256); }
-
-    tensor at;
-
-private:
-    tenant_type* whose_;
-    std::size_t size_;
-    std::byte* block_ = nullptr;
-};
 bool same(const tensor& got, const float_tensor& want) {
     if (got.type != element::f32 || got.shape != want.shape) return false;
     for (std::size_t i = 0; i < want.at.size(); ++i)
@@ -114,11 +78,11 @@ bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_
     std::vector<const tensor*> in;
     std::vector<tensor*> out;
     for (const auto v : p.inputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset));
+        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset * sizeof(float)));
         in.push_back(&memory.back()->at);
     }
     for (const auto v : p.outputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset));
+        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset * sizeof(float)));
         memory.back()->at.type = element::unknown;
         out.push_back(&memory.back()->at);
     }
