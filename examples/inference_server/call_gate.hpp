@@ -148,7 +148,7 @@ public:
         f();
         return true;
     }
-    /// What the launches of all calls took. Asks the device.
+    /// The device time of all calls' launches. Asks the device.
     [[nodiscard]] gpushare::ns device_time() const noexcept { return gate_.usage(client_).device_time; }
     /// The same without the launches' widths. Asks the device.
     [[nodiscard]] gpushare::ns launch_time() const noexcept { return gate_.usage(client_).time; }
@@ -224,7 +224,7 @@ private:
             how.error = std::current_exception();
             how.tenant = who_.name();
         }
-        // What an engine had enqueued before it threw may use the call's tensors.
+        // An engine that threw may have enqueued work before, which uses the call's tensors.
         if (how.error) {
             if (to != nullptr) (void)to->record().wait(gpushare::never);
             return;

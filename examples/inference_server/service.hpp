@@ -111,7 +111,7 @@ public:
     /// calls of a tenant that a reload has removed.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
-    /// What the tenant has used so far, with the device time that it is billed.
+    /// The tenant's usage so far, with the device time that it is billed.
     [[nodiscard]] gpushare::tenant_usage usage_of(tenant& t) const;
     /// How long the tenant's launches took. A launch that fills a tenth of the device counts in full
     /// here, and a tenth of it is billed. Without a gate, the time that is billed.

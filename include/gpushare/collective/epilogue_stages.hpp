@@ -84,7 +84,7 @@ inline namespace GPUSHARE_ABI {
 class fp4_pair {
 public:
     fp4_pair() = default;  ///< leaves the bits unset
-    /// Rounds each to nearest, ties to even. What is larger than 6 becomes 6; so does a NaN, as by
+    /// Rounds each to nearest, ties to even. Numbers above 6 become 6; so does a NaN, as by
     /// the toolkit.
     GPUSHARE_HD constexpr fp4_pair(float first, float second) noexcept
         : bits_(static_cast<std::uint8_t>(narrow(first) | narrow(second) << 4)) {}
@@ -133,7 +133,7 @@ inline constexpr std::size_t columns_stored = 1;
 template <class S>
 requires requires { typename S::stored_type; }
 inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
-/// What the width of a row is a multiple of: 2 where a stage stores pairs, else 1. A pair that is
+/// The width of a row is a multiple of this: 2 where a stage stores pairs, else 1. A pair that is
 /// half behind the end of a row would be in the next row, or outside of the array.
 template <class... Stages>
 inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;

@@ -131,7 +131,7 @@ void quantised_all_reduce(const member& me, std::span<const std::type_identity_t
 /// Error feedback, in front of a quantised all-reduce of `to` with as large blocks: `to` becomes
 /// `from` plus `residual`, and `residual` what the codes of `to` don't carry. So the sum of all that
 /// a rank brought stays within one call's rounding of the sum of its `from`, but for the rounding of
-/// the additions in float. What the codes of the ranks' sum lose isn't in it. All three have one
+/// the additions in float. The loss by the codes of the ranks' sum isn't in it. All three have one
 /// size; `to` may be `from`. Elements that aren't finite leave no residual. Any thread.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
