@@ -183,9 +183,6 @@ private:
         std::vector<std::unique_ptr<prepared>> ready{};  // the latest is the last
     };
 
-    [[noreturn]] static void refuse(const std::string& node, std::string_view why) {
-        throw model_error(model_fault::engine, node, why);
-    }
     template <class Work>
     void submit(Work work) {
         auto ticket = by_->submit(work, {}, {}, options_.part);
@@ -216,7 +213,7 @@ private:
         p.biases.resize(p.steps.size());
         const auto add = [&](const void*& to, std::uint32_t v, float factor) {
             const auto& value = p.of.values[v];
-            if (value.type != element::f32) refuse(value.name, "a constant that is no tensor of floats");
+            if (value.type != element::f32) detail::refuse(value.name, "a constant that is no tensor of floats");
             auto numbers = value.numbers;
             for (float& n : numbers) n *= factor;
             at.emplace_back(&to, host.size());
@@ -246,15 +243,8 @@ private:
 
     /// The state for the inputs' shapes, which is made if there is none.
     [[nodiscard]] prepared& shaped(piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
-        if (in.size() != p.of.inputs.size() || out.size() != p.of.outputs.size())
-            refuse({}, "a piece with another number of inputs or outputs");
-        for (std::size_t i = 0; i < in.size(); ++i) {
-            const tensor& t = *in[i];
-            const auto& name = p.of.values[p.of.inputs[i]].name;
-            if (!t.shaped() || t.type != element::f32) refuse(name, "an input that is no tensor of floats");
-            if (t.size() > t.capacity || (t.data == nullptr && t.size() > 0))
-                refuse(name, "an input isn't there, or is larger than its buffer");
-        }
+        detail::require_all(p.of, in.size(), out.size());
+        for (std::size_t i = 0; i < in.size(); ++i) detail::require_floats(p.of.values[p.of.inputs[i]].name, *in[i]);
         const auto fits = [&](const auto& r) {
             for (std::size_t i = 0; i < in.size(); ++i)
                 if (r->shapes[p.of.inputs[i]] != in[i]->shape) return false;
@@ -277,11 +267,11 @@ private:
         for (std::size_t i = 0; i < in.size(); ++i) r.shapes[p.of.inputs[i]] = in[i]->shape;
         for (const step& s : p.steps) {
             const auto made = detail::product_shape(r.shapes[s.a], r.shapes[s.b], s.transpose_a, s.transpose_b);
-            if (!made) refuse(s.node, "its inputs are no matrices that fit each other");
+            if (!made) detail::refuse(s.node, "its inputs are no matrices that fit each other");
             if (s.addend != detail::no_value && r.shapes[s.addend] != *made)
-                refuse(s.node, "what is added to it has another shape");
+                detail::refuse(s.node, "what is added to it has another shape");
             if (s.bias != detail::no_value && (r.shapes[s.bias].empty() || r.shapes[s.bias].back() != made->back()))
-                refuse(s.node, "its bias has another number of elements than it has columns");
+                detail::refuse(s.node, "its bias has another number of elements than it has columns");
             r.shapes[s.out] = *made;
         }
     }
@@ -299,7 +289,7 @@ private:
         }
         for (const tensor* t : in) all |= reinterpret_cast<std::uintptr_t>(t->data);
         const auto alignment = static_cast<std::size_t>(all & (~all + 1));
-        if (alignment < alignof(float)) refuse({}, "an input or output isn't aligned as a float");
+        if (alignment < alignof(float)) detail::refuse({}, "an input or output isn't aligned as a float");
         return alignment;
     }
 
@@ -325,7 +315,7 @@ private:
         prepared_step made;
         made.empty = e.rows == 0 || e.columns == 0 || e.batch == 0;
         if (made.empty) return made;
-        if (e.inner == 0) refuse(s.node, "its inputs have no elements");
+        if (e.inner == 0) detail::refuse(s.node, "its inputs have no elements");
         const auto columns = detail::in_columns(s, e);
         void* desc = nullptr;
         library_->check(api.desc_create(&desc, options_.tf32 ? lt::compute_fast_tf32 : lt::compute_32f, lt::real_32f),
@@ -357,7 +347,8 @@ private:
                         s.node);
         handle made(found, api.layout_destroy);
         if (batch == 1) return made;
-        if (batch > std::numeric_limits<std::int32_t>::max()) refuse(s.node, "a stack of more than 2^31 matrices");
+        if (batch > std::numeric_limits<std::int32_t>::max())
+            detail::refuse(s.node, "a stack of more than 2^31 matrices");
         const auto count = static_cast<std::int32_t>(batch);
         library_->check(api.layout_set(found, lt::batch_count, &count, sizeof count), s.node);
         library_->check(api.layout_set(found, lt::strided_batch_offset, &m.stride, sizeof m.stride), s.node);
@@ -378,7 +369,7 @@ private:
         library_->check(api.heuristic(handle_.get(), to.desc.get(), to.first.get(), to.second.get(), to.out.get(),
                                       to.out.get(), found, 1, &best, &count),
                         s.node);
-        if (count < 1) refuse(s.node, "cuBLASLt has no algorithm for it");
+        if (count < 1) detail::refuse(s.node, "cuBLASLt has no algorithm for it");
         library_->check(best.state, s.node);
         to.algo = best.algo;
         to.workspace = best.workspace;

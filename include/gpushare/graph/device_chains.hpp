@@ -119,10 +119,6 @@ private:
         detail::chain_kernel kernel{};
     };
 
-    [[noreturn]] static void refuse(const std::string& node, std::string_view why) {
-        throw model_error(model_fault::engine, node, why);
-    }
-
     /// Puts all arrays that are constant into one block on the device.
     void load_constants(piece& p) {
         constexpr std::size_t alignment = 256;
@@ -147,20 +143,16 @@ private:
     }
 
     static void require_inputs(const piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
-        if (in.size() != p.of.inputs.size() || out.size() != p.of.outputs.size())
-            refuse({}, "a piece with another number of inputs or outputs");
+        detail::require_all(p.of, in.size(), out.size());
         for (std::size_t i = 0; i < in.size(); ++i) {
-            const tensor& t = *in[i];
             const auto& name = p.of.values[p.of.inputs[i]].name;
-            if (!t.shaped() || t.type != element::f32) refuse(name, "an input that is no tensor of floats");
-            if (t.size() > t.capacity || (t.data == nullptr && t.size() > 0))
-                refuse(name, "an input isn't there, or is larger than its buffer");
-            require_aligned(name, t.data);
+            detail::require_floats(name, *in[i]);
+            require_aligned(name, in[i]->data);
         }
     }
     static void require_aligned(const std::string& name, const void* data) {
         if (reinterpret_cast<std::uintptr_t>(data) % alignof(float) != 0)
-            refuse(name, "an input or output isn't aligned as a float");
+            detail::refuse(name, "an input or output isn't aligned as a float");
     }
     static void require_apart(const piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
         for (std::size_t i = 0; i < out.size(); ++i) {
@@ -168,7 +160,8 @@ private:
             const bool apart = std::ranges::none_of(in, [&](const tensor* from) { return overlap(*from, to); }) &&
                                std::ranges::none_of(out.first(i), [&](const tensor* t) { return overlap(*t, to); });
             if (!apart)
-                refuse(p.of.values[p.of.outputs[i]].name, "an output shares memory with an input or another output");
+                detail::refuse(p.of.values[p.of.outputs[i]].name,
+                               "an output shares memory with an input or another output");
         }
     }
     /// Whether two tensors share a byte.

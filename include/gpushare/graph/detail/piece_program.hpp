@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -67,6 +68,21 @@ struct piece_program {
     std::vector<std::uint32_t> inputs{};   ///< in the order in which the engine gets them
     std::vector<std::uint32_t> outputs{};  ///< likewise
 };
+
+[[noreturn]] inline void refuse(const std::string& node, std::string_view why) {
+    throw model_error(model_fault::engine, node, why);
+}
+/// Throws model_error (engine) unless there is a tensor for each input and output.
+inline void require_all(const piece_program& p, std::size_t in, std::size_t out) {
+    if (in != p.inputs.size() || out != p.outputs.size())
+        refuse({}, "a piece with another number of inputs or outputs");
+}
+/// Throws model_error (engine) with the value's name unless the input is there, and of floats.
+inline void require_floats(const std::string& name, const tensor& in) {
+    if (!in.shaped() || in.type != element::f32) refuse(name, "an input that is no tensor of floats");
+    if (in.size() > in.capacity || (in.data == nullptr && in.size() > 0))
+        refuse(name, "an input isn't there, or is larger than its buffer");
+}
 
 }  // namespace graph::detail
 }  // namespace GPUSHARE_ABI
