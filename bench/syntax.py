@@ -40,7 +40,8 @@ def compiled(job):
 def main():
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    jobs = sorted(commands(sys.argv[1], sys.argv[3] if len(sys.argv) == 4 else ""))
+    # A source may be in several targets: its name alone doesn't order them.
+    jobs = sorted(commands(sys.argv[1], sys.argv[3] if len(sys.argv) == 4 else ""), key=lambda job: (job[0], job[1]["output"]))
     if not jobs:
         sys.exit("syntax.py: no benchmark is configured in " + sys.argv[1])
     failed = []
