@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node's gang order: the lock under which work for several devices is enqueued. Without it, two gangs that are
-// enqueued on the same devices in different orders could wait for each other for ever.
+// A node's gang order: the lock under which work for several devices is enqueued. Without the lock,
+// two gangs that are enqueued on the same devices in different orders could deadlock.
 //
 //   gpushare::device_order_lock order{node.num_devices()};
 //   { auto guard = order.enter(devices);    for (auto d : devices) streams[d.index].launch(shape, kernel); }

@@ -58,7 +58,8 @@ struct number_format {
         if (exponent >= smallest_normal) {
             to = rounded(abs - rebias, dropped);
         } else {
-            // One bit less for each power of two below the smallest normal number; nothing rounds up from 25 on.
+            // A subnormal result keeps one bit less for each power of two below the smallest normal
+            // number. From 25 dropped bits on, every value rounds to 0.
             const std::uint32_t drop = dropped + static_cast<std::uint32_t>(smallest_normal - exponent);
             if (drop <= 24) to = rounded((abs & 0x7f'ffffU) | 0x80'0000U, drop);
         }

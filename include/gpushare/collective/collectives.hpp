@@ -152,7 +152,7 @@ void all_to_all(const member& me, std::span<const std::type_identity_t<T>> in, s
 
 namespace detail {
 
-/// Has all ranks fail at once, for arguments that no body can work with.
+/// Makes all ranks fail at once, for arguments that no collective's body accepts.
 template <collective_kind Kind>
 struct refusing_body {
     static constexpr auto kind = Kind;
@@ -258,8 +258,8 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same where rank r gets its shard of each array (shard_of) alone, in its own arrays; other
-/// elements stay as they are.
+/// The same, but rank r gets only its own shard of each array (shard_of), in its own arrays; the
+/// other elements stay unchanged.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never, bool* finite = nullptr) {
@@ -267,7 +267,7 @@ template <reducible T, class Op = sum>
         me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op, finite), deadline);
 }
 
-/// The way back: every rank gets each rank's shards from that rank.
+/// The reverse: every rank gets the shards of every other rank.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_gather_list(const member& me, std::span<const std::span<T>> list,

@@ -43,8 +43,8 @@ struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
     std::uint32_t blocks = 1;    ///< the most that a rank's kernel may have
     bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
-    /// Which algorithm for which size. None: the group's own choice, tuning_table::measured() for
-    /// threads, for_devices() for devices.
+    /// The algorithm for each size. None: the group chooses, tuning_table::measured() for threads
+    /// and for_devices() for devices.
     std::optional<tuning_table> tuning{};
     std::uint32_t first_epoch = 0;  ///< for tests of what happens when the count wraps around
 };

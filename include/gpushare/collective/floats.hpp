@@ -544,7 +544,7 @@ template <std::uint32_t N, movable_number T>
     return load_floats<floats<N>>(from, n);
 }
 
-/// To N elements from `to` on, which needs T's own alignment only.
+/// Stores to N elements from `to` on. `to` needs only the alignment of T.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x) noexcept {
 #ifdef __CUDA_ARCH__

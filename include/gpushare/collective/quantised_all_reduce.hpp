@@ -172,9 +172,9 @@ template <std::uint32_t Block, class T, class Op, class Submit>
 }  // namespace detail
 
 /// A quantised all-reduce of `count` elements from ins[r] to outs[r] on every device, with a scale
-/// for each `Block` elements. In all else as submit(), and besides:
-///   invalid_specification   a slot of the communicator is smaller than a block for each rank and
-///                           one more
+/// for each `Block` elements. Works as submit(), with one more error:
+///   invalid_specification   a slot of the communicator has no room for one block for each rank
+///                           and one more
 template <quantisable T, std::uint32_t Block = 128, gang_order Gangs, launcher Stream, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] errc submit_quantised_all_reduce(Gangs& gangs, std::span<const device_id> devices,

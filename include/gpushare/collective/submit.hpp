@@ -238,8 +238,8 @@ private:
         std::vector<block> blocks;
     };
 
-    /// Allocates and initialises channel `c`. `image` is one rank's workspace as it begins, of `area` bytes, with room for the table of all
-    /// workspaces behind it; `slot` is in bytes.
+    /// Allocates and initialises channel `c`. `image` is the initial workspace of one rank: `area`
+    /// bytes, followed by room for the table of all workspaces. `slot` is in bytes.
     void make_channel(std::uint32_t c, std::byte* image, std::size_t area, std::size_t slot, workspaces where) {
         state& s = *state_;
         const bool on_devices = where == workspaces::on_devices;

@@ -106,8 +106,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Every rank gets the `count` elements that data[root] has. Errors as submit_reduce_scatter, and
-/// errc::invalid_specification for a root that isn't a rank.
+/// Every rank gets the `count` elements of data[root]. Fails as submit_reduce_scatter does, and
+/// with errc::invalid_specification if `root` isn't a rank.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_broadcast(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                     std::span<const member> members, std::span<T* const> data, std::size_t count,

@@ -235,12 +235,14 @@ private:
         rest.remove_prefix(std::min(word.size() + 1, rest.size()));
         return word;
     }
-    /// Takes "NAME=NUMBER" off `rest`, where that comes next. False: there is no number behind the name.
+    /// Takes "NAME=NUMBER" off the front of `rest`, if it comes next. Returns false if no number
+    /// follows the name.
     template <class N>
     static bool read_option(std::string_view& rest, std::string_view name, N& n) noexcept {
         return !rest.starts_with(name) || number(next_word(rest).substr(name.size()), n);
     }
-    /// Adds the row that `line` describes to one of the lists. False: `line` describes none.
+    /// Adds the row that `line` describes to one of the lists. Returns false if `line` describes no
+    /// row.
     static bool read_line(std::string_view line, std::vector<row>& rows, std::vector<fused_row>& fused) {
         row r;
         if (!limit(next_word(line), r.ranks) || !limit(next_word(line), r.bytes)) return false;

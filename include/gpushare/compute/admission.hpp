@@ -26,8 +26,8 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a limiter, the same for all its clients.
 struct limiter_options {
-    /// How many submissions of one level and those above may be in flight. More of them hide the latency of enqueuing,
-    /// fewer shorten a newcomer's wait.
+    /// How many submissions of one level and the levels above may be in flight. More submissions
+    /// hide the latency of enqueuing; fewer submissions shorten a newcomer's wait.
     std::uint32_t depth = 3;
     /// Predicted cost of a client's first submission, of which nothing is known yet.
     ns first_guess = ns{100'000};

@@ -59,8 +59,9 @@ struct launch_gate_options {
     ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
     ns pause{50'000};       ///< how long a client keeps its turn while it launches nothing
     ns longest_hold{100'000'000};  ///< after which a launch goes in any case
-    ns queued{8'000'000};          ///< as in_flight, for a client whose streams wait, and for one that takes turns
-    /// Beside goals, a launch of a client without one is due so long after it was asked about.
+    ns queued{8'000'000};          ///< the same for a client whose streams wait, and for one that takes turns
+    /// Where other clients have goals, a launch of a client without a goal is due this long after
+    /// the gate was asked about it.
     ns patience{1'000'000'000};
 };
 
@@ -96,7 +97,7 @@ struct launch_client_options {
 
 /// The options of a tenant's client at a gate, from its specification (tenant_spec): level, share,
 /// caps and latency goal. A client that cuda::launch_gate::add() makes of a tenant follows the
-/// tenant's changes; any other client has the new options only by `change`.
+/// tenant's changes; any other client gets new options only through `change`.
 template <class Spec>
 requires requires(const Spec& s) {
     { s.compute } -> std::convertible_to<share>;
@@ -261,12 +262,15 @@ public:
     void finished(client c, ns predicted, ns measured, instant now) noexcept {
         finished(c, {predicted, predicted}, {measured, measured}, now);
     }
-    /// A launch of `c` was seen to take so long, longer than predicted: bound() counts with it.
+    /// A launch of `c` took up to `longest`, longer than predicted; bound() takes this time into
+    /// account.
     void took(client c, ns longest) noexcept { clients_[c].longest = std::max(clients_[c].longest, longest); }
-    /// The launches of `c` are in so many streams: in each of them, one piece may be past its wait.
+    /// The launches of `c` go into this many streams. In each of them, one piece may be past its
+    /// wait.
     void spread(client c, std::uint32_t streams) noexcept { clients_[c].streams = std::max(streams, 1U); }
 
-    /// Whether a client above the level of `c` is present, or lingers: a gate in the stream of `c` is closed as long.
+    /// Whether a client above the level of `c` is present or lingers. A gate in the stream of `c`
+    /// stays closed for that long.
     [[nodiscard]] launch_answer closed(client c, instant now) const noexcept {
         launch_answer a{.goes = true};
         for (client other = 0; other < clients_.size(); ++other) {

@@ -277,9 +277,10 @@ public:
         plan_ = then;
     }
 
-    /// Throws operation_error (invalid_specification, with the tags in its text, the first one and
-    /// how many in its figures) if streams of the device are in no partition, since their kernels
-    /// run on everybody's SMs. Does nothing where the device isn't partitioned.
+    /// Throws operation_error (invalid_specification) if streams of the device are in no partition,
+    /// since their kernels run on all partitions' SMs. The error's text has the streams' tags, and
+    /// its figures the first tag and the number of tags. Does nothing if the device isn't
+    /// partitioned.
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;

@@ -59,8 +59,9 @@ struct client_settings {
     /// The highest level that its requests and submissions may have: a request for more is served
     /// at this one. At least `level`.
     priority ceiling = no_priority;
-    /// The least part of the SMs that its submissions are believed to fill that declare a width:
-    /// where the device doesn't tell, they are charged by it. 0: whatever they declare.
+    /// A submission with a declared width counts as filling at least this part of the SMs. Where
+    /// the device doesn't tell what work fills, the submission is charged by that width. 0: the
+    /// declared width counts as it is.
     sm_width narrowest{};
     /// Its longest kernel, if known; 0: learnt from its submissions. Under a hard cap, work in
     /// flight can't be taken back. So several submissions go in one behind the other only if this
@@ -71,21 +72,21 @@ struct client_settings {
     /// for the whole of it. 0: it doesn't yield. The limiter relies on this value: a longer stretch
     /// breaks a bound and raises an event. Ignored where kernels can't yield (yielding_timeline).
     ns yields_within{};
-    /// The most of the device's time that it gets. A device that doesn't tell how much of it work
-    /// fills is charged by what is declared of that (submit_options::width): a client that may lie
-    /// wants `narrowest`.
+    /// The most of the device's time that it gets. Where a device doesn't tell how many of its SMs
+    /// work fills, the charge follows the declared width (submit_options::width): set `narrowest`
+    /// for a client that may lie.
     share cap = share::whole();
     bool soft_cap = false;  ///< the cap holds only while others, within theirs, have work
-    sm_width keeps{};       ///< its level keeps this part of the SMs free of long work below; see limiter_core
-    /// The part that its level keeps is lent to lower work that ends or yields (yields_within)
-    /// within this time. If several clients of a level keep a part, the shortest time counts. The
-    /// level's bound counts work that may be lent. 0, or less than an eighth of
-    /// limiter_options::horizon: that eighth. A kind that doesn't yield qualifies if its latest 16
-    /// submissions ended within this time, and all but one in a hundred of the latest 512 to 1023
-    /// (with fewer than a hundred, all; recent_longest::usual). So at most about one in a hundred
-    /// of its calls occupies such an SM for longer and breaks the bound; the next 16 to 31 aren't
-    /// lent it. A kind that turns slow is detected by its first slow calls, those in flight
-    /// together.
+    sm_width keeps{};       ///< SMs that its level keeps free of lower levels' long work; see limiter_core
+    /// Its level lends the SMs that it keeps to lower work that ends or yields (yields_within)
+    /// within this time. If several clients of a level keep SMs, the shortest time counts. The
+    /// level's bound includes the work that may borrow SMs. 0, or less than an eighth of
+    /// limiter_options::horizon: that eighth. A kind of submission that doesn't yield may borrow if
+    /// its latest 16 submissions ended within this time, and all but one in a hundred of the latest
+    /// 512 to 1023 (with fewer than a hundred, all; recent_longest::usual). So at most about one in
+    /// a hundred of its calls occupies a kept SM for longer and breaks the bound; the next 16 to 31
+    /// submissions then may not borrow. A kind that turns slow is detected by its first slow calls,
+    /// those in flight together.
     ns back_within{};
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree

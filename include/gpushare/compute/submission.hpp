@@ -107,9 +107,10 @@ struct completion {
     std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
     tenant_name tenant{};      ///< of one that failed: its client's name
 
-    /// If it failed: throws what was thrown, as it is, for a client without a name; for one with a
-    /// name an operation_error with status, name and text, in which that is nested
-    /// (std::rethrow_if_nested). Else it does nothing.
+    /// Throws if the submission failed; else does nothing. A client without a name gets the
+    /// original exception, if there was one. A client with a name gets an operation_error with the
+    /// status, the name and a text, and with the original exception nested inside
+    /// (std::rethrow_if_nested).
     void rethrow() const { detail::rethrow(status, tenant, error); }
 };
 

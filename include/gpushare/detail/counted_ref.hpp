@@ -26,7 +26,8 @@ concept reference_counted = requires(S& s) {
 };
 // clang-format on
 
-/// As safe from several threads as a shared_ptr. Null by default, and when it was moved from.
+/// A reference-counting pointer, as safe from several threads as a shared_ptr. Null by default and
+/// after a move.
 template <reference_counted State>
 class counted_ref {
 public:

@@ -86,7 +86,8 @@ private:
     T* tail_ = nullptr;
 };
 
-/// Elements that are made once and used again, never moved. As big as the most that were ever out at once.
+/// A pool of elements that are made once, reused and never moved. The pool is as large as the most
+/// elements that were ever out at once.
 template <class T>
 class pool {
 public:

@@ -70,14 +70,16 @@ template <reducible T = float>
 class gradient_buckets {
 public:
     gradient_buckets() = default;  ///< With the default choice.
-    /// `channels`: on how many reduce() is called in every step, of which buckets use choice.in_flight; at least that.
-    /// Throws operation_error (errc::invalid_specification) for none in flight.
+    /// `channels`: the number of channels on which reduce() is called in every step, at least
+    /// choice.in_flight; buckets use choice.in_flight of them. Throws operation_error
+    /// (errc::invalid_specification) if choice.in_flight is 0.
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
-    /// Registers a gradient, which stays where it is; its number is what was registered before. On
-    /// all ranks in the same order, with the same sizes. Throws operation_error
-    /// (errc::invalid_specification) for 16 bits of what isn't float.
+    /// Registers a gradient, which stays where it is, and returns its number: how many were
+    /// registered before. All ranks register their gradients in the same order and with the same
+    /// sizes. Throws operation_error (errc::invalid_specification) if `options` asks for 16 bits
+    /// and T isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
@@ -359,7 +361,8 @@ private:
         bool there_ = false;  // what it waited for came
         bool finite_ = true, threw_ = false;
     };
-    /// Waits until `seen()`; false once a step that has begun was silent for `patience`.
+    /// Waits until `seen()` holds. Returns false once a step that has begun has been silent for
+    /// `patience`.
     template <class Seen>
     [[nodiscard]] bool heard(std::unique_lock<std::mutex>& lock, ns patience, const Seen& seen) {
         for (;;) {

@@ -147,8 +147,8 @@ public:
         arranged_ = false;
         return size() - 1;
     }
-    /// Sets in which order gradients become ready, from the next step on; at first the last
-    /// registered one comes first. Throws as bucket_plan.
+    /// Sets the order in which gradients become ready, from the next step on. By default the
+    /// gradient that was registered last comes first. Throws what bucket_plan throws.
     void arrange(std::span<const std::uint32_t> order) {
         const std::scoped_lock lock(mutex_);
         (void)bucket_plan(wire_sizes(), order, bucket_);
@@ -437,11 +437,12 @@ private:
 
 namespace detail {
 
-/// Which of two halves of memory has what is owed. A step reads that half and writes the other one,
-/// so a first bucket that is tried again counts once, and the step can be taken back.
+/// Tells which of two halves of memory holds the owed values. A step reads that half and writes the
+/// other one, so a first bucket that is tried again counts once, and the step can be taken back.
 class owed_halves {
 public:
-    /// Whether the later half has it: during a step, what that step leaves.
+    /// Whether the later half holds the owed values; during a step, the values that the step
+    /// leaves.
     [[nodiscard]] bool later() const noexcept { return later_; }
     /// Before each bucket.
     void begin(std::size_t elements_before) noexcept {

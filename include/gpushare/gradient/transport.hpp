@@ -61,8 +61,8 @@ namespace detail {
     return mix;
 }
 
-/// The word that ranks compare before they take each other's bytes: everything in which they must
-/// agree. `op` and `root` are 0 where there is none.
+/// A hash of everything in which ranks must agree. Ranks compare their words before they use each
+/// other's bytes. `op` and `root` are 0 for calls that have none.
 template <class T>
 [[nodiscard]] constexpr std::uint64_t call_word(collective_kind what, std::size_t elements, std::uint32_t op = 0,
                                                 std::uint32_t root = 0) noexcept {
@@ -158,7 +158,7 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
     t.advance();
 };
 
-/// A thread of this process that is a rank of a communicator.
+/// The transport of a thread of this process that is a rank of a communicator.
 class thread_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport

@@ -56,7 +56,7 @@ public:
 
     /// As the engine uses it.
     [[nodiscard]] const detail::cublaslt_api& api() const noexcept { return api_; }
-    /// Throws model_error (engine) with the node and cuBLASLt's text for a status that isn't 0.
+    /// Throws model_error (engine) with the node and cuBLASLt's text unless `status` is 0.
     void check(int status, const std::string& node = {}) const {
         if (status != detail::cublaslt::success)
             throw model_error(model_fault::engine, node, std::string("cuBLASLt: ") + api_.status_string(status));

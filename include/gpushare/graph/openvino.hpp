@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of models by OpenVINO, on the CPU, each on the thread of the SM that the limiter lets it
-// have.
+// An engine that runs pieces of models with OpenVINO on the CPU. Each piece runs on the thread of
+// the SM that the limiter gives the piece.
 //
 //   const gpushare::graph::openvino_library library("libopenvino_c.so");
 //   gpushare::graph::openvino_engine engine(library);
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
 //
-// OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the model, or what
-// optimised() makes of it with `optimisation` 1. Needs no header of OpenVINO: its C functions are
-// found by name. Inputs and outputs are where the tensors say, but for outputs of unknown shape,
-// which are copied. What a compiled piece has for itself is OpenVINO's.
+// OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the original model, or the
+// result of optimised() with `optimisation` 1. This header needs no header of OpenVINO: OpenVINO's
+// C functions are found by name. OpenVINO reads inputs and writes outputs in the tensors' own
+// memory; only outputs of unknown shape are copied. OpenVINO itself allocates the other memory of a
+// compiled piece.
 #pragma once
 
 #include <cstddef>

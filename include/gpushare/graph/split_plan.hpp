@@ -49,7 +49,7 @@ enum class split_order : std::uint8_t {
 /// The limit that a plan keeps, and the costs of cuts.
 struct split_options {
     ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
-    /// What each piece takes beside its nodes: the engine's call, the submission.
+    /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
     bytes bandwidth{10'000'000'000};  ///< per second: how fast values are written and read at a cut; above 0
     std::span<const fusion_rule> fusions = usual_fusions;  ///< of the engine; read by the constructor only

@@ -130,7 +130,7 @@ collective_fault with_operator(reduce_op op, const F& f) {
     }
     return f(sum{});
 }
-/// What leaves the other operand as it is: what a rank that has joined brings.
+/// The neutral element of `op`, which a rank that has joined contributes.
 template <class T>
 [[nodiscard]] constexpr T neutral_of(reduce_op op) noexcept {
     using limits = std::numeric_limits<std::conditional_t<std::integral<T>, T, float>>;
@@ -202,7 +202,8 @@ private:
 
 class process_set;
 
-/// An array that was handed over. Copies mean the same one. The set must outlive what uses it.
+/// An array that was handed over to a set. Copies stand for the same array. The set must outlive
+/// every use of the handle.
 class handle {
 public:
     handle() = default;

@@ -122,7 +122,8 @@ torch_scope(Node&, Tenant&, std::size_t) -> torch_scope<Node, Tenant>;
 template <class Node, class Tenant, class Gate>
 requires requires { typename Gate::client_options; }
 torch_scope(Node&, Tenant&, Gate&)->torch_scope<Node, Tenant, Gate>;
-/// With a client that gate.add() has made, as of a tenant with a quota of time, or on another part.
+/// With a client from gate.add(), such as that of a tenant with a quota of time, or of another
+/// part.
 template <class Node, class Tenant, class Gate>
 torch_scope(Node&, Tenant&, Gate&, typename Gate::client&&, std::size_t = 0) -> torch_scope<Node, Tenant, Gate>;
 /// With options of its own.

@@ -72,11 +72,11 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a module's gradients travel. Those of one dimension, such as norms' and biases', stay as
-/// they are, however large.
+/// How a module's gradients travel. Gradients of one dimension, such as those of norms and biases,
+/// are never rounded, however large they are.
 struct torch_gradient_options {
     bucket_choice fusion{};                          ///< see gradient_buckets
-    mixed_format wire{.large = wire_format::as_is};  ///< 16 bits for large ones of several dimensions, say
+    mixed_format wire{.large = wire_format::as_is};  ///< for example 16 bits for large gradients
     bool error_feedback = false;                     ///< see gradient_options
 };
 
@@ -205,14 +205,15 @@ public:
     /// While on, backward passes add up, and nothing is combined before step().
     void hold(bool on) noexcept { all_->held = on; }
 
-    /// Waits until the gradients are the average of all ranks', and then calls `optimiser.step()`,
-    /// if they are finite: the same answer on all ranks. A parameter that the backward pass didn't
-    /// reach counts as one with a gradient of 0.
+    /// Waits until the gradients are the average over all ranks, and calls `optimiser.step()` if
+    /// the averages are finite; all ranks decide alike. A parameter that the backward pass didn't
+    /// reach counts with a gradient of 0.
     ///
-    /// On devices the current stream waits for the averages, and the host until all ranks have
-    /// enqueued their gradients; `optimiser.step()` is called whether they are finite or not. A
-    /// fault is every rank's: errc::deadline_exceeded with the rank that is late; errc::in_flight
-    /// with one that had two backward passes in a step without hold(); what `combine` returned.
+    /// On devices the current stream waits for the averages, and the host waits until all ranks
+    /// have enqueued their gradients; `optimiser.step()` is called whether the averages are finite
+    /// or not. All ranks return the same fault: errc::deadline_exceeded with the late rank,
+    /// errc::in_flight with a rank that ran two backward passes in a step without hold(), or the
+    /// fault of `combine`.
     template <class Optimiser>
     [[nodiscard]] collective_fault step(Optimiser& optimiser) {
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g)

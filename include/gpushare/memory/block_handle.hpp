@@ -62,8 +62,8 @@ public:
         return {slot, e.generation};
     }
 
-    /// The block of a handle. unknown_block for an invalid handle: a freed block's or another tenant's. The members
-    /// below answer likewise.
+    /// Returns the block of a handle. A handle of a freed block or of another tenant is invalid:
+    /// this member and the members below then return errc::unknown_block.
     [[nodiscard]] result<block> find(tenant_tag owner, block_handle h) const noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees in stream order: while kernels may still use a freed block, it stays charged and isn't handed out again. It
-// goes back to its resource once the stream has reached the point that was recorded for the free.
+// Frees in stream order: while kernels may still use a freed block, the block stays charged and
+// isn't handed out again. The block goes back to its resource once the stream has reached the point
+// that was recorded for the free.
 //
 //   gpushare::deferred_frees<gpushare::host::point, resource> frees{mine};      // mine: a resource
 //   frees.add(stream.record(), p, 4096, 256);

@@ -72,7 +72,7 @@ public:
                                  std::string_view label = {}) {
         return allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
-    /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
+    /// Returns null where allocate() would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why, label);
@@ -275,7 +275,7 @@ public:
     errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
+    /// Returns null where allocate() would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in(id_, size, alignment, why, label);

@@ -166,7 +166,8 @@ private:
         for (const auto i : c.moved) without.release(placed_[i]);
         rearrangement result;
         result.added = {request_, c.node, rated(policy_, without[c.node], request_).devices};
-        // To keep the request's place free, it is taken while the others look for theirs.
+        // The request's place counts as taken while the moved placements look for theirs, which
+        // keeps the place free.
         cluster after = without;
         if (after.try_apply(*result.added)) return std::nullopt;
         for (const auto i : c.moved) {

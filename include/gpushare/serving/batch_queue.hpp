@@ -92,12 +92,13 @@ public:
 
     /// The level of the first item; no_priority where none waits.
     [[nodiscard]] priority level() const noexcept { return waiting_.empty() ? no_priority : waiting_.front().level; }
-    /// A batch, the highest level first; none before it is due. Items that have expired aren't in it: take_expired() has them.
+    /// A batch, the highest level first; empty before the batch is due. Expired items aren't in the
+    /// batch: take_expired() returns them.
     [[nodiscard]] std::vector<T> take(instant now) {
         if (due_of_live(now) > now) return {};
         return take_now(now);
     }
-    /// The same without waiting until it is due, as for an engine that is idle.
+    /// The same before the batch is due, for an engine that is idle.
     [[nodiscard]] std::vector<T> take_now(instant now) {
         std::vector<T> batch;
         batch.reserve(std::min(rule_.max_size, waiting_.size()));

@@ -357,12 +357,13 @@ struct usage_reading {
     return {u.device_time, u.memory, u.current, u.completed, u.refused + u.dropped};
 }
 
-/// Readings of one tenant. Memory counts from one reading to the next with what it was at the first
-/// of the two; so who wants it exact reads when it changes as well. Counters are exact whenever
-/// they are read: the lines sum to the last reading less the first. The time of day may be set: who
-/// reads by a steady clock as well bills the time that passed, whatever the day says. By the time
-/// of day alone, no memory is billed for the one reading before which it was set back, and too much
-/// for that before which it was set forward; counters are right.
+/// Turns readings of one tenant into lines of usage. Between two readings, memory counts with its
+/// value at the first of the two: to bill memory exactly, read whenever it changes as well.
+/// Counters are exact whenever they are read: the lines sum to the last reading less the first. The
+/// time of day may be set. With readings of a steady clock as well, the bill is for the time that
+/// passed, whatever the time of day says. With the time of day alone, the reading after the clock
+/// was set back bills no memory, and the reading after the clock was set forward bills too much;
+/// counters stay right.
 class usage_meter {
 public:
     /// For the tenant of this name, which isn't empty. If a tenant is admitted anew, read the last

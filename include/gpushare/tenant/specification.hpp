@@ -81,7 +81,7 @@ enum class memory_stack : std::uint8_t {
 /// The specification of a tenant. Bytes are totals over all its devices, and are split equally;
 /// `compute` is a share of each device.
 struct tenant_spec {
-    std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
+    std::string name{};         ///< the tenant's, in messages and ledgers; unique among present tenants
     bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
     /// Its share of device time among the tenants of its level, of the time that higher levels
@@ -95,19 +95,20 @@ struct tenant_spec {
     /// at this one. None: its own level. Their time at that level is charged to its share all the
     /// same.
     std::optional<priority> ceiling{};
-    /// The least part of the SMs that its submissions are believed to fill that declare a width
-    /// (submit_options::width), by which they are charged where the device doesn't tell; 0:
-    /// whatever they declare.
+    /// A submission with a declared width (submit_options::width) counts as filling at least this
+    /// part of the SMs. Where the device doesn't tell what work fills, the submission is charged by
+    /// that width. 0: the declared width counts as it is.
     sm_width narrowest{};
     bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst
-    std::vector<device_id> on{};      ///< these devices; empty: those with the most room
+    std::vector<device_id> on{};      ///< the devices to use; empty: those with the most room
     bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
-    std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
-    std::optional<memory_stack> stack{};  ///< what memory() is made of; none: as tenancy_options has it
-    /// When its memory is overwritten; none: likewise. `off` holds while all tenants that its devices ever had say so:
-    /// else it gets what others left behind overwritten all the same.
+    std::uint32_t slice = any_slice;  ///< the slice of SMs on each of its devices; see tenancy::slice
+    std::optional<memory_stack> stack{};  ///< the layers of memory(); none: as in tenancy_options
+    /// When its memory is overwritten; none: likewise. `off` takes effect only while every tenant
+    /// that its devices ever had says `off`; else memory that others left behind is still
+    /// overwritten.
     std::optional<scrub_policy> scrub{};
-    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
+    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
     /// While it sleeps, what it doesn't use of its guarantee is lent to others as burst. It is
     /// called back when the tenant wakes, which waits for that: tenant::recall() says how long.
@@ -122,8 +123,8 @@ struct tenant_spec {
     std::uint32_t group = 0;     ///< its class, where the policy is a tree
     ns longest{};                ///< its longest kernel, for others' waits and beside a cap; 0: learnt
     ns yields_within{};          ///< how often its work yields at least, for the same; 0: it doesn't
-    sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of long work below
-    ns back_within{};            ///< but lends to what gives it back within this; 0: to what is short
+    sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of lower levels' long work
+    ns back_within{};            ///< lends these SMs to work that returns them within this time; 0: to short work
 
     std::uint32_t streams = 1;      ///< on each of its devices: work of one runs in order, that of several side by side
     std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait on a device; 0: as limiter_options has it
@@ -282,7 +283,7 @@ struct tenancy_options {
     memory_stack stack = memory_stack::pool;          ///< what backs their memory
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
     ns wait{};                                        ///< how long memory().allocate() waits for bytes
-    bytes spill{};  ///< how much a tenant may have on the host when bytes lack, of allocate_spillable()
+    bytes spill{};  ///< how much of its spillable blocks a tenant may have on the host when bytes lack
     std::pmr::memory_resource* spill_to =
         nullptr;                     ///< the host's memory for that, pinned for speed; outlives the tenancy
     trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks

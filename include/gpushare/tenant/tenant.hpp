@@ -334,17 +334,17 @@ public:
                                                                 std::size_t part = 0) {
         return declare<true>(size, part, [&](quota& from) { return charge_until(from, size, until); });
     }
-    /// As declare_workspace, of memory that the device's own account doesn't have, as what an
-    /// engine on the CPU takes of the host's. See foreign_memory.hpp.
+    /// The same as declare_workspace, for memory that the device doesn't account for, such as the
+    /// host memory of an engine on the CPU. See foreign_memory.hpp.
     [[nodiscard]] workspace declare_foreign(bytes size, std::size_t part = 0) {
         return try_declare_foreign(size, part).value(name(), "declare a workspace");
     }
     /// The same, with the reason instead of an exception.
     [[nodiscard]] result<workspace> try_declare_foreign(bytes size, std::size_t part = 0);
 
-    /// A block that is on the device while it is used, and may be on the host else; see
-    /// spillable. Throws as memory(), what an allocation throws, and not_supported where the
-    /// tenant has no tenant_spec::spill.
+    /// A block that is on the device while in use, and may be on the host otherwise; see spillable.
+    /// Throws what memory() and an allocation throw, and not_supported if the tenant has no
+    /// tenant_spec::spill.
     [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
         return make_spillable(
             part, [&](auto& spills) -> auto& { return spills.add(size); });

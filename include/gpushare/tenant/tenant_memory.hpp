@@ -215,14 +215,15 @@ public:
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
-    /// The bytes that it may still allocate.
+    /// The bytes that the tenant may still allocate.
     [[nodiscard]] bytes free() const noexcept;
     /// The part of the limit that is burst others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
-    /// The largest block that it could have now; see quota_resource::largest_free. Empties the
-    /// caches of a pool: not for a hot path.
+    /// The largest block that the tenant could allocate now; see quota_resource::largest_free.
+    /// Empties a pool's caches, so keep this call off hot paths.
     [[nodiscard]] bytes largest_free() const noexcept;
-    /// Charged, and in no block: kept by the pool for the next allocation, and given back as soon as somebody lacks it.
+    /// Charged bytes that are in no block. The pool keeps them for the next allocation, and gives
+    /// them back as soon as somebody lacks memory.
     [[nodiscard]] bytes idle() const noexcept;
     /// Bytes overwritten so far before or after this tenant had them. Memory that comes as zeros
     /// isn't counted.

@@ -196,12 +196,13 @@ struct device_properties {
     [[nodiscard]] constexpr priority level_of(int native) const noexcept { return {least_priority - native}; }
 };
 
-/// A device's primary context, which the runtime, the embedder and its libraries use as well; here
-/// for as long as this is.
+/// A device's primary context, which the runtime, the embedder and the embedder's libraries use as
+/// well. The context lives at least as long as this object.
 class primary_context {
 public:
-    /// Makes it where there is none yet. Throws operation_error: no_device, no_driver, device_lost; memory_error.
-    /// `beside_device_0`: that of CUDA's device 0 is used by the same node.
+    /// Makes the context if there is none yet. Throws operation_error (no_device, no_driver,
+    /// device_lost) and memory_error. `beside_device_0`: the same node also uses the primary
+    /// context of CUDA's device 0.
     primary_context(const driver& api, int ordinal, bool beside_device_0 = false)
         : api_(&api), ordinal_(ordinal), beside_device_0_(beside_device_0 || ordinal == 0) {
         check(api.device_get(&device_, ordinal), "making a device's context");
@@ -212,7 +213,7 @@ public:
     primary_context& operator=(const primary_context&) = delete;
     ~primary_context() { (void)api_->primary_ctx_release(device_); }  // harmless after the driver is unloaded
 
-    /// The functions that it was made with.
+    /// The driver's functions with which the context was made.
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
     /// CUDA's number of the device.
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }

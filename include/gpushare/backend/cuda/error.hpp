@@ -206,19 +206,22 @@ public:
 
     // --- what the backend tells
 
-    /// How to find out whether the device still answers, where an error leaves that open. Once, before anything is noted.
+    /// Sets how to find out whether the device still answers, for errors that leave this open. Call
+    /// once, before any note().
     void ask_by(std::function<bool()> answers) { answers_ = std::move(answers); }
-    /// Whether it does, as far as that can be asked. A call or more.
+    /// Whether the device still answers, as far as the driver can tell. Takes one driver call or
+    /// more.
     [[nodiscard]] bool answers() const noexcept { return !lost() && (!answers_ || answers_()); }
 
-    /// Looks at the answer of a call whose failure is somebody else's to report. Returns what it stands for.
+    /// Examines the result of a call whose failure the caller reports. Returns the errc for the
+    /// result.
     errc note(cudaError_t code, const char* call) noexcept { return look_at(detail::handled(code), call); }
-    /// The same for a function of the driver's, which leaves nothing for cudaGetLastError(): what the embedder finds there
-    /// stays.
+    /// The same for a driver function. Driver functions don't set cudaGetLastError(), so the
+    /// embedder's own error stays there.
     errc note(CUresult code, const char* call) noexcept { return look_at(to_runtime(code), call); }
-    /// The same where nobody reports it: it is kept.
+    /// The same for a failure that nobody reports: keeps the failure as an incident.
     errc keep(cudaError_t code, const char* call) noexcept { return put_away(detail::handled(code), call); }
-    /// The same for a function of the driver's.
+    /// The same for a driver function.
     errc keep(CUresult code, const char* call) noexcept { return put_away(to_runtime(code), call); }
 
 private:

@@ -94,7 +94,7 @@ struct point_hub {
 
 /// Drops a reference, with the hub unlocked.
 inline void drop(point_state& p) noexcept {
-    // acq_rel: whoever frees the point has seen the last use by everybody else.
+    // acq_rel: the thread that frees the point has seen every other thread's last use.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::shared_ptr<point_hub> hub = std::move(p.hub);
     p.exception = nullptr;  // runs a destructor of the user's: before the lock

@@ -49,13 +49,14 @@ public:
     virtual_memory(const virtual_memory&) = delete;
     virtual_memory& operator=(const virtual_memory&) = delete;
 
-    /// Addresses that nothing else gets. Touching one where nothing is mapped faults (SIGSEGV).
+    /// A reserved range of addresses, which no other allocation gets. Touching an address where
+    /// nothing is mapped faults (SIGSEGV).
     class range {
     public:
         /// Takes over the addresses.
         range(range&& other) noexcept
             : mapping_(std::exchange(other.mapping_, nullptr)), mapped_(other.mapped_), data_(other.data_) {}
-        /// Gives its own back.
+        /// Takes over the other's, and gives back its own.
         range& operator=(range other) noexcept {
             std::swap(mapping_, other.mapping_);
             std::swap(mapped_, other.mapped_);
@@ -83,7 +84,7 @@ public:
     public:
         /// Takes over the memory.
         chunk(chunk&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), home_(std::move(other.home_)) {}
-        /// Gives its own back.
+        /// Takes over the other's, and gives back its own.
         chunk& operator=(chunk other) noexcept {
             std::swap(memory_, other.memory_);
             std::swap(home_, other.home_);

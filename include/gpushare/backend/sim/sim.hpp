@@ -451,7 +451,8 @@ private:
 };
 static_assert(queue<stream>);
 
-/// One device of a world, as a place where streams come from. It has no SMs: a kernel takes all of it.
+/// One device of a world, which makes streams. The device has no SMs: a kernel takes the whole
+/// device.
 class device {
 public:
     using stream = sim::stream;  ///< The type that make_stream() returns.

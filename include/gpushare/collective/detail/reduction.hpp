@@ -86,8 +86,9 @@ struct single_output {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
 };
 
-/// The threads of the context copy n elements; a plain memcpy where there is one thread. A device's thread has `AtOnce` loads
-/// under way: several where they come from another device, whose memory is a microsecond away; each takes eight registers.
+/// The threads of the context copy n elements; a single thread calls memcpy. A device's thread has
+/// `AtOnce` loads in flight: several for loads from another device, whose memory is a microsecond
+/// away. Each load takes eight registers.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t AtOnce = 1, class Context, class T>
 GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {

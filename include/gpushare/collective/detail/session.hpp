@@ -414,8 +414,8 @@ private:
         const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_relaxed();
         if (asked != 0 && !closed()) close_for_host();
     }
-    /// Proposes nothing, for what the host asks for is where all ranks read it: so it may come from
-    /// a block that is outside.
+    /// Proposes no fault, since all ranks read the host's request where the host wrote it. So a
+    /// block that is outside the collective may call this as well.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void close_for_host() const noexcept {
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_relaxed(1);

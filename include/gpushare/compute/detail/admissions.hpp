@@ -81,7 +81,8 @@ struct client_queue {
         told_of_loss = asleep = refuses = false;
         dropped = 0;
     }
-    /// `s` waits, behind those of its level and above. Whether it is first now, before others that wait.
+    /// Queues `s` behind the submissions of its level and above. Returns whether `s` now comes
+    /// before others that were already waiting.
     [[nodiscard]] bool insert(submission<Stream>& s) noexcept {
         const auto* const first = waiting.front();
         const auto level_of = [&](const auto& one) { return one.level != no_priority ? one.level : own_level; };

@@ -403,13 +403,14 @@ public:
         }
         return beside <= 1 + ratios::width_error;
     }
-    /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
+    /// Sets whether alike members of a batch are kept apart from now on, because somebody looks at
+    /// each of them.
     void keep_apart(bool each) noexcept { apart_ = each; }
 
     // ---- enqueue: how that went
 
-    /// `s` is on its stream: among the members of its batch, and one with the latest of these where
-    /// nothing tells them apart. After collect().
+    /// Notes that `s` is on its stream. `s` becomes a member of its batch, or merges with the
+    /// latest member if nothing tells the two apart. Call after collect().
     void enqueued(submission& s) noexcept {
         batch& b = batches_[s.batch];
         auto& open = *b.open();
@@ -443,7 +444,7 @@ public:
         (last == nullptr ? b.first : last->next_member) = &s;
         b.last = &s;
     }
-    /// Takes note of what permits' holders have enqueued.
+    /// Notes what the holders of permits have enqueued.
     void collect() noexcept {
         enqueued_.take_all([this](submission& s) {
             if (s.batch == none) place(s, *s.stream, {});

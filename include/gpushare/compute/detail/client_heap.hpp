@@ -5,8 +5,9 @@
 //   detail::client_heap waiting;      waiting.reserve(10'000);           // the only call that allocates
 //   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
 //
-// A heap with four children a node: half as deep as a binary one, and the four lie side by side, keys included. It
-// knows each client's place, so that any client is moved or removed in O(log waiting).
+// The heap has four children per node: it is half as deep as a binary heap, and the four children
+// lie side by side with their keys. The heap knows each client's position, so any client is moved
+// or removed in O(log waiting).
 #pragma once
 
 #include <cstddef>

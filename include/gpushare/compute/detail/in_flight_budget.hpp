@@ -57,7 +57,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The most submissions in flight of one client alone: hides any latency, and holds two batches.
+/// The most submissions that one client alone has in flight: enough to hide any latency, and for
+/// two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
 
 /// The numbers of the table above.

@@ -196,10 +196,11 @@ public:
 
     using need = detail::need<submission>;
 
-    /// Notes what is done and admits what can go, for who came for nothing else.
+    /// Notes finished work and admits what can go, for a caller that came for nothing else.
     void drive(lock_type& lock, look how) noexcept;
-    /// The same, staying as `stay` says. One thread at a time enqueues work of a level: it also
-    /// picks up submissions of other threads, which keeps them in order of admission.
+    /// The same, and stays as long as `stay` says. One thread at a time enqueues the work of a
+    /// level. That thread also picks up other threads' submissions, which keeps the order of
+    /// admission.
     void drive(lock_type& lock, instant now, look how, need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, now, how, stay);
@@ -207,10 +208,10 @@ public:
             drive_once(lock, policy_time(), look::if_due, stay);
     }
 
-    /// Takes note of what the device has done, and charges it. Where a question is a call of a
-    /// driver's, the mutex is released meanwhile: the driver may be at somebody's slow free, for
-    /// which nobody at a gate is to wait. One thread asks at a time, and finds what others would
-    /// find; who has to know now waits for it.
+    /// Notes and charges what the device has done. If asking the device is a driver call, the mutex
+    /// is released meanwhile: the driver may be busy with a slow free, which must not delay threads
+    /// at a gate. One thread asks at a time, on behalf of the others; a thread that needs the
+    /// answer now waits for that thread.
     void observe(lock_type& lock, look how) noexcept;
 
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up

@@ -59,7 +59,7 @@ struct pacer {
         all_had = all;
         adjust(cost);
     }
-    /// The truth less the prediction.
+    /// Corrects a prediction: `delta` is the measured time less the predicted one.
     void adjust(ns delta) noexcept {
         constexpr instant long_ago{ns::min() / 2};
         const ns whole = lasts(delta);
@@ -101,9 +101,9 @@ struct refill {
         from = std::max(from, now - each);
         adjust(charge);
     }
-    /// The truth less the prediction.
+    /// Corrects a prediction: `delta` is the measured time less the predicted one.
     void adjust(ns delta) noexcept { from = saturating_add(from, lasts(delta)); }
-    /// Another quota: what it has had beyond the old one, it makes up for at the new one.
+    /// Changes the quota. Time spent beyond the old quota is paid back at the rate of the new one.
     void change(ns new_time, ns new_each, instant now) noexcept {
         const ns before = beyond(now);
         time = new_time;

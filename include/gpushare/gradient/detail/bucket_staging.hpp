@@ -142,7 +142,7 @@ public:
     void leave_behind() noexcept { (void)new (std::nothrow) bucket_staging(std::move(*this)); }
 
 private:
-    /// `f` of each array that is combined as such, until one has a fault.
+    /// Calls `f` with each array that is combined as one array, until one has a fault.
     template <class Net, class F>
     [[nodiscard]] collective_fault each_array(const Net&, const F& f) {
         collective_fault fault;
@@ -181,7 +181,8 @@ private:
             finite = finite && all_finite(array.subspan(kept.begin, kept.size()));
         }
     }
-    /// `f(gradient, some of its elements, wire)` of each of a format, where `wire` is their part of the memory.
+    /// Calls `f(gradient, range, wire)` for each gradient of `format` and each part of `which`:
+    /// `range` is the part's shard of the gradient, and `wire` is the shard's place in `memory`.
     template <class Wire, class F>
     void each_of(std::span<registered> all, std::span<const std::uint32_t> bucket, wire_format format,
                  std::vector<Wire>& memory, part_range which, const F& f) const {

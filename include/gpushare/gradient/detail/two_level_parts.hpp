@@ -169,7 +169,7 @@ template <class Outer>
     return rank < ranks.processes() ? ranks.first(rank) : rank - ranks.processes();
 }
 
-/// Returns once all ranks of a process have called it with the same word.
+/// A barrier of a process's ranks, at which all ranks must pass the same word.
 struct agreement_body {
     std::uint64_t word;
     static constexpr auto kind = collective_kind::barrier;

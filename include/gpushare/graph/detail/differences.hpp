@@ -42,7 +42,8 @@ template <class T>
     return {at, size, difference};
 }
 
-/// `size` bytes of elements of a type: floats by the tolerance, all else exactly.
+/// How to compare `size` bytes of elements of `type`: floats within the tolerance, all other types
+/// exactly.
 [[nodiscard]] inline operator_result compared_as(element type, void* at, std::size_t size, operator_tolerance within,
                                                  double of_largest) {
     const auto exactly = [&]<class T>(T) {

@@ -48,7 +48,8 @@ public:
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
     /// A block that graphs use, behind the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
-    /// The stream is captured from now on, or isn't any more: no event is recorded there meanwhile.
+    /// Tells that a capture of the stream begins or ends. No event is recorded on the stream during
+    /// a capture.
     virtual void captures(void* stream, bool begin) noexcept = 0;
     /// Gives back what is kept for the next allocation.
     virtual void give_back() noexcept = 0;

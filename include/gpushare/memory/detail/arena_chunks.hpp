@@ -536,7 +536,8 @@ private:
         ended_.notify_all();
         return answer;
     }
-    // Whether some is under way, of the first `last`, that whoever entered then has to wait for before it is refused.
+    // Whether one of the first `last` calls is still under way that a request must await before its
+    // refusal: a call that brings memory back, or a call that began before the request (`entered`).
     [[nodiscard]] bool awaits(std::uint64_t entered, std::uint64_t last) const noexcept {
         for (const auto* c = under_way_.front(); c != nullptr; c = c->next)
             if (c->number <= last && (c->brings || c->number <= entered)) return true;

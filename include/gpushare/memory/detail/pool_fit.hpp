@@ -61,15 +61,15 @@ public:
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false);
     /// A range that is free as a whole, as one block.
     [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept;
-    /// A range in which nothing is: one of the smallest that surely have `wanted` bytes, else one
-    /// of the largest; null if there is none.
+    /// An empty range: one of the smallest that surely have `wanted` bytes, or else one of the
+    /// largest. Null if no range is empty.
     [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept;
 
     /// Cuts `size` bytes out of a free block in which they fit.
     [[nodiscard]] pool_block& carve(pool_block& b, std::uint64_t size, std::size_t alignment);
 
-    /// Back, and joined with free neighbours. The first block of a range stays the same object for
-    /// as long as the range.
+    /// Takes a block back and joins it with its free neighbours. The first block of a range stays
+    /// the same object for as long as the range exists.
     void give(pool_block& b) noexcept;
 
     /// The index of all blocks, free or not.

@@ -259,8 +259,8 @@ public:
         record(lock, &w);
         collect(done);
     }
-    /// No point is recorded on the worker's stream until as many resumes. Waits for threads that
-    /// are recording.
+    /// Stops recording points on the worker's stream until resume() was called as often as pause().
+    /// Waits for threads that are recording.
     void pause(worker& w) noexcept {
         auto lock = locked();
         ++w.paused;

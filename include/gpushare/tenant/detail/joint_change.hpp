@@ -171,7 +171,8 @@ private:
         return std::pair(std::move(exchanges), std::move(owners));
     }
 
-    // A policy has refused one. Memory that was given away and is taken by others meanwhile doesn't come back.
+    // Undoes all changes after a policy has refused one of them. Memory that was given away, and
+    // that others have taken meanwhile, doesn't come back.
     void undo() {
         const auto refused = refused_;
         for (auto& one : list_) one.undone = std::exchange(one.change, state::back_to(one.old));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for memory to promise to a tenant: asks the tenants that have borrowed it as burst to give it back, until a
-// deadline.
+// Waits for memory to promise to a tenant. Until a deadline, asks the tenants that have borrowed
+// memory as burst to give that memory back.
 //
 //   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see concepts.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
-// Guaranteed bytes are never asked for. The waiting thread tries the devices again every two milliseconds.
+// No tenant is asked for guaranteed bytes. The waiting thread tries the devices again every two
+// milliseconds.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The claim of an admission before the tenant exists: memory, shares and the name. It is made under
-// the tenancy's mutex. Streams are made after that, under no lock, since a driver may take
-// milliseconds for one. The destructor gives all back unless keep() was called.
+// The memory, shares and name that an admission claims before the tenant exists. The claim is made
+// under the tenancy's mutex. Streams are made afterwards under no lock, since a driver may take
+// milliseconds for one stream. The destructor gives everything back unless keep() was called.
 //
 //   detail::tenant_claim claim(shared, spec, std::move(memory), tag);      // under the mutex of `shared`
 //   make_streams();     claim.keep();                                      // under none

@@ -31,8 +31,8 @@ struct block {
     bytes charge{};
 };
 
-/// The bytes to request of a CUDA allocator so that `size` bytes at `alignment` fit. The allocator
-/// itself aligns to `natural`. 0 if no device has that much.
+/// How many bytes to request from a CUDA allocator, so that a block of `size` bytes at `alignment`
+/// fits. The allocator itself aligns to `natural`. 0 if no device has that much memory.
 [[nodiscard]] constexpr std::uint64_t padded(std::size_t size, std::size_t alignment, std::size_t natural) noexcept {
     constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
     const std::uint64_t slack = alignment > natural ? alignment - natural : 0;
@@ -79,10 +79,12 @@ public:
     /// else is inferred.
     [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
 
-    /// The bytes entered so far: read it before the device's free memory...
+    /// The bytes entered so far. Read this count before the device's free memory, and then call
+    /// out_since() with the count.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
-    /// ... and this with what was read, after it: bytes that were out at that moment, no matter what came or went
-    /// meanwhile, and never more. A block enters after the device gave it, and leaves before the device gets it back.
+    /// A lower bound on the bytes that were out when the free memory was read, whatever came or
+    /// went meanwhile. `entered` is what entered() returned before that reading. A block enters
+    /// after the device gave it, and leaves before the device gets it back.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
     }

@@ -30,24 +30,26 @@ namespace detail {
 
 class device_state;
 
-/// The awaited thing of a point without an event of its own: several other points, or the end of a
-/// graph.
+/// The completion that a point without an event of its own waits for: that of several other points,
+/// or of a graph.
 class eventless {
 public:
     eventless() = default;
     eventless(const eventless&) = delete;
     eventless& operator=(const eventless&) = delete;
     virtual ~eventless() = default;
-    /// The errc that it was reached with, or point_state::pending. Safe from any thread; never blocks for long.
+    /// The errc of the completion, or point_state::pending. Safe from any thread; never blocks for
+    /// long.
     [[nodiscard]] virtual std::uint8_t outcome() noexcept = 0;
-    /// Whether a graph is among what it waits for.
+    /// Whether the completion depends on a graph.
     [[nodiscard]] virtual bool waits_for_graph() const noexcept = 0;
 };
 
-/// The state that the copies of a point share, in the pool of its device. The event is used again
-/// for the next point.
+/// The state that all copies of a point share. The state comes from the pool of the point's device,
+/// and its event is reused for the next point.
 struct point_state {
-    /// A value of `outcome`: not known to be reached. Every other value is an errc.
+    /// The value of `outcome` while the point isn't known to be reached. Every other value is an
+    /// errc.
     static constexpr std::uint8_t pending = 0xff;
 
     point_state() = default;

@@ -596,8 +596,9 @@ private:
         waits_.keep_memory();
         waits_.each_above(c.level, [&](CUdeviceptr word) { launch_batches::put_wait(*device_, call.stream, word); });
     }
-    // The level's last request left. The device opens the waits behind what its requests have in flight. Of several
-    // streams the last one waits for the others' ends, which keeps back nothing but what follows there.
+    // Called when the level's last request has left. The device opens the waits once the work that
+    // these requests have in flight has ended. Of several streams, the last one waits for the
+    // others; this delays only later work on that stream.
     void open_behind(int level, instant now) noexcept {
         launch_batches* last = nullptr;
         for (std::uint32_t n = 0; n < clients_.size(); ++n) {

@@ -72,9 +72,9 @@ public:
     }
     /// Before anything else that runs on the device.
     void note_opaque() noexcept {
-        // relaxed: what a thread of the submission enqueues comes before its end by whatever lets
-        // that thread end. From a thread of another submission it may reach the next one instead,
-        // which is then opaque for nothing.
+        // relaxed: a submission ends after its threads have enqueued, and whatever they synchronise
+        // by orders this store before that end. A store from another submission's thread may reach
+        // the next submission instead, which then counts as opaque without need.
         if (by_.load(std::memory_order_relaxed) != std::thread::id{}) opaque_.store(true, std::memory_order_relaxed);
     }
     /// Somebody has the native handle.

@@ -59,8 +59,8 @@ struct narrow_lanes {
     }
 };
 
-/// And back, which is exact: number_format::widen without branches. Bits above the format's in a
-/// word are ignored.
+/// The conversion back, which is exact: number_format::widen without branches. Bits of a word above
+/// the format's width are ignored.
 template <class Format>
 struct widen_lanes {
     template <class Words>
@@ -70,8 +70,8 @@ struct widen_lanes {
         } else {
             constexpr auto magnitude = static_cast<std::int32_t>(Format::magnitude);
             constexpr int dropped = Format::dropped, mantissa = 23 - dropped;
-            // A subnormal number is a count of the smallest positive one. The product is normal, so
-            // no flush to zero hits it.
+            // A subnormal number is a multiple of the smallest positive one. The product is a
+            // normal number, so flush-to-zero leaves the product alone.
             constexpr auto smallest =
                 __builtin_bit_cast(float, static_cast<std::int32_t>(128 - Format::bias - mantissa) << 23);
             const Words abs = from & magnitude, sign = (from & (magnitude + 1)) << (32 - Format::bits);
