@@ -436,7 +436,8 @@ template <movable_number W, movable_number O>
 struct layer_normalising {
     static constexpr bool any_row = true;
     using combine = row_sum;
-    // The variance is taken around the mean: the difference of two large sums would lose it.
+    // The variance is computed around the mean: as a difference of two large sums it would lose its
+    // precision.
     static constexpr std::uint32_t looks = 2;
     struct learnt {
         float mean, inverse;

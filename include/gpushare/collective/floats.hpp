@@ -103,7 +103,7 @@ public:
                                                                    const floats& y) noexcept {
         return {half::combined(op, x.low_, y.low_), half::combined(op, x.high_, y.high_)};
     }
-    /// Applies the last step of `op` to each lane, for so many ranks.
+    /// Applies the last step of `op` to each lane, for `ranks` ranks.
     template <class Op>
     [[nodiscard]] GPUSHARE_HD floats finished(const Op& op, float ranks) const noexcept {
         return {low_.finished(op, ranks), high_.finished(op, ranks)};

@@ -148,7 +148,7 @@ public:
             return false;
     }
 
-    /// The bound on its work's wait for lower levels, as known when the permit was asked for; see
+    /// The bound on the work's wait for lower levels, as it was when the permit was requested; see
     /// compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return bound_; }
 

@@ -236,7 +236,8 @@ public:
         client.blocked = false;
         policy_.wake(c, client.next.head, now);
     }
-    /// Admits the one that is_ready() described just now. `facts_of(c)` says what waits first of the client after that.
+    /// Admits the submission that is_ready() has just described. `facts_of(c)` describes the
+    /// client's next waiting submission.
     template <std::invocable<client_id> F>
     void admit(admission& a, instant now, F facts_of) noexcept {
         a.lent = detail::serve(policy_, a.client, a.predicted, now);

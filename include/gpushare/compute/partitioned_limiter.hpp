@@ -89,8 +89,8 @@ inline void check_shares(std::span<const share> shares) {
     return plan;
 }
 
-/// The clients of each partition: the two smallest are put together (ties: the earlier) until none
-/// is due less than a unit, so that as many clients as possible stay alone.
+/// Groups the clients by partition. Merges the two smallest groups (ties: the earlier ones) until
+/// each group is due at least one unit, so as many clients as possible stay alone.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> sm_groups(std::span<const share> shares,
                                                                      std::uint32_t units) {
     struct group {

@@ -38,8 +38,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Consecutive gradients of an order, cut where the next one would make a bucket larger than the limit. One that is larger by itself is
-/// a bucket of its own. The same on all ranks for the same arguments.
+/// Cuts consecutive gradients of an order into buckets, before each gradient that would make a
+/// bucket larger than the limit. A gradient larger than the limit is a bucket of its own. The plan
+/// is the same on all ranks for the same arguments.
 class bucket_plan {
 public:
     bucket_plan() = default;  ///< No gradients.

@@ -373,7 +373,8 @@ private:
             if (signs_ == before && (awaited_ || !now_seen_.empty())) return false;
         }
     }
-    /// The others hear of a fault; doesn't wait for them. Whether the transport may still touch what was under way.
+    /// Tells the other ranks of a fault, and doesn't wait for them. Returns whether the transport
+    /// may still touch the memory of transfers under way.
     template <class Net>
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {

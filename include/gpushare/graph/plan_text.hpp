@@ -341,8 +341,8 @@ inline void check(const split_plan& p, const model_graph& g) {
     detail::check_cuts(copy, g, sizes_of(g), nowhere);
 }
 
-/// Reads what to_text() wrote and people changed, and checks it against the graph, which is sound.
-/// `sizes` as of split_planner. Throws plan_error, with the line and the reason.
+/// Reads a plan that to_text() wrote and that people may have changed, and checks the plan against
+/// a sound graph. `sizes` as in split_planner. Throws plan_error with the line and the reason.
 [[nodiscard]] inline split_plan parse_split_plan(std::string_view text, const model_graph& g,
                                                  std::span<const bytes> sizes = {}) {
     detail::plan_reader reader(g);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libtorch on CUDA as a tenant: in a scope it runs unchanged, for inference and for training, on
-// the tenant's stream, in the tenant's memory, and with its launches behind a gate.
+// libtorch on CUDA as a tenant. In a scope, torch's code runs unchanged, for inference and for
+// training, on the tenant's stream, in the tenant's memory, and with its launches behind a gate.
 //
 //   gpushare::torch_scope scope{node, chat, gate};   // once for each tenant
 //   const auto inside = scope.enter();    // by each thread, for each request
@@ -9,19 +9,19 @@
 // The scope sets torch's current device and stream, and enters a cuda::launch_gate (leave the last
 // argument out where there is none). The tenant's client there has the tenant's level, share, caps
 // and goal, and follows each resize; options of your own instead (`{.level = 1}`) stay as they are.
-// Allocations follow the stream, so those of autograd's
-// threads are the tenant's, too. They come of a cache above the tenant's memory, which works as
-// torch's own: a block that is freed on its stream is free there at once, without an event. Where
-// the tenant has no more memory, torch's callers get c10::OutOfMemoryError, with the tenant's
-// figures in its text. Allocations on other streams, outside of scopes, go to torch's own
-// allocator as before.
+// Allocations follow the stream, so those of autograd's threads are the tenant's, too. They come
+// from a cache above the tenant's memory, which works like torch's own: a block that is freed on
+// its stream is free there at once, without an event. If the tenant has no more memory, torch's
+// callers get c10::OutOfMemoryError, with the tenant's figures in its text. Allocations on other
+// streams, outside of scopes, go to torch's own allocator as before.
 //
-// Graphs: capture in a scope. What the graph allocates while it is captured lies in a pool of
-// torch's of its own, whose memory is the tenant's; launch the graph on the tenant's streams.
+// Graphs: capture in a scope. Allocations during the capture go to a torch pool of the graph's own,
+// whose memory is the tenant's. Launch the graph on the tenant's streams.
 //
-// Torch's thread-local state that isn't here is the caller's: a torch::NoGradGuard goes beside the
-// scope. The first scope puts an allocator in front of torch's, which stays until the process
-// ends; torch's own statistics don't count what tenants have: see usage(). Made for libtorch 2.11.
+// The scope leaves torch's other thread-local state to the caller: put a torch::NoGradGuard beside
+// the scope. The first scope puts an allocator in front of torch's, which stays until the process
+// ends. Torch's own statistics don't count the tenants' blocks: see usage(). Made for libtorch
+// 2.11.
 #pragma once
 
 #include <ATen/cuda/CUDAContextLight.h>

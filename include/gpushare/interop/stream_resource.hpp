@@ -55,9 +55,10 @@ concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point
     // clang-format on
 };
 
-/// Refers to both, which must outlive it and its copies, which are equal. Sizes and alignments in bytes. As safe from
-/// any thread as the memory and the stream's record() are. Work on other streams has to be waited for by this one
-/// before what it uses is freed.
+/// Refers to a memory and a stream, which must outlive the resource and its copies. Copies are
+/// equal. Sizes and alignments are in bytes. The resource is as thread-safe as the memory and the
+/// stream's record(). Before a block is freed, this stream must wait for work on other streams that
+/// uses the block.
 template <class Memory, timeline Stream>
 requires stream_ordered_memory<Memory, typename Stream::point>
 class stream_resource {

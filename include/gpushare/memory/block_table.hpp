@@ -43,8 +43,8 @@ public:
     /// The block that begins at `pointer`, if one is in the table.
     [[nodiscard]] std::optional<block> find(const void* pointer) const noexcept;
 
-    /// Removes all entries and returns them: the leaks, when every block should have been freed. Throws std::bad_alloc,
-    /// and then nothing has changed.
+    /// Removes all entries and returns them: the leaks, if every block should have been freed. If
+    /// this throws std::bad_alloc, nothing has changed.
     [[nodiscard]] std::vector<leak> take_all();
 
     /// Removes all entries, and gives each leak whose block was in the table the trace of its entry. Throws

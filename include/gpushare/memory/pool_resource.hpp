@@ -127,15 +127,16 @@ private:
 /// blocks that are kept here, also while the worker sleeps. A block may be freed through another
 /// cache than it was allocated from, or through the pool. The pool must outlive the cache.
 ///
-/// On a stream, a free records no point. One point is recorded for all blocks kept here when another user needs them,
-/// and they are free elsewhere once the stream has reached it; flush() records it at once.
+/// On a stream, a free records no point. When another user needs the blocks kept here, one point is
+/// recorded for all of them, and they are free elsewhere once the stream has reached that point.
+/// flush() records the point at once.
 template <class Pool>
 class pool_cache {
 public:
     using point = typename Pool::point;  ///< of its stream
 
     pool_cache(pool_cache&&) noexcept = default;
-    /// Blocks that this cache kept go back to the pool with `other`.
+    /// Blocks that this cache kept go back to the pool when `other` ends.
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
         std::swap(worker_, other.worker_);
@@ -239,7 +240,8 @@ public:
     /// As the pool's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return pool_->in_hook(thread); }
 
-    /// Gives all blocks that are kept here back to the pool; on a stream, one point is recorded for them now.
+    /// Gives all blocks that are kept here back to the pool. On a stream, records one point for all
+    /// of them now.
     void flush() noexcept { pool_->store_.flush(*worker_); }
 
     /// While a pause exists, no point is recorded on the stream, because it is being captured. Blocks freed here stay

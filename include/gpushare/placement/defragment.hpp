@@ -59,7 +59,8 @@ struct rearrangement {
     std::optional<placement> added{};     ///< what fits then: the request that room was made for
 };
 
-/// Carries out the plan: all of it, or nothing if the cluster has changed in between; then says what is in the way.
+/// Carries out the whole plan. If the cluster has changed in between, changes nothing and returns
+/// what is in the way.
 [[nodiscard]] inline refusal try_apply(cluster& c, const rearrangement& plan) {
     cluster after = c;
     for (const auto& m : plan.moves) {
@@ -479,11 +480,12 @@ public:
     /// All have gone, or the notice has run out.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
 
-    /// Notes that a victim has gone, by itself or evicted. False if it was no victim, or had gone already.
+    /// Notes that a victim has gone, by itself or evicted. Returns false if it was no victim or had
+    /// already gone.
     bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
 
-    /// Once all victims have gone: applies the placement that the plan was for. Otherwise returns what is in the way,
-    /// and nothing happens.
+    /// Applies the placement that the plan was made for, once all victims have gone. Before that,
+    /// changes nothing and returns what is in the way.
     [[nodiscard]] refusal finish(cluster& c) const {
         if (plan_.beside.empty()) return c.try_apply(plan_.added);
         std::vector<placement> all{plan_.added};

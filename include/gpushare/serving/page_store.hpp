@@ -50,11 +50,11 @@ struct page_options {
     std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
     bytes token{};              ///< of one token in one lane
     std::uint32_t tokens = 64;  ///< of a page
-    std::uint32_t pages = 0;    ///< the most there may be: addresses are reserved for so many
-    std::uint32_t floor = 0;    ///< of memory for so many pages, what is there stays, used or not
-    /// Asked where somebody lacks memory, and nothing here is without a page: to free pages that
-    /// can be done without (of cached prefixes, of idle sequences), at most so many, now or by the
-    /// request's deadline. A hook: see quota_wait.hpp.
+    std::uint32_t pages = 0;    ///< the most pages; addresses are reserved for this many
+    std::uint32_t floor = 0;    ///< memory for this many pages stays here once it is here, used or not
+    /// Called when somebody lacks memory and all memory here is in pages. Frees pages that the
+    /// engine can do without (of cached prefixes, of idle sequences), at most `pages`, now or by
+    /// the request's deadline. A hook: see quota_wait.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
 };
 
@@ -78,8 +78,9 @@ public:
     using pool_type = chunk_pool<Memory, Stream>;  ///< what its memory comes from
     using point = typename pool_type::point;       ///< of the streams that use pages
 
-    /// Without memory. `owner` names the tenant in messages and must outlive it. Throws
-    /// operation_error (invalid_specification for pages of no size, or none), and as virtual_arena.
+    /// Begins without memory. `owner` names the tenant in messages and must outlive the store.
+    /// Throws operation_error (invalid_specification for a page size or a page count of 0), and
+    /// what virtual_arena throws.
     page_store(pool_type& pool, quota& limit, tenant_tag tenant, page_options o, std::string_view owner = {})
         : limit_(&limit),
           owner_(owner),
@@ -185,13 +186,14 @@ public:
         return errc::none;
     }
 
-    /// Pages whose streams have got there can be taken again. Whether there were any. Allocations do so as well.
+    /// Makes freed pages whose streams have reached the free available again, and returns whether
+    /// there were any. Allocations do the same.
     bool collect() noexcept {
         const std::lock_guard lock(mutex_);
         return collect_reached();
     }
-    /// Gives memory back that is in no page, until there is some for `keep` pages, and no less than
-    /// the floor. How much.
+    /// Gives back memory that is in no page, except for `keep` pages and never below the floor.
+    /// Returns how much was given back.
     bytes trim(std::uint32_t keep = 0) noexcept {
         std::unique_lock lock(mutex_);
         (void)collect_reached();

@@ -422,14 +422,15 @@ struct sleep_group {
     group_memory memory = group_memory::moved;  ///< while it sleeps
 };
 
-/// Groups of a tenant's allocations, each of which sleeps and wakes by its tag. A group is awake with
-/// all of its blocks on the device, or asleep with none of them there. Awake, its blocks aren't moved
-/// for others' need. Nothing runs by itself; combine the groups with a sleeping_tenant by its actions.
+/// Groups of a tenant's allocations, each of which sleeps and wakes by its tag. A group is awake
+/// with all of its blocks on the device, or asleep with none of them there. While a group is awake,
+/// its blocks don't move for the needs of others. Nothing runs by itself; combine the groups with a
+/// sleeping_tenant by its actions.
 ///
-/// Thread-safe; neither copied nor moved. One thread at a time changes a group, and others wait for
-/// that. The tenant's handle must outlive it. Tags are any range of strings; none are all groups, in
-/// the order of the constructor. Several groups sleep and wake in the order of the tags. A call that
-/// fails undoes nothing of the tags in front.
+/// Thread-safe; neither copied nor moved. One thread at a time changes a group, and other threads
+/// wait for that change. The tenant's handle must outlive the object. Tags are any range of
+/// strings; no tags mean all groups, in the constructor's order. Several groups sleep and wake in
+/// the order of the tags. A call that fails doesn't undo the tags that came first.
 template <class Tenant>
 class sleep_groups {
     using movable = decltype(std::declval<Tenant&>().allocate_spillable(bytes{}, std::size_t{}));

@@ -247,8 +247,9 @@ public:
     /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws operation_error
     /// (no_device).
     [[nodiscard]] std::vector<share> slices(device_id d) const;
-    /// Throws operation_error (invalid_specification, with the tags of the streams in its text) if streams of the
-    /// device are in no slice, since their kernels run on everybody's SMs. Does nothing for a whole device.
+    /// Throws operation_error (invalid_specification, with the streams' tags in its text) if
+    /// streams of the device are in no slice, since their kernels run on the SMs of all slices.
+    /// Does nothing if the device isn't sliced.
     void verify(device_id d) const;
 
     /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the embedder's. Not

@@ -157,8 +157,9 @@ private:
     std::string_view name_;
 };
 
-/// A block that may be on the host. Movable; one owner. Frees it when it goes, which must be before
-/// the tenancy does; its tenant may be closed by then. Safe from any thread but for moves.
+/// A block that may be on the host. Movable; one owner. The destructor frees the block, and must
+/// run before the tenancy's; the tenant may be closed by then. Safe from any thread, except for
+/// moves.
 template <class List>
 class spillable {
     using entry = typename List::entry;

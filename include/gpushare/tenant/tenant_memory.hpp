@@ -266,7 +266,8 @@ private:
     };
 
     void* refused() noexcept;
-    // An event, under no lock. Once it is closed, blocks are taken back, and who frees one then hasn't done wrong.
+    // Raises an event, under no lock. After the close, blocks are taken back, so a caller that
+    // frees one then has done nothing wrong.
     [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept;
 
     std::string tenant_;

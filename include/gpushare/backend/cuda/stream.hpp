@@ -329,7 +329,8 @@ public:
         bool notes_;
     };
 
-    /// Takes note of how a call that enqueued something went; throws what isn't left to the next point.
+    /// Notes the result of a call that enqueued something. Throws failures that aren't left to the
+    /// next point.
     void enqueued(cudaError_t code, const char* call) {
         if (code == cudaSuccess) return;
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device
-// run. By two shots each rank combines its shard of the rows, runs the stages on them, and stores
-// the finished rows to all ranks, or keeps them. By one shot, for few bytes, each rank leaves its
-// rows in its slots and does all of that with all rows, for itself: one wait instead of two.
+// run. With two shots, each rank combines its shard of the rows, runs the stages on these rows, and
+// stores the finished rows to all ranks, or keeps them. With one shot, for few bytes, each rank
+// leaves its rows in its slots and then processes all rows for itself: one wait instead of two.
 //
 //   fused_body<float, sum, false, Stages...>{pipeline, out, plan}(session, blocks)
 #pragma once

@@ -205,9 +205,10 @@ private:
     std::vector<std::uint64_t> many_;
 };
 
-/// How many blocks each rank gets. Fills in which part of its device they are.
-/// errc::too_many_blocks where a device can't hold all that its ranks bring; errc::duplicate_device
-/// where the launches of one device don't run together. `kernel(r)` is the kernel of rank r.
+/// Returns how many blocks each rank gets, and fills in each rank's part of its device. Fails with
+/// errc::too_many_blocks if a device can't hold the blocks of all its ranks, and with
+/// errc::duplicate_device if launches of one device don't run together. `kernel(r)` is the kernel
+/// of rank r.
 template <launcher Stream, class KernelOf>
 [[nodiscard]] result<std::uint32_t> divide_devices(std::span<const device_id> devices, std::span<Stream> streams,
                                                    const member& first, const launch_options& options,

@@ -105,10 +105,10 @@ class return_habit {
 public:
     /// The device is idle for at most this part of the time that such a client uses: 2 %.
     static constexpr ns::rep part = ratios::idle_part;
-    /// After shorter work nobody is back in time.
+    /// After shorter work no client is back in time.
     static constexpr ns shortest{1'000'000};
 
-    /// Whether the end of what lasts this long is to be told, with the time.
+    /// Whether the end of work that lasted this long must be reported, with the time.
     [[nodiscard]] static constexpr bool is_concerned(ns lasts) noexcept { return lasts >= shortest; }
 
     /// Work that lasted this long has ended, and nothing waits. `now` is no time (instant{}) if it

@@ -461,11 +461,12 @@ private:
         batches_.take_slot();
         if (log_.on()) log_.admitted(s, clock_.now());
     }
-    // How long it did, until then.
+    // How long `s` had waited by `until`.
     [[nodiscard]] static ns waited(const submission& s, instant until) noexcept {
         return s.waits_since < until ? until - s.waits_since : ns{0};
     }
-    // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
+    // Whether a thread may wait for the end of all work of `c`: the client is closing, or about to
+    // sleep.
     [[nodiscard]] bool is_awaited(client_id c) noexcept { return core_.closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
     void cancel(submission& s) noexcept {
@@ -783,7 +784,7 @@ private:
 
     [[nodiscard]] auto& sleepers() noexcept { return watch_.sleeping(); }
     [[nodiscard]] const auto& sleepers() const noexcept { return watch_.sleeping(); }
-    // It may be long in code of the user's, and isn't expected back.
+    // Hands the watch over, since this thread may stay in user code for long.
     void leave_watch(need& stay) noexcept {
         if (stay.duties == nullptr) return;
         if (const auto* const own = stay.duties->looks_at) clients_.queue(own->client).attendant = {};
@@ -967,7 +968,7 @@ void limiter_engine<Stream, Clock, Policy>::note_overdue() noexcept {
     for (const auto& b : in_flight) {
         if (b.num_members == 0 || b.is_written_off() || !batches_.is_oldest(b)) continue;
         const auto& a = b.first->admitted;
-        // Work that fills the device may have waited until the end before it.
+        // Work that fills the whole device may have started only when the work before it ended.
         const auto since = a.width.part() < 1 ? b.first->enqueue_began : std::max(b.first->enqueue_began, last_end_);
         if (since <= instant{} || a.longest <= ns{0} || a.yields_within > ns{0} || now - since <= a.longest) continue;
         core_.set_overdue(a.level_index, now - since - a.longest);

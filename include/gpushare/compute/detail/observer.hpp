@@ -220,7 +220,8 @@ public:
                    return e != nullptr && !e->watched && !b.is_looked_at();
                });
     }
-    /// Whether something that wasn't among these has ended without anybody looking at it.
+    /// Ends the watch. Returns whether work outside the watched set ended while no thread looked at
+    /// that work.
     [[nodiscard]] bool end_watch() noexcept {
         watching_ = false;
         return std::exchange(missed_, false);

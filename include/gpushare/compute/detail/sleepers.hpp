@@ -29,23 +29,25 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How long the watching thread looks at the points it knew when it started, before it looks for
-/// new ones and for a stop request. Its end costs a wake-up each time, and its timer much of one
-/// each time: so it grows while no work that it didn't know came and ended meanwhile.
+/// How long the watching thread looks at the points that it knew when it started, before it looks
+/// for new points and for a stop request. The end of each slice costs a wake-up, and its timer
+/// nearly as much. So the slice grows while no unknown work comes and ends meanwhile.
 class watch_slice {
 public:
     static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
-    /// How long who sleeps leaves the watch to a thread that isn't there yet, but came to wait for
-    /// its client's work lately.
+    /// How long a sleeping thread leaves the watch to a thread that isn't there yet, but lately
+    /// came to wait for its client's work.
     static constexpr ns patience = 2 * shortest;
 
     [[nodiscard]] ns length() const noexcept { return length_; }
-    /// A look is over. `missed`: some such work, that nobody else looked at either. `came`: some, whoever looks at it.
+    /// Call after a look. `missed`: unknown work came and ended, and no other thread looked at it
+    /// either. `came`: unknown work came, whether or not a thread looked at it.
     void learn(bool missed, bool came) noexcept {
         length_ = missed ? shortest : std::min(2 * length_, longest);
         quiet_ = came ? 0 : std::min(quiet_ + 1, looks);
     }
-    /// Lately nothing came while a thread looked: who looks needs no end, if it is called when something does.
+    /// Whether lately nothing came during a look. Then a look needs no end, if the thread is woken
+    /// when something comes.
     [[nodiscard]] bool is_quiet() const noexcept { return quiet_ == looks; }
 
 private:

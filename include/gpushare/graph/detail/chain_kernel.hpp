@@ -365,7 +365,7 @@ private:
         for (std::uint32_t i = first; i < behind; ++i) {
             const chain_step& step = steps[i];
             s.x = applied(step.op, s.x, operand(s, step, at));
-            // No array is indexed by a variable: it would be in memory.
+            // A variable index would force the array out of registers into memory.
             if (step.keep != chain_nowhere) {
                 if (step.keep == 0) s.kept[0] = s.x;
                 if (step.keep == 1) s.kept[1] = s.x;

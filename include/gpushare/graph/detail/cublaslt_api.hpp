@@ -67,8 +67,8 @@ struct cublaslt_api {
                   const cublaslt::algorithm* algo, void* workspace, std::size_t size, void* stream);
 };
 
-/// Those of the shared library of that path, which stays loaded. Throws model_error (engine) where
-/// it can't be loaded, or lacks a function.
+/// The functions of the shared library at `path`, which stays loaded. Throws model_error (engine)
+/// if the library can't be loaded or lacks a function.
 [[nodiscard]] inline cublaslt_api load_cublaslt(const std::string& path) {
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw model_error(model_fault::engine, {}, dlerror());

@@ -14,7 +14,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Elements by ONNX's numbers. Those that came later, such as floats of 8 bits, are unknown.
+/// Element types by ONNX's numbers. Later types, such as 8-bit floats, are unknown.
 inline constexpr std::array<element, 17> elements{
     element::unknown, element::f32, element::u8,        element::i8,         element::u16, element::i16,
     element::i32,     element::i64, element::text,      element::boolean,    element::f16, element::f64,

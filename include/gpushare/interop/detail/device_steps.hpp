@@ -272,7 +272,8 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The framework's stream. Mostly it is the one of the call before, so a lookup costs nothing.
+    /// The framework's stream. Usually the stream is that of the previous call, so the lookup is
+    /// free.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             of_rank& r = of_[rank];

@@ -18,8 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Gives up by `until`. May bring more pages than it wants. In the quota's queue it is glad about
-/// so many pages as well: `enough`.
+/// A call that lacks pages, and gives up at `until`. The call may bring more pages than it wants.
+/// If it waits in the quota's queue, `enough` ends the wait once `wants` pages are free.
 struct page_grower {
     instant until;
     std::size_t wants;

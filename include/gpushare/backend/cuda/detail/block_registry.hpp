@@ -89,7 +89,8 @@ public:
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
     }
 
-    /// Calls f(const block&) for each one that is out. Not while others use the registry.
+    /// Calls f(const block&) for each block that is out. Don't call while other threads use the
+    /// registry.
     template <class F>
     void for_each(F f) {
         blocks_.for_each(f);

@@ -178,7 +178,7 @@ public:
     [[nodiscard]] bool closed_above(int number) const noexcept {
         return std::ranges::any_of(levels_, [&](const level& l) { return l.is_above(number) && l.word.is_closed(); });
     }
-    /// How often these were closed, and those of levels that have no client now.
+    /// How often the words above the level were closed, words of levels without a client included.
     [[nodiscard]] std::uint64_t closings_above(int number) const noexcept {
         std::uint64_t all = 0;
         for (const level& l : levels_)

@@ -159,7 +159,7 @@ GPUSHARE_INLINE auto engine::open_stream(std::uint32_t device, priority level, s
 GPUSHARE_INLINE void engine::close_stream(stream_state& s) noexcept {
     std::exception_ptr unread;  // out here: destroyed unlocked
     const section locked{*this};
-    // relaxed: the last use of the handle; the lock orders it with all others.
+    // relaxed: this is the last use of the handle, and the lock orders it after all others.
     if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_relaxed))
         model_.operations().release(*spare);
     unread = model_.close_stream(s);
