@@ -40,7 +40,8 @@ struct close_state {
     std::uint64_t passes = 0;
 };
 
-/// Until it is notified, or a minute is over. False if the deadline, of the steady clock, has come before.
+/// Waits until it is notified, or for a minute. Returns false if the deadline of the steady clock
+/// comes first.
 inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mutex>& lock, instant deadline) noexcept {
     const instant now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;

@@ -425,7 +425,7 @@ concept sm_timeline = timeline<S> && requires(const typename S::point& a, const 
     { used_between(a, b) } noexcept -> std::same_as<sm_use>;
 };
 
-/// A timeline whose kernels can let more urgent ones have their SM; see yield_point().
+/// A timeline whose kernels can yield their SM to more urgent kernels; see yield_point().
 template <class S>
 concept yielding_timeline = timeline<S> && requires { requires S::yields; };
 

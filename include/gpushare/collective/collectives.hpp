@@ -190,9 +190,10 @@ template <reducible T, class Op = sum>
         deadline);
 }
 
-/// `in` has a part for each rank, one behind the other, of sends[q] elements for rank q. `out` gets the parts that the
-/// ranks have for this one, of receives[q] elements from rank q. Not in place. In all else as try_all_gatherv: where rank
-/// q sends another number than this one receives, all get errc::mismatch.
+/// `in` has a part for each rank, one behind the other: sends[q] elements for rank q. `out` gets
+/// the ranks' parts for this rank: receives[q] elements from rank q. Not in place. Otherwise as
+/// try_all_gatherv: if rank q sends a different number than this rank receives, all ranks get
+/// errc::mismatch.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in,

@@ -160,8 +160,8 @@ private:
     std::stop_callback<ender> callback_;
 };
 
-/// A group of ranks that are threads of this process. Made and destroyed by one thread while no collective runs; const
-/// members are safe from any thread.
+/// A group of ranks that are threads of this process. One thread makes and destroys the group while
+/// no collective runs. Const members are safe from any thread.
 class communicator {
 public:
     /// Memory from operator new. Throws std::bad_alloc, or operation_error (errc::invalid_specification) for 0 ranks,

@@ -187,8 +187,8 @@ struct epilogue<First, Rest...> {
     First stage;             ///< the first
     epilogue<Rest...> rest;  ///< the others
 
-    /// Puts the addresses of this rank's arrays that sharing stages write to into `to`, in their order: `sharing` of
-    /// them.
+    /// Puts the addresses of this rank's arrays to which sharing stages write into `to`, in the
+    /// order of the stages: `sharing` addresses.
     GPUSHARE_HD void collect(void** to) const noexcept {
         if constexpr (sharing_stage<First>) *to++ = stage.shares();
         rest.collect(to);

@@ -160,8 +160,8 @@ public:
     [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }  ///< the smallest first
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
-    /// The plan of a plain all-reduce: the first row for at least so many ranks and bytes; the
-    /// two-shot if there is none.
+    /// The plan of a plain all-reduce: the first row for at least this many ranks and bytes, or the
+    /// two-shot algorithm if no row fits.
     [[nodiscard]] all_reduce_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
         return first(rows_, ranks, bytes);
     }

@@ -320,8 +320,8 @@ public:
     }
     /// Somebody drives.
     void come() noexcept { left_ = never; }
-    /// The last one who drove leaves something that waits. `turn`: when it may go at the earliest,
-    /// if that is known, else `never`.
+    /// The last driving thread leaves work that waits. `turn`: the earliest time at which that work
+    /// may go, or `never` if this time isn't known.
     void leave(instant now, instant turn) noexcept { left_ = turn == never ? now : std::max(now, turn); }
 
 private:

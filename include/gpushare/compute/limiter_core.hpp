@@ -269,8 +269,8 @@ public:
         clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
 
-    /// After next() admitted nothing: when to call it again though nothing else happened, as a
-    /// policy holds work back; or `never`.
+    /// For a call after next() admitted nothing: when to call next() again even if nothing else
+    /// happens, because a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
     /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than

@@ -42,7 +42,7 @@ class gang_residents {
         std::uint64_t part;
         const void* channel;
         std::uint64_t gang;
-        // The gang before it, and its part of the device until it is done: it may still run.
+        // The previous gang, with its part of the device until it is done: that gang may still run.
         Point before_done{};
         std::uint64_t before_part = 0;
 

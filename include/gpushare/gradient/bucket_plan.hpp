@@ -80,7 +80,8 @@ public:
         return static_cast<std::uint32_t>(first_.size());
     }                                                                                       ///< buckets
     [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }  ///< of all gradients
-    /// Those of bucket `b`, as they were registered: memory is fastest forwards, and within a bucket no order is better.
+    /// The gradients of bucket `b` in the order of registration: memory is fastest forwards, and no
+    /// order within a bucket is better.
     [[nodiscard]] std::span<const std::uint32_t> gradients(std::uint32_t b) const noexcept {
         const std::size_t behind = b + 1 < first_.size() ? first_[b + 1] : order_.size();
         return std::span(together_).subspan(first_[b], behind - first_[b]);

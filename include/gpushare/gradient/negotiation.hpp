@@ -116,7 +116,8 @@ public:
         calm();
         return (all[gradients_ / 64] & mask(gradients_)) == 0;
     }
-    /// The gradient that some have and some haven't, from the words of all ranks, one rank behind the other.
+    /// A gradient that some ranks have and others don't. The words of all ranks lie one rank behind
+    /// the other.
     [[nodiscard]] std::optional<stall> stalled(std::span<const std::uint64_t> of_ranks) const noexcept {
         const std::size_t words = mine_.size(), ranks = of_ranks.size() / words;
         for (std::uint32_t g = 0; g < gradients_; ++g) {

@@ -7,8 +7,9 @@
 //   gpushare::from_wire(std::span(std::as_const(halves)), gradient);
 //   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits
 //
-// Or only the k elements of a gradient that matter most are sent, and the rest is kept for later steps (error feedback):
-// nothing is lost, it comes late. Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
+// Or ranks send only the k elements of a gradient that matter most, and keep the rest for later
+// steps (error feedback): nothing is lost, only late. Stich, Cordonnier and Jaggi, "Sparsified SGD
+// with memory", NeurIPS 2018.
 //
 //   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
 //   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of all ranks' elements

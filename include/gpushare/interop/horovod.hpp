@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names over any transport of gradient/: named arrays, handed over by each rank in
-// whatever order, are combined by a thread as soon as all ranks have them, small ones together.
+// Horovod's names over any transport of gradient/. Each rank hands over named arrays in any order.
+// A thread combines arrays as soon as all ranks have them, small arrays together.
 //
 //   using namespace gpushare::horovod;
 //   init(net);                                                 // a rank's end, for the whole process
@@ -10,12 +10,12 @@
 //   const std::uint32_t last = join();                         // this rank has no more batches
 //   shutdown();
 //
-// Pass a process_set of your own as the last argument where only some of the ranks take part, or
-// where ranks are threads of one process. A process_set stands on a transport of its ranks.
+// Pass your own process_set as the last argument if only some of the ranks take part, or if ranks
+// are threads of one process. A process_set uses a transport of its ranks.
 //
-// An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements are
-// floats of 16 to 64 bits, or integers of 64, which have no average. The transport decides the bits
-// of a sum or a product. For tensors of libtorch see interop/torch_gradients.hpp.
+// An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
+// are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
+// the bits of a sum or a product. For tensors of libtorch see interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>

@@ -78,8 +78,8 @@ private:
 }  // namespace detail
 
 /// One tenant in torch, on one of its devices: make it once, before threads of torch work for the
-/// tenant. From then on what torch allocates on the tenant's streams, on whatever thread, comes of
-/// the tenant's memory; launches on them are those of a client of the gate.
+/// tenant. From then on, torch's allocations on the tenant's streams, by any thread, come from the
+/// tenant's memory, and launches on these streams belong to a client of the gate.
 ///
 /// Lifetimes: tensors and graphs go before the scope, the scope before its tenant, and the tenant
 /// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is

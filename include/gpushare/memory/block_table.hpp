@@ -36,8 +36,8 @@ public:
     /// for the entry.
     void insert(const block& b);
 
-    /// Forgets the block: errc::none, and the caller may free it. unknown_block (never inserted, or freed already) or
-    /// wrong_size, and nothing changes.
+    /// Forgets the block. errc::none: the caller may free the block. unknown_block (never inserted,
+    /// or already freed) or wrong_size: nothing changes.
     [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept;
 
     /// The block that begins at `pointer`, if one is in the table.

@@ -770,7 +770,8 @@ private:
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
     }
 
-    // `range` bytes from the upstream, or as many as it takes for these, and of them a block.
+    // Takes `range` bytes from the upstream, or as many bytes as this range needs, and cuts a block
+    // out of them.
     [[nodiscard]] detail::pool_block* grow(std::uint64_t range, std::uint64_t size, const detail::pool_request& request,
                                            refusal& r) noexcept {
         const auto alignment = std::max(request.alignment, detail::pool_granule);

@@ -551,8 +551,8 @@ public:
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
         return earliest(r, from, length, [](cluster&) {});
     }
-    /// The same where something is taken that isn't booked: `take(room)` takes it of what is free
-    /// at one of these times.
+    /// The same if capacity is taken that isn't booked: `take(room)` takes it from the free
+    /// capacity at one of these times.
     template <std::invocable<cluster&> Take>
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length, Take take) const {
         std::vector<instant> starts{from};

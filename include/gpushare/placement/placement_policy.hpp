@@ -96,7 +96,8 @@ concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
 namespace detail {
 
-/// Throws operation_error (invalid_specification) for a number that isn't from `least` to `most`, or none at all.
+/// Throws operation_error (invalid_specification) for a value outside `least` to `most`, or a value
+/// that is not a number.
 inline void check_number(double value, double least, double most, std::string_view what) {
     if (value >= least && value <= most) return;
     message m;

@@ -62,8 +62,8 @@ public:
         return {};
     }
 
-    /// Adds pages by their numbers, but for those that it has: as of a page_store, which has
-    /// allocated them.
+    /// Adds pages by their numbers, such as pages that a page_store has allocated. Pages that are
+    /// already here are skipped.
     void add_pages(std::span<const std::uint32_t> numbers) {
         for (const auto p : numbers)
             if (!book_.pages().all().knows(p)) book_.pages().all().add(p);

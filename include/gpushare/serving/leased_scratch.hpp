@@ -81,10 +81,11 @@ public:
         free();
     }
 
-    /// The block for work on `on`, which then comes behind that of the lease before. in_flight:
-    /// another thread has it; over_quota: more than `most`; closed; what the tenant's memory
-    /// refuses; what `on` failed with (submission_failed). Where the block is too small, waits
-    /// until the work before is over: deadline_exceeded, by the clock of the streams.
+    /// The block for work on `on`, which runs behind the work of the previous lease. Fails with
+    /// in_flight if another thread has the block, over_quota for more than `most`, closed, the
+    /// refusal of the tenant's memory, or the failure of `on` (submission_failed). If the block is
+    /// too small, waits until the previous work is over, or fails with deadline_exceeded by the
+    /// clock of the streams.
     [[nodiscard]] result<lease_type> try_lease(bytes size, Stream& on, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         if (const failure why = ready(size, &on, deadline); why.code != errc::none) {

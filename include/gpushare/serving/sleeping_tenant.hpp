@@ -77,16 +77,16 @@ inline constexpr std::size_t sleep_levels_count = 4;
     return "unknown level";
 }
 
-/// After how long without a request it goes how deep; 0: not that deep by itself.
+/// After how long without a request a tenant sleeps, for each depth; 0: never that deep by itself.
 struct sleep_rule {
     ns drop_caches_after{};  ///< to caches_dropped
     ns spill_after{};        ///< to weights_spilled
     ns release_after{};      ///< to weights_released
-    /// Not so deep that waking is predicted to take longer. 0: however long.
+    /// The longest predicted time to wake, which limits how deep a tenant sleeps. 0: no limit.
     ns wake_within{};
     ns retry_after = std::chrono::seconds(1);  ///< a change that failed is tried again then
-    /// A wake that took longer than wake_within keeps it from sleeping so deep for that long. Then
-    /// it may have been one bad day.
+    /// After a wake that took longer than wake_within, the tenant doesn't sleep that deep for this
+    /// long. Later the slow wake counts as an exception.
     ns distrust_for = std::chrono::hours(1);
 };
 

@@ -282,9 +282,9 @@ struct line_words {
     return l;
 }
 
-/// Calls `each(line)` for each line of a text that is whole, in their order. Returns how many
-/// aren't, that without a line feed at the end among them: a process that is killed leaves at most
-/// one. Throws std::bad_alloc, and what `each` throws.
+/// Calls `each(line)` for each whole line of a text, in order. Returns the number of broken lines,
+/// including a last line without a line feed: a killed process leaves at most one. Throws
+/// std::bad_alloc, and what `each` throws.
 template <class F>
 std::size_t read_usage(std::string_view text, F each) {
     std::size_t torn = 0;
@@ -657,8 +657,8 @@ private:
     }
     failure take_back() noexcept {
         if (!half_written_) return {};
-        // Where others have made it shorter meanwhile, to cut it would make it longer: zeros that
-        // the next line would be a part of.
+        // If others have shortened the file meanwhile, a cut would lengthen it with zeros, and the
+        // next line would follow these zeros.
         struct stat now {};
         if (::fstat(file_, &now) != 0) return failed();
         if (static_cast<std::uint64_t>(now.st_size) > size_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0)

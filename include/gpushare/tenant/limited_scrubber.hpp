@@ -30,9 +30,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Scrubs as a client of a limiter. Limiter and stream must outlive it, and its points until they are reached. Safe
-/// from any thread. fill() drives the limiter, so call it under no lock that others' callables take; a chunk_pool must
-/// not call it. Some thread must drive the limiter; a wait for a point does.
+/// Scrubs as a client of a limiter. The limiter and the stream must outlive the scrubber, and its
+/// points until these are reached. Safe from any thread. fill() drives the limiter, so call it
+/// under no lock that others' callables take; a chunk_pool must not call it. Some thread must drive
+/// the limiter; a wait for a point does.
 template <class Limiter>
 requires scrubber<typename Limiter::stream>
 class limited_scrubber {
@@ -106,7 +107,8 @@ public:
     limited_scrubber(Limiter& limiter, client_id c, stream& s, bytes piece = 16_MiB, const submit_options& o = {})
         : limiter_(&limiter), stream_(&s), client_(c), options_(o), piece_(std::max(piece, bytes{1})) {}
 
-    /// Queues the pieces. Throws operation_error with the limiter's code if it refuses one of them; std::bad_alloc.
+    /// Queues the pieces. Throws operation_error with the limiter's code if the limiter refuses a
+    /// piece, and std::bad_alloc.
     void fill(void* at, std::byte value, std::size_t size) {
         const std::size_t each = std::min(static_cast<std::size_t>(piece_.count()), std::max<std::size_t>(size, 1));
         const auto enqueue = [at = static_cast<std::byte*>(at), value, size, each, after = awaited()](stream& s,

@@ -300,7 +300,7 @@ static_assert(gpushare::node<node>);
 namespace cuda {
 
 /// Not thread-safe. Refers to the node's memory, which must outlive it. Memory that other processes
-/// take or return during a step is put down to the step: CUDA can't tell them apart. Allocations
+/// take or return during a step counts for the step: CUDA can't tell the two apart. Allocations
 /// from the device's memory aren't counted; allocations of pools and virtual memory are.
 class overhead_account {
 public:

@@ -173,7 +173,7 @@ public:
     [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
         return allocate(s, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null where `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept {
         failure unused;
@@ -354,7 +354,7 @@ public:
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null where `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
     }

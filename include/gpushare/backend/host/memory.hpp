@@ -69,8 +69,8 @@ public:
     /// pages come from the system. False where that is left to a stream: guarded memory, and stale.
     [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept;
 
-    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
-    /// alignment returned. Null is ignored.
+    /// Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p` isn't the
+    /// result of an allocation of that size and alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept;
     /// The same, of a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept;

@@ -165,9 +165,10 @@ struct world_options {
     std::uint32_t devices = 1;  ///< how many
 };
 
-/// Virtual time, devices and what happens to them. Time begins at instant{} and passes only within
-/// step(), run() and run_until(), or in a wait for a point. For one thread: the one that steps it
-/// makes all calls. Neither copied nor moved, since streams and points refer to it.
+/// Virtual time, devices and the events on them. Time begins at instant{} and passes only within
+/// step(), run() and run_until(), or in a wait for a point. A world is for one thread, which steps
+/// the world and makes all calls. Neither copied nor moved, since streams and points refer to the
+/// world.
 class world {
 public:
     /// Throws std::bad_alloc.

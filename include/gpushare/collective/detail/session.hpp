@@ -227,7 +227,8 @@ public:
         return true;
     }
 
-    /// Tells all ranks a word along with `finish`, of one thread. Behind that signal_from() has those of all.
+    /// One thread tells all ranks a word along with `finish`. Afterwards signal_from() has the
+    /// words of all ranks.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void remark(std::uint32_t word) const noexcept {
         for (std::uint32_t to = 0; to < ranks(); ++to) view_.signal(to, rank_, block_, epoch_).remark = word;

@@ -218,7 +218,8 @@ template <launcher Stream, class KernelOf>
         for (std::size_t r = 1; r < ranks; ++r)
             if (std::ranges::find(devices.first(r), devices[r]) != devices.begin() + static_cast<std::ptrdiff_t>(r))
                 return errc::duplicate_device;
-    // First how many blocks there is room for, alone on the device; then which part of it they are.
+    // First finds how many blocks have room if they are alone on the device, then which part of the
+    // device they take.
     std::uint64_t least_room = std::numeric_limits<std::uint64_t>::max();
     for (std::size_t r = 0; r < ranks; ++r) {
         parts.all()[r] = streams[r].max_cooperative_blocks(kernel(r), options.threads);

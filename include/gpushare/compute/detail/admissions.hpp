@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queues of waiting submissions, one per client. They tell the core, which decides what is admitted next, whatever
-// changes in them. Used under the limiter's mutex.
+// The queues of waiting submissions, one per client. They tell every change to the core, which
+// decides what is admitted next. Used under the limiter's mutex.
 //
 //   detail::admissions<stream, policy> queues(core);
 //   queues.describe(submission, c, options, now);   queues.arrive(submission, now);

@@ -276,8 +276,8 @@ public:
           span_rate_(seen.members > 1 ? rate(seen.length, seen.predicted) : 0) {}
 
     [[nodiscard]] charge::source from() const noexcept { return from_; }
-    /// The charge of the next member, or of several alike ones: in proportion to `predicted`; the
-    /// last one gets the rest.
+    /// The charge of the next member, or of several alike members, in proportion to `predicted`.
+    /// The last member gets the rest.
     [[nodiscard]] part next(ns predicted, bool is_last) noexcept {
         const auto of = [=](double rate, ns& left) {
             const ns mine =

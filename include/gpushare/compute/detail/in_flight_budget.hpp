@@ -271,7 +271,7 @@ private:
     // by themselves beside it.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
-    // So long whoever is above it waits for it, if it may take `longest`: it ends, or yields.
+    // How long higher levels wait for work that may take `longest`: until the work ends or yields.
     [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
     // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill
     // more of them. One call that was unusually long, as its thread had no core, is no reason to

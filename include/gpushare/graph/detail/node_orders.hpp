@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders in which a model's nodes can run, by which more or fewer values live over a cut.
+// Orders in which a model's nodes can run. The order decides how many values live over a cut.
 #pragma once
 
 #include <algorithm>

@@ -117,7 +117,7 @@ public:
             numbers = all / kinds;
         }
     };
-    /// `n` is the same on all ranks, and of no other transfer that is under way.
+    /// `n` is the same on all ranks, and no other transfer under way has it.
     void number(const numbering& by, std::uint32_t n, std::uint64_t signature) noexcept {
         first_of_number_ = first_tag + static_cast<int>(n * by.kinds) * 2;
         tags_of_number_ = static_cast<int>(by.kinds) * 2;

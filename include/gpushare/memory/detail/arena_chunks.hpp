@@ -201,8 +201,8 @@ public:
         return made;
     }
 
-    /// The quota of an arena closes: so does the arena, and nothing of it is charged there any
-    /// more. False if a stream still uses some at the deadline.
+    /// Closes an arena when its quota closes: none of its memory stays charged there. Returns false
+    /// if a stream still uses some chunk at the deadline.
     bool close_for(const std::shared_ptr<space>& s, instant deadline) {
         if (s == nullptr) return true;
         (void)close(s, {});

@@ -99,7 +99,7 @@ public:
         }
         p = wait_for(here, size, alignment, until, label, why);
         if (p != nullptr) return traced(p, size, alignment, label, why);
-        // With the figures of somebody who isn't in the queue himself any more.
+        // Uses the figures of a request that is no longer in the queue.
         if (!is_memory_refusal(why.code)) why = quota_->explain(why.code, bytes{why.asked});
         return nullptr;
     }
@@ -141,7 +141,8 @@ public:
     }
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-    /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
+    /// Takes back all blocks that are out, and enters them into `leaks`. See
+    /// tenant_memory::take_back.
     template <clock Clock>
     bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
         turns turn(until, quota_->in_hook(std::this_thread::get_id()));

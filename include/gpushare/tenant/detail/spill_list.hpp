@@ -51,7 +51,7 @@ public:
         std::uint64_t used = 0;   // when, counted in uses
     };
 
-    /// At most `most` bytes are on the host. All by reference must outlive it.
+    /// At most `most` bytes are on the host. All arguments by reference must outlive the list.
     spill_list(Memory& on, std::pmr::memory_resource& aside, bytes most, Stream by, std::function<instant()> now)
         : memory_(&on),
           aside_limit_(most),

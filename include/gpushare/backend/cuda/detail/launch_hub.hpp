@@ -237,7 +237,8 @@ private:
         else if (const auto sync = read_sync(id, data); sync && data.callbackSite == CUPTI_API_ENTER)
             to_owner(thread, any, *sync, data);
     }
-    // To the client of the stream or, where that is bound to nobody, of the thread.
+    // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
+    // client.
     template <class Call>
     void to_owner(const thread_binding* thread, bool any, const Call& call, const CUpti_CallbackData& data) noexcept {
         if (any && may_be_bound(call.stream)) {

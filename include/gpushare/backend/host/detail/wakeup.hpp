@@ -28,27 +28,31 @@ inline namespace GPUSHARE_ABI {
 namespace host {
 namespace detail {
 
-/// For one thread that waits. May be destroyed as soon as it is raised: what wakes needs its address alone.
+/// A wake-up for one waiting thread. May be destroyed as soon as it is raised: the waking thread
+/// needs only its address.
 class wakeup {
 public:
     wakeup() = default;
     wakeup(const wakeup&) = delete;
     wakeup& operator=(const wakeup&) = delete;
 
-    /// Sleeps until it is raised or interrupted or, on steady_clock, the deadline is over. Returns whether it was raised.
+    /// Sleeps until the wake-up is raised or interrupted, or the deadline on steady_clock is over.
+    /// Returns whether the wake-up was raised.
     bool wait(instant deadline) noexcept {
         const auto left = deadline.time_since_epoch();
         const timespec at{.tv_sec = static_cast<time_t>(left.count() / nanoseconds_per_second),
                           .tv_nsec = static_cast<long>(left.count() % nanoseconds_per_second)};
         while (raised_.load(std::memory_order_acquire) == 0) {
-            // Absolute, on CLOCK_MONOTONIC. It may return for a signal, or for who slept at this address before.
+            // Absolute, on CLOCK_MONOTONIC. The call may return for a signal, or for a thread that
+            // slept at this address before.
             const long result = ::syscall(SYS_futex, &raised_, FUTEX_WAIT_BITSET_PRIVATE, 0,
                                           deadline == never ? nullptr : &at, nullptr, FUTEX_BITSET_MATCH_ANY);
             if (result != 0 && errno != EAGAIN && errno != EINTR) break;
         }
         return raised();
     }
-    /// Ends the sleep without raising it. Under no lock of who raises, and so that it isn't destroyed meanwhile.
+    /// Ends the sleep without raising the wake-up. Call under no lock of the raising thread, and
+    /// keep the wake-up alive meanwhile.
     void interrupt() noexcept {
         std::uint32_t neither = 0;  // release: pairs with wait()
         if (raised_.compare_exchange_strong(neither, interrupted, std::memory_order_release, std::memory_order_relaxed))

@@ -161,7 +161,8 @@ using four_words = typename vector_of<std::int32_t, 16>::type;
                         __builtin_shufflevector(all.raw, all.raw, 4, 5, 6, 7));
 }
 
-/// W elements of 8 or 16 bits, in a word each. With their sign, if they have one; the upper bits of others are zero.
+/// Loads W elements of 8 or 16 bits, one to a word. Signed elements are sign-extended; the upper
+/// bits of others are zero.
 template <class T, std::uint32_t W>
 struct spread_elements {
     using element = std::conditional_t<std::same_as<T, std::int8_t>, std::int8_t,
