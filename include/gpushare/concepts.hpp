@@ -438,7 +438,7 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
     requires memory<typename N::memory_type>;
     { c.num_devices() } noexcept -> std::same_as<std::uint32_t>;
     { n.memory(d) } -> std::same_as<typename N::memory_type&>;
-    { n.make_stream(d, p, tag) } -> std::same_as<typename N::stream>;  // tag: who it belongs to, in ledgers and traces
+    { n.make_stream(d, p, tag) } -> std::same_as<typename N::stream>;  // tag: the owner, in ledgers and traces
     { c.get_clock() } -> clock;
     { n.gangs() } -> gang_order;
 };

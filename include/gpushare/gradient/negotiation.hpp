@@ -280,7 +280,7 @@ public:
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
         // relaxed: no other rank writes to it. release: what this rank did before, the gradient, is
-        // seen by who finds it here.
+        // seen by a thread that finds it here.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);

@@ -473,7 +473,8 @@ private:
             if (!j.done && j.begun != 0) own = {errc::deadline_exceeded, j.what, j.waits_for(), epoch_};
         fail(own);
     }
-    /// Tells the others, hears what they say, and names one whom somebody waits for and who doesn't answer.
+    /// Tells the other ranks, hears their answers, and names a rank that others wait for and that
+    /// doesn't answer.
     void fail(const collective_fault& own) noexcept {
         if (fault_) return;
         fault_ = own;  // nothing below comes here again

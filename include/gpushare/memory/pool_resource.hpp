@@ -267,7 +267,7 @@ public:
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
-    /// As try_allocate, for who has looked at what is kept here just now.
+    /// As try_allocate, for a caller that has just looked at the blocks kept here.
     [[nodiscard]] void* try_allocate_anew(std::size_t size, std::size_t alignment, failure* why = nullptr,
                                           std::string_view label = {}) noexcept {
         typename Pool::refusal r;

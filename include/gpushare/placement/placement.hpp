@@ -223,7 +223,7 @@ enum class shortage : std::uint8_t {
     memory,         ///< bytes
     devices,        ///< the placement names other devices than the request asks for
     drained,        ///< a node that isn't drained
-    consent,        ///< nothing: who carries plans out refused the one that there was
+    consent,        ///< nothing: the function that carries out plans refused the only plan
     turn,  ///< nothing: an earlier request, `asked` in the queue, has been overtaken too often, and wants the same
 };
 

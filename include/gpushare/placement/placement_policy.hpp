@@ -334,8 +334,8 @@ requires placement_policy<P>
 
 /// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // In the order in which they were planned: who wants to be near another member comes after it.
-    // Labels can throw, so what is there is undone in the reverse order.
+    // In the order in which they were planned: a member that wants to be near another one comes
+    // after it. Labels can throw, so what is there is undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);

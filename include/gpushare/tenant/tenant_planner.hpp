@@ -221,7 +221,8 @@ public:
             if (other != d) others.add(other);
         drained_ = others;
     }
-    /// The device is gone for good: who needs it waits no more. A lost one counts as gone by itself. Throws as drain().
+    /// The device is gone for good: requests that need it stop waiting. A lost device counts as
+    /// gone by itself. Throws as drain().
     void remove(device_id d) {
         check(d);
         removed_.add(d);

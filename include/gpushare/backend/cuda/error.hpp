@@ -189,7 +189,7 @@ public:
     /// points of the device are reached with errc::device_lost. Which kernel it was, CUDA doesn't say: the call in
     /// fatal() is only the one that noticed.
     [[nodiscard]] bool lost() const noexcept {
-        // acquire: who sees the loss sees what was written about it.
+        // acquire: a thread that sees the loss sees what was written about it.
         return lost_.load(std::memory_order_acquire);
     }
     /// The error that made the device unusable; null while it isn't.

@@ -70,7 +70,7 @@ public:
     [[nodiscard]] bool add(void* at, void* base) noexcept try {
         const std::lock_guard lock(mutex_);
         bases_.insert(at, base);
-        // relaxed: who frees a block has it from whom it was allocated for.
+        // relaxed: the thread that frees a block got it from the thread that allocated it.
         count_.fetch_add(1, std::memory_order_relaxed);
         return true;
     } catch (...) {

@@ -63,8 +63,8 @@ public:
         if (turn >= busy_turns_) {
             std::this_thread::yield();
         } else {
-            // A flag that is looked at all the time comes later: who writes it has to take its
-            // cache line away from the readers.
+            // A flag that is looked at all the time comes later: a thread that writes the flag has
+            // to take its cache line away from the readers.
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
@@ -142,8 +142,8 @@ public:
     ///
     /// This block says that it is inside, and then looks whether it is closed; who gives up closes
     /// it, and then looks whether it is inside. At least one sees the other (see
-    /// atomic_ref::store_crossing): either this block turns back, or who gives up waits for it to
-    /// leave. Nobody touches a buffer of a rank that has returned.
+    /// atomic_ref::store_crossing): either this block turns back, or the thread that gives up waits
+    /// for it to leave. Nobody touches a buffer of a rank that has returned.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
@@ -204,7 +204,8 @@ public:
             release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
         stage_ = collective_stage::waiting;
-        // For all: who doesn't wait for long doesn't look. By a thread that mostly has nothing else to do.
+        // For all threads: a short wait doesn't look. Called by a thread that mostly has nothing
+        // else to do.
         if (rank_ == 0 && block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
@@ -433,7 +434,7 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
         if (kept(own().verdict) != 0) return;
-        close_group(view_);  // all of it, whatever became of who began
+        close_group(view_);  // all of it, whatever became of the thread that began
         const std::int64_t least = ctx_.now() + leaving_grace;
         const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
         // The rank that closed the group had given its reason before. The ranks' proposals are here

@@ -192,8 +192,8 @@ public:
         core_.arrive(s.client, now, &s.facts);
         if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
-    /// describe() and arrive() for who comes to the gate. There is entry. True: nobody else waits
-    /// and there is room, so it is admitted.
+    /// describe() and arrive() for a thread that comes to the gate. There is entry. True: nobody
+    /// else waits and there is room, so it is admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);

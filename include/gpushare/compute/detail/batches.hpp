@@ -609,7 +609,7 @@ private:
     static constexpr double most_stretch =
         16;  // of what is learnt of work beside others': one slow batch isn't believed
 
-    // An open batch is to end, and may have to wait for who enters it.
+    // An open batch is to end, and may have to wait for threads that enter it.
     void want_ends() noexcept {
         if constexpr (batch::shares)
             if (!std::exchange(ends_wanted_, true)) enqueued_.await(true);

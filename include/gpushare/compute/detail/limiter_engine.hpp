@@ -548,7 +548,8 @@ private:
             lock.lock();
         }
     }
-    // None where it can't be now: the stream is captured, say. It is tried again by who comes later.
+    // Records none if a point can't be recorded now, for example during a capture. A later thread
+    // tries again.
     template <class Handle>
     [[nodiscard]] static std::optional<point> recorded(const Handle& open) noexcept {
         try {
@@ -597,7 +598,7 @@ private:
         const client_settings& owner;  // if it is logged
     };
 
-    // The end of `b` is reached: its members are charged, and who waits for them is told.
+    // The end of `b` is reached: its members are charged, and threads that wait for them are told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
         // Reading the clock costs a good part of a permit. While nobody waits, nothing else is in
@@ -856,7 +857,7 @@ private:
             core_.count_cancelled(s->client, why);
             if (s->queued) {
                 s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
-                ++client.untold;  // until it is complete: who closes waits for it
+                ++client.untold;  // until it is complete: a close waits for it
                 cancelled.push(*s);
             } else {
                 turn_away(*s, why);
@@ -879,7 +880,7 @@ private:
         --clients_.queue(c).untold;
         if (is_awaited(c)) sleepers().wake_all();
     }
-    // It waits no longer, and makes room for who waits for that.
+    // The submission waits no longer, and makes room for threads that wait for room.
     void leave_queue(submission& s) noexcept {
         clients_.withdraw(s, policy_time());
         if (clients_.queue(s.client).waits_for_room > 0) sleepers().wake_all();

@@ -213,7 +213,7 @@ public:
                 e->pending_at = std::max(e->pending_at, then);
     }
     /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only
-    /// just recorded, or who looked at it is gone.
+    /// just recorded, or the thread that looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
         return all.any_ended() && any_where(all.in_use(), [](const batch& b) {
                    const auto* const e = b.ended();

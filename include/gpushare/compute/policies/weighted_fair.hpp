@@ -355,7 +355,7 @@ private:
     std::uint32_t num_capped_ = 0;                // clients with a cap
     ns turn_;                                     // how long a turn is: 0 or less, none
     ns left_{};                                   // of the present turn
-    std::uint32_t latest_ = 0;                    // whose turn it is: who was served last
+    std::uint32_t latest_ = 0;                    // whose turn it is: the client served last
     instant now_{};                               // while somebody has a cap
     ns all_had_{};                                // the device time of all that ended
 };

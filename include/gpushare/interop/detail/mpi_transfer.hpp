@@ -36,7 +36,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 class mpi_transfer {
-    /// The phases are scatter (parts to who combines them), combine, gather (results to all).
+    /// The phases are scatter (parts go to the ranks that combine them), combine and gather
+    /// (results go to all).
     enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange };
 
 public:

@@ -231,7 +231,7 @@ public:
         next().beginAllocateToPool(d, id, filter);
         if (whose != nullptr) whose->captures(stream, true);
         underway_.push_back({d, id, stream, std::move(whose), std::move(filter)});
-        // Release: who sees the count looks under the mutex.
+        // Release: a thread that sees the count looks under the mutex.
         captures_.store(underway_.size(), std::memory_order_release);
     }
     void endAllocateToPool(c10::DeviceIndex d, torch_pool_id id) override {

@@ -89,8 +89,9 @@ struct alignas(64) pool_block {
         return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
     }
 
-    /// Out, for whoever took it. Release: who takes back what is out (pool_store::take_back) reads
-    /// the label behind the tag; whoever frees the block has had the pointer handed over from here.
+    /// Out, for its new owner. Release: a thread that takes back blocks that are out
+    /// (pool_store::take_back) reads the label behind the tag; whoever frees the block has had the
+    /// pointer handed over from here.
     [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {
         label = text.data();
         label_size = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), ~std::uint32_t{0}));

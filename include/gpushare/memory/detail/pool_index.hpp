@@ -95,7 +95,8 @@ private:
 GPUSHARE_INLINE auto pool_index::find(const void* p) const noexcept -> pool_block* {
     const auto key = reinterpret_cast<std::uintptr_t>(p);
     if (key <= gap) return nullptr;
-    // Acquire, twice: who sees a table or a key sees what was stored before it was published.
+    // Acquire, twice: a thread that sees a table or a key sees what was stored before it was
+    // published.
     const table& t = *table_.load(std::memory_order_acquire);
     for (auto i = t.home(key);; i = (i + 1) & t.mask) {
         const slot& s = t.slots[i];

@@ -96,7 +96,7 @@ struct quota_cell {
     [[nodiscard]] quota_word now() const noexcept { return {word.load(std::memory_order_acquire)}; }
 
     void freeze() noexcept { word.fetch_or(quota_word::frozen_bit, std::memory_order_acq_rel); }
-    /// Release: who sees this word sees what was written before, the total first of all.
+    /// Release: a thread that sees this word sees what was written before, the total first of all.
     void publish(quota_word w) noexcept { word.store(w.bits, std::memory_order_release); }
 
     [[nodiscard]] std::uint64_t held() const noexcept {

@@ -36,7 +36,7 @@ public:
         hook_registration** at = &root.hooks_;
         while (*at != nullptr && (*at)->order_ <= order_) at = &(*at)->next_;
         next_ = std::exchange(*at, this);
-        // Release: who sees the function sees this header's data initialised.
+        // Release: a thread that sees the function sees this header's data initialised.
         root.ask_next_.store(&ask_next, std::memory_order_release);
         root.in_hook_ = &inside;
         root.orphan_hooks_ = [](quota_node& gone) noexcept {

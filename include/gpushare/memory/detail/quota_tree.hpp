@@ -141,7 +141,7 @@ struct alignas(64) quota_node {
     void hold(std::uint64_t held) const noexcept {
         cell_.hold(held, burst_ == bytes{} && borrowers_ == 0 && !stopped());
     }
-    // Written under the mutex. Acquire: who sees it sees what was done before.
+    // Written under the mutex. Acquire: a thread that sees it sees what was done before.
     [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
     [[nodiscard]] bool over_limit() const noexcept {
         return borrowed_.load(std::memory_order_relaxed) > burst_.count();

@@ -74,7 +74,7 @@ struct quota_wait_queue {
 private:
     static void try_all(quota_node& root) noexcept;
 
-    // After a refusal: who comes later doesn't get bytes from where these may come from.
+    // After a refusal: later requests get no bytes from the quotas that these bytes may come from.
     static void stop(quota_node& q, std::uint64_t n) noexcept;
 
     // Takes a quota out of the line; the waiters behind it may be served.

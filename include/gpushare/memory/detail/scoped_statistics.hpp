@@ -41,7 +41,8 @@ public:
     /// The scope of everything.
     static constexpr scope_id whole{0};
 
-    /// With `capture`, each block is entered with who allocated it: some microseconds and 136 bytes each.
+    /// With `capture`, each block is entered with the stack that allocated it: some microseconds
+    /// and 136 bytes each.
     explicit scoped_statistics(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
 
     /// A scope within another one. Throws std::bad_alloc.

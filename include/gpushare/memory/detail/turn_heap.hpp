@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas whose first waiter waits, by who came first: a pairing heap (Fredman et al., 1986) whose
-// elements carry their own links, so that nothing is allocated and none of them needs to be found
-// before it is taken out.
+// Quotas with a waiter, in the order in which their first waiters came: a pairing heap (Fredman et
+// al., 1986) whose elements carry their own links, so that nothing is allocated and none of them
+// needs to be found before it is taken out.
 //
 //   turn_heap line;    line.push(q.turn_);    line.first()->of;    line.remove(q.turn_);
 //

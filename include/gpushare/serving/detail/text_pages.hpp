@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages of the texts of an iteration_batch: who has which, what has to be copied before it is
-// written to, what is moved to the host, and the moves that an engine has to carry out. A value.
+// The pages of the texts of an iteration_batch: which text has which page, what has to be copied
+// before it is written to, what is moved to the host, and the moves that an engine has to carry
+// out. A value.
 //
 //   if (pages.fits(text, 16) == 16) pages.extend(text, 16);  // in pages that nobody else reads
 //   pages.yield(text, true);                                 // to the host, if there is room

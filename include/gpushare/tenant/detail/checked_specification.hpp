@@ -59,7 +59,7 @@ inline void check_soft_cap(const tenant_spec& s) {
     check_field(s.cap < share::whole(), s, "soft_cap", std::string_view("yes"), "", "go with a cap below 100 %");
 }
 
-/// The same of who is to be admitted.
+/// The same for the tenant to be admitted.
 inline void check_admission(const tenant_spec& s) {
     if (s.name.empty()) refuse_field(s, "a tenant needs a name");
     check_fields(s);

@@ -145,8 +145,8 @@ public:
     }
 
 private:
-    // Relaxed: who gets a block that somebody had is behind whatever that one did, by the lock of
-    // the device's allocator.
+    // Relaxed: the next owner of a block comes after everything that its last owner did, by the
+    // lock of the device's allocator.
     [[nodiscard]] bool cleans() const noexcept {
         return policy_ != scrub_policy::off || (minded_ != nullptr && minded_->load(std::memory_order_relaxed));
     }

@@ -147,7 +147,7 @@ public:
             if (make[i]) parts_[i].store->scrubber.made_by(std::move(make[i]));
     }
 
-    // Acquire: who sees it closed sees the final accounts.
+    // Acquire: a thread that sees the close sees the final accounts.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
     [[nodiscard]] tenant_usage usage() {

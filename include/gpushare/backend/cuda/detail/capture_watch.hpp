@@ -56,7 +56,8 @@ public:
 
     /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.
     void hand_out() noexcept {
-        // relaxed: who is given the handle sees to it that what it does with the stream comes behind.
+        // relaxed: a thread that gets the handle makes sure that its own work on the stream comes
+        // later.
         if (!handed_out()) handed_out_.store(true, std::memory_order_relaxed);
     }
     [[nodiscard]] bool handed_out() const noexcept { return handed_out_.load(std::memory_order_relaxed); }

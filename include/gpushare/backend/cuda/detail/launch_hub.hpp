@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's subscriber to the driver's launches, and who they belong to: the calling thread's client, or the stream's.
+// The process's subscriber to the driver's launches, and the client to which a launch belongs: the
+// calling thread's, or the stream's.
 //
 //   launch_hub& hub = launch_hub::of_process();
 //   hub.join(gate);                                   // the first one subscribes; throws subscriber_taken
@@ -286,7 +287,8 @@ private:
         }
     }
 
-    // How many streams are bound, in all and of those that share a place in the filter: who finds none there needs no lock.
+    // How many streams are bound, in all and for each place in the filter. A launch that finds none
+    // there needs no lock.
     [[nodiscard]] static std::size_t place_of(CUstream s) noexcept {
         const auto n = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(s));
         return static_cast<std::size_t>((n * 0x9e3779b97f4a7c15U) >> 56);

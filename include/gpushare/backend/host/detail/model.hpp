@@ -99,7 +99,8 @@ public:
 
     // --- partitions
 
-    /// Sets SMs apart, of which there are as many in no partition, for who calls leave_partition in the end.
+    /// Sets SMs apart, of which as many are in no partition. The caller must call leave_partition
+    /// in the end.
     [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms);
     /// One user less; the SMs are everybody's again when the last one goes.
     void leave_partition(device_state& d, std::uint32_t part) noexcept;
