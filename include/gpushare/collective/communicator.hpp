@@ -188,7 +188,7 @@ public:
         return {shared_->views[channel], shared_->tuning, r};
     }
 
-    /// What parent_rank() says of a rank that joined by grow().
+    /// parent_rank() of a rank that joined by grow().
     static constexpr std::uint32_t joined = std::numeric_limits<std::uint32_t>::max();
 
     /// The rank that `r` has in the communicator that this one was made of; `r` itself where there is none.

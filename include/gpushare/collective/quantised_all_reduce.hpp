@@ -63,10 +63,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a quantised all-reduce takes: float, float16 and bfloat16.
+/// The element types of a quantised all-reduce: float, float16 and bfloat16.
 template <class T>
 concept quantisable = std::same_as<T, float> || detail::is_half<T>;
-/// What a quantised all-reduce computes of the ranks' elements: their sum or their average.
+/// The operators of a quantised all-reduce: the sum or the average of the ranks' elements.
 template <class Op>
 concept quantised_operator = std::same_as<Op, sum> || std::same_as<Op, average>;
 /// How many elements have a scale together: 32 or 128.
@@ -91,7 +91,7 @@ concept quantised_block = Block == 32 || Block == 128;
     constexpr double of_float = 1.0 / (1 << 22);
     return (33.0 / 256 + ranks * of_float) * magnitudes + largest / 65536 + (ranks + 1.0) * 0x1p-136;
 }
-/// What rounding with the smallest scale may change, whatever the elements are.
+/// The largest change by rounding with the smallest scale, for any elements.
 inline constexpr double quantised_floor = 0x1p-136;
 
 /// The bytes of `count` elements on the wire, with a scale for each `block` of them: the last block

@@ -42,7 +42,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What devices move in whole vectors of 16 bytes: of 1, 2, 4, 8 or 16 bytes, and trivially copyable.
+/// Types that devices move in whole vectors of 16 bytes: trivially copyable, of 1, 2, 4, 8 or 16
+/// bytes.
 template <class T>
 concept movable_on_devices = std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0;
 

@@ -93,7 +93,7 @@ struct admission {
     bool unproven = false;          ///< the longest is only as its submitter declared its cost: nothing of it was seen
 };
 
-/// What a submission is charged, and how reliable that figure is.
+/// The charge of a submission, and how reliable that figure is.
 struct charge {
     /// Where the time comes from.
     enum class source : std::uint8_t {
@@ -119,7 +119,7 @@ struct charge {
     bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
     bool may_shrink = false;    ///< work beside it, still in flight, may turn out to have shared this time
 
-    /// What its client is billed.
+    /// The bill of its client.
     [[nodiscard]] constexpr ns amount() const noexcept { return billed == as_taken ? took : billed; }
 };
 

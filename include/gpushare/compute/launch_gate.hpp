@@ -132,7 +132,8 @@ struct long_hold {
     ns held{};                ///< since it became present
 };
 
-/// What a launch costs: the device's time that it takes, and the part of that which its client is charged.
+/// The cost of a launch: the device time that the launch takes, and the part of that time that its
+/// client is charged.
 struct launch_cost {
     ns time{0};        ///< from its beginning to its end
     ns charge{0};      ///< times the part of the SMs that it fills
@@ -245,7 +246,7 @@ public:
     /// A launch has ended, or several together. `measured` replaces the prediction in the client's charge.
     void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
-        // What is timed for the first time says nothing about predictions.
+        // A first measurement says nothing about predictions.
         const ns late = s.unsure == ns{0} ? measured.time - predicted.time : ns{0};
         s.late = std::max(late, s.late - s.late / 64);
         s.in_flight -= std::min(predicted.time, s.in_flight);

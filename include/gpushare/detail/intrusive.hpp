@@ -128,7 +128,7 @@ private:
         made* before = nullptr;
     };
 
-    made* newest_ = nullptr;  // not a std::list: that costs whoever includes this a hundred classes of traits
+    made* newest_ = nullptr;  // not a std::list: its header would cost each includer a hundred classes of traits
     std::size_t size_ = 0;
     fifo<T> free_;
 };

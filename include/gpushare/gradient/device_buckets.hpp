@@ -14,9 +14,9 @@
 //   mine.ready(r, g);              // what computes gradient g is enqueued on streams[r]
 //   while (!mine.complete()) mine.advance(std::span(streams), staging, engine);  // enqueues it
 //
-// What is enqueued behind the last bucket on a rank's stream finds the averages in the gradients.
-// NCCL is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp),
-// and so is a quantised all-reduce (collective/quantised_all_reduce.hpp).
+// Work enqueued behind the last bucket on a rank's stream finds the averages in the gradients. NCCL
+// is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp), and
+// so is a quantised all-reduce (collective/quantised_all_reduce.hpp).
 //
 // A rank whose gradients of a bucket lie behind each other, as they were registered, isn't packed:
 // one flat buffer of all gradients is combined where it is. What else is packed goes through one
@@ -172,7 +172,7 @@ public:
         prepare();
         return plan_;
     }
-    /// What advance() needs for each rank: the largest bucket. Alignment 16.
+    /// The bytes that advance() needs for each rank: the largest bucket. Alignment 16.
     [[nodiscard]] bytes staging_bytes() {
         const std::scoped_lock lock(mutex_);
         prepare();

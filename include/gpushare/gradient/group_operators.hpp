@@ -625,7 +625,7 @@ public:
     [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }  ///< the classes of a rank
     /// The rank's classes that take part in the step, counted from own(rank).begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows(std::uint32_t rank) const { return rows_[rank]; }
-    /// What a step takes of each rank's device.
+    /// The memory that a step takes of each rank's device.
     [[nodiscard]] bytes scratch_bytes() const {
         std::size_t most = 0;  // classes of a rank
         for (const element_range& own : own_) most = std::max(most, own.size());

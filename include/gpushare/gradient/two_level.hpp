@@ -385,7 +385,7 @@ public:
         /// processes hear of it.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
-            // acquire: whoever closed the group had stored it before.
+            // acquire: the thread that closed the group had stored it before.
             const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
             if (word != 0)
                 f = collective_fault::unpacked(word);
@@ -577,7 +577,7 @@ public:
     [[nodiscard]] combiner_type combiner(ns patience = std::chrono::minutes(10)) noexcept { return {*this, patience}; }
     /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
     void abort(std::uint32_t rank, errc why) noexcept {
-        // release: whoever finds the members closed reads it.
+        // release: a thread that finds the members closed reads it.
         aborted_.store(collective_fault{why, what, rank, 0}.packed(), std::memory_order_release);
         members_[0].close({why, what, 0, 0});
         outer_.abort(outer_.size() + rank, why);

@@ -64,7 +64,7 @@ enum class wire_format : std::uint8_t {
 struct mixed_format {
     wire_format large = wire_format::bf16;  ///< of the others
     std::size_t least = 4096;               ///< elements
-    /// That of a gradient.
+    /// The format of a gradient.
     [[nodiscard]] constexpr wire_format of(std::size_t elements) const noexcept {
         return elements < least ? wire_format::as_is : large;
     }

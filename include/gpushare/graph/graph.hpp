@@ -53,7 +53,7 @@ inline namespace GPUSHARE_ABI {
 /// Models as graphs, cut into pieces that a scheduler sees one by one.
 namespace graph {
 
-/// What a tensor consists of.
+/// The type of a tensor's elements.
 enum class element : std::uint8_t {
     unknown,     ///< nobody said
     f32,         ///< float
@@ -294,7 +294,7 @@ struct lifetime {
     return crossing(g, lifetimes(g), position);
 }
 
-/// What a piece has in common with the rest. Indices of values, ascending.
+/// The values that a piece shares with the rest of the graph: indices, ascending.
 struct piece_edges {
     std::vector<std::uint32_t> inputs{};   ///< read here, made by the caller or an earlier piece
     std::vector<std::uint32_t> weights{};  ///< read here, constants of the model
@@ -330,7 +330,7 @@ struct piece_edges {
 
 namespace graph {
 
-/// What is wrong with a model, or with how it is cut.
+/// An error of a model, or of how it is cut.
 enum class model_fault : std::uint8_t {
     no_file,           ///< the file can't be read
     unreadable,        ///< the bytes are no model, or only a part of one

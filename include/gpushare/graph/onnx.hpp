@@ -6,7 +6,7 @@
 //   const gpushare::graph::model_graph& g = model.graph();              // a plain value: where to cut is decided on it
 //   const std::string piece = model.extract({0, 20});                   // nodes 0 to 19, as a model of their own
 //
-// What each piece reads and leaves is edges_of(g, range), in that order.
+// edges_of(g, range) lists the values that each piece reads and leaves, in that order.
 #pragma once
 
 #include <algorithm>
@@ -73,8 +73,9 @@ struct import_options {
 /// A model that was read and checked. Movable; safe to read from any thread. Holds the model's bytes once, without weights
 /// in files of their own: those are read when a piece is extracted.
 ///
-/// What depends on weights alone (constants, reshaped weights) is no node of graph() but a weight; each piece that needs
-/// such a value computes it anew, which engines do once, when they load the piece. Nothing of that crosses a cut.
+/// A node that depends on weights alone (constants, reshaped weights) counts as a weight, not as a
+/// node of graph(); each piece that needs such a value computes it anew, which engines do once,
+/// when they load the piece. Nothing of that crosses a cut.
 class onnx_model {
 public:
     /// Reads a file. Throws model_error, and std::bad_alloc.

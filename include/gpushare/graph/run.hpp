@@ -10,8 +10,8 @@
 //
 // On a device, captured_model makes all pieces one graph, with a gate between two of them.
 //
-// What passes from piece to piece is in the tenant's memory: values that are never there together share bytes, and those
-// whose size only a run tells have blocks of their own, which grow.
+// Values that pass from piece to piece lie in the tenant's memory: values that are never there
+// together share bytes, and those whose size only a run tells have blocks of their own, which grow.
 //
 // place_buffers gives those values their places in one block of memory, for runners of your own:
 //
@@ -94,9 +94,9 @@ struct crossing_value {
     return crossing;
 }
 
-/// What these values need. `sizes`: of each value of the graph, where the caller knows them better
-/// (dynamic shapes); empty: as the graph has them. Throws operation_error (invalid_specification)
-/// where nobody knows a size.
+/// The memory that these values need. `sizes`: of each value of the graph, where the caller knows
+/// them better (dynamic shapes); empty: as the graph has them. Throws operation_error
+/// (invalid_specification) where nobody knows a size.
 [[nodiscard]] inline std::vector<buffer_need> needs_of(const model_graph& g, std::span<const crossing_value> values,
                                                        std::span<const bytes> sizes = {}) {
     if (!sizes.empty() && sizes.size() != g.values.size())
@@ -275,11 +275,11 @@ public:
             t.room = nullptr;
         }
     }
-    /// What a piece reads, in the order of edges_of(): as piece_engine::enqueue takes it.
+    /// The inputs of a piece in the order of edges_of(), as piece_engine::enqueue takes them.
     [[nodiscard]] std::span<const tensor* const> inputs(std::uint32_t number) const noexcept {
         return pieces_[number].inputs;
     }
-    /// What a piece writes, likewise.
+    /// The outputs of a piece, likewise.
     [[nodiscard]] std::span<tensor* const> outputs(std::uint32_t number) const noexcept {
         return pieces_[number].outputs;
     }

@@ -86,7 +86,7 @@ struct split_plan {
         for (const auto& p : pieces) all = std::max(all, p.takes);
         return all;
     }
-    /// What crosses all cuts together: a value that lives over two cuts counts twice.
+    /// The bytes that cross all cuts together: a value that lives over two cuts counts twice.
     [[nodiscard]] bytes crossing() const noexcept {
         bytes all{};
         for (const auto& p : pieces) all += p.crossing;
@@ -180,7 +180,7 @@ public:
 
     /// The best by what is known.
     [[nodiscard]] const split_plan& plan() const noexcept { return plan_; }
-    /// What its cuts cost beside what the nodes take, as the options have it.
+    /// The cost of the cuts beside the time of the nodes, by the options.
     [[nodiscard]] ns overhead() const noexcept { return overhead_; }
     /// Places in plan().order that should be measured as one piece; nothing: the plan is settled.
     [[nodiscard]] std::optional<node_range> next_to_measure() const noexcept { return ask_; }

@@ -78,7 +78,7 @@ struct process_set_options {
 
 namespace detail {
 
-/// What a rank wants. The thread fills in how it went.
+/// A rank's request. The thread fills in how the request went.
 struct request {
     std::string name;
     std::byte* data = nullptr;
@@ -95,7 +95,7 @@ struct request {
     return h;
 }
 
-// What is asked for, in a word: the type; whether it is a broadcast; the operator; the root.
+// The request in one word: the type, whether it is a broadcast, the operator and the root.
 inline constexpr std::uint64_t is_broadcast = 1U << 16;
 inline constexpr int operator_at = 17, root_at = 32;
 [[nodiscard]] constexpr reduce_op operator_of(std::uint64_t what) noexcept {
@@ -309,7 +309,8 @@ private:
         return {std::move(r), *this};
     }
 
-    // What follows is the thread's. It reads others' requests under the lock, and combines without.
+    // The members below belong to the thread. It reads others' requests under the lock, and
+    // combines without the lock.
     using requests = std::vector<std::shared_ptr<detail::request>>;
     static constexpr std::size_t words_of_a_request = 3;
     // Answers, of which the least of all ranks counts.

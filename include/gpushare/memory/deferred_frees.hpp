@@ -135,7 +135,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t most_awaited = 64;  // at a time: whoever waits comes back
+    static constexpr std::size_t most_awaited = 64;  // at a time: a waiting thread comes back
 
     struct entry {
         entry* next = nullptr;

@@ -603,7 +603,7 @@ private:
         if (p == nullptr) refuse(r);
         return p;
     }
-    // In the name of whoever the upstream says that the memory is charged to.
+    // In the name of the owner that the upstream charges.
     [[noreturn]] void refuse(const refusal& r) const {
         if (r.thrown) std::rethrow_exception(r.thrown);
         if (r.why.code == errc::closed) throw memory_error(r.why, {}, "allocate from a pool");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when a quota lacks bytes: hooks are asked to make room, and whoever wants to waits,
-// first come first served, until a deadline or a stop request.
+// The steps when a quota lacks bytes: hooks are asked to make room, and a caller that wants to
+// waits, first come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
@@ -190,8 +190,8 @@ private:
 
 /// As long as it lives, nobody keeps bytes that the root of a tree has lent: what is freed below
 /// goes back to it at once, as while somebody waits. Nothing is refused because of it; charges and
-/// releases take the mutex of the tree. For whoever looks at several roots at one moment: no bytes
-/// are on their way between a free and the root then. The root must outlive it.
+/// releases take the mutex of the tree. For a look at several roots at one moment: no bytes are on
+/// their way between a free and the root then. The root must outlive it.
 class quota_pressure {
 public:
     /// For the tree of `of`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quotas, pools and resources tell about memory: plain values, each of one moment.
+// Figures of quotas, pools and resources about memory: plain values, each of one moment.
 //
 //   const gpushare::quota_usage q{.current = 3_GiB, .peak = 5_GiB};                  // usage() of a quota
 //   const gpushare::pool_usage p{.reserved = 64_MiB, .used = 40_MiB};                // of a pool_resource

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes in and out of an iteration_batch (iteration_batch.hpp): options, requests, figures, and
-// the plan of a step with the concept that an engine models.
+// The inputs and outputs of an iteration_batch (iteration_batch.hpp): options, requests, figures,
+// and the plan of a step with the concept that an engine models.
 //
 //   gpushare::iteration_options o{.page_tokens = 16, .pages = 4096, .step_tokens = 512};
 //
@@ -76,7 +76,7 @@ concept iteration_engine = requires(E& e, const step_plan& plan, std::span<text_
     e.step(plan, next);
 };
 
-/// What becomes of a text's pages when it has to yield.
+/// The fate of a text's pages when the text has to yield.
 enum class yields_by : std::uint8_t {
     recompute,  ///< They are given up, and computed again when the text's turn comes.
     moving,     ///< They move to the host and back; without room there: as `recompute`.

@@ -410,7 +410,7 @@ private:
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
 
-/// What becomes of a group's memory while the group sleeps.
+/// The fate of a group's memory while the group sleeps.
 enum class group_memory : std::uint8_t {
     moved,   ///< goes to the host with its contents, and comes back; needs tenant_spec::spill
     dropped  ///< is freed; on waking there is as much again, elsewhere, with undefined contents

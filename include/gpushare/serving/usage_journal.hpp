@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tenants used, from the meter to the bill: meters read usage, lines of text keep it, a journal
+// Tenants' usage, from the meter to the bill: meters read usage, lines of text keep it, a journal
 // is a file of lines, and invoices add the lines up.
 //
 // A journal's lines are only ever added. A process that is killed loses at most the line that it was
@@ -650,7 +650,7 @@ private:
         torn_ = half_written_ = false;
         return {};
     }
-    // The lines of an append that failed must not count: whoever tries again would add them twice.
+    // The lines of a failed append must not count: a second try would add them twice.
     failure undo(failure why) noexcept {
         (void)take_back();
         return why;

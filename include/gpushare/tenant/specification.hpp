@@ -16,8 +16,8 @@
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
 //   };                                                                                          // shared.choose_devices(first)
 //
-// What reads specifications (tenant/specification_text.hpp) throws an error that names
-// the key which can't be read:
+// The readers of specifications (tenant/specification_text.hpp) throw an error that names the key
+// which can't be read:
 //
 //   try { auto spec = gpushare::parse_specification(text); }
 //   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }
@@ -55,7 +55,7 @@ inline constexpr bytes all_burst = bytes::max();
 /// For tenant_spec::slice: the slice with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
 
-/// What backs a tenant's memory(), above its quota.
+/// The layers of a tenant's memory() above its quota.
 enum class memory_stack : std::uint8_t {
     direct,  ///< each block is the device's own: freed memory is everybody's at once; each call is a driver call
     /// Blocks out of segments that the tenant keeps: no driver call while they suffice. Only blocks

@@ -308,7 +308,7 @@ public:
     [[nodiscard]] result<tenant> try_redeem(std::uint64_t reservation, tenant_spec spec) {
         return detail::or_why([&] { return redeem(reservation, std::move(spec)); });
     }
-    /// Tenants whose reservation has ended: they block whoever comes next.
+    /// Tenants whose reservation has ended: they block the next reservation.
     [[nodiscard]] std::vector<std::string> overdue() const {
         std::vector<std::string> names;
         for (const auto& [name, t] : placed_)

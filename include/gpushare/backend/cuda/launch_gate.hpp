@@ -239,7 +239,7 @@ public:
             raise({why}, {}, "a wait in a graph");
     }
 
-    /// Lets everybody through, now and from now on: whoever is held goes.
+    /// Lets every launch through from now on, held launches included.
     void close() noexcept { state_->close(); }
 
     /// Whether single launches pass the gate; else whole calls do, since CUPTI has another subscriber.

@@ -226,7 +226,8 @@ public:
     /// before such a capture must be done by then. Throws as record().
     [[nodiscard]] point last_use();
 
-    /// For whoever records later. Empty where the native stream is somebody else's, and may be gone by then.
+    /// For a later record. Empty if the native stream belongs to another library, since it may be
+    /// gone by then.
     [[nodiscard]] handle share() const noexcept { return state_->owned ? handle(state_) : handle(); }
 
     /// Names its timeline among those of all streams that there are or lately were.

@@ -115,7 +115,7 @@ inline void drop(outcome_state& o) noexcept {
 
 }  // namespace detail
 
-/// How a piece of work went, for whoever asks and as often as they ask; see stream::own_work.
+/// How a piece of work went, for any number of questions by any thread; see stream::own_work.
 /// Copies tell of the same work; a default-constructed one tells of none, which went well. Safe
 /// from any thread, as a shared_ptr is.
 class outcome {
@@ -248,7 +248,7 @@ inline bool point::wait_any(std::span<const point> points, instant deadline, det
             points[i].state_->waiters.push(links[i]);
         }
     }
-    if (woken.wait(deadline)) return true;  // whoever reached it has seen to the queues
+    if (woken.wait(deadline)) return true;  // the thread that reached the point has seen to the queues
     const std::lock_guard lock{hub.mutex};
     if (woken.raised()) return true;
     self.leave();

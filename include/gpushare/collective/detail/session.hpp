@@ -91,7 +91,7 @@ struct smaller_word {
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
 
-/// How long whoever gives up waits, beyond its deadline, for the others to leave its buffers:
+/// How long a thread that gives up waits, beyond its deadline, for the others to leave its buffers:
 /// microseconds where they run.
 inline constexpr std::int64_t leaving_grace = 200'000'000;  // ns
 inline constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
@@ -154,8 +154,8 @@ public:
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
                 // It did nothing in there. On the host still a release: by C++20 this store hides
-                // that of the collective before it from whoever finds it outside. On devices the
-                // others have waited for what that one did.
+                // that of the collective before it from a thread that finds it outside. On devices
+                // the others have waited for what that one did.
                 if constexpr (is_one_thread<Context>)
                     atomic_ref{own().inside}.store_release(0);
                 else
@@ -268,7 +268,7 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {
-            // release: what this rank did inside is over for whoever finds it outside.
+            // release: what this rank did inside is over for a thread that finds it outside.
             release(own().inside, 0);
             stage(collective_stage::outside);
             report();
@@ -402,7 +402,7 @@ private:
         atomic_ref{view_.reports[rank_].place}.store_relaxed(std::uint64_t{epoch_} << 32 | progress_word(stage_));
     }
     /// From inside: proposes, unless somebody has closed this block: then all that is missing is
-    /// closed. relaxed: leaving is a release, and whoever chooses has seen this block leave.
+    /// closed. relaxed: leaving is a release, and the choosing thread has seen this block leave.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
         if (!closed()) atomic_ref{own().proposal}.store_relaxed(fault);

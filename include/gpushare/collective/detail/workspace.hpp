@@ -46,7 +46,7 @@ struct alignas(interference_bytes) block_state {
     std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
     std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
     std::uint32_t coded;     // chunks that it went through in quantised all-reduces so far
-    // Written with 1 by whoever closes the group, and never taken back.
+    // Set to 1 by the thread that closes the group, and never reset.
     std::uint32_t closed;
     // In block 0 of rank 0, for the host's threads, where these reach workspaces.
     std::uint32_t host_claims;    // the first to add here proposes

@@ -7,7 +7,7 @@
 //   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
 // Ranks compare what they call in two ways. A message's tag holds a few bits of the call's
-// signature, so messages of different calls seldom meet, and whoever waits finds another one there
+// signature, so messages of different calls seldom meet, and a waiting rank finds another one there
 // instead (differs_from). Tags are too short to rule that out: each call also has one transfer in
 // one shot, whose messages end with the whole signature. Messages are sent even if they are empty.
 #pragma once

@@ -81,7 +81,7 @@ struct alignas(64) pool_block {
     pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
     union {
         pool_block* previous = nullptr;  // in a list of free blocks
-        const char* label;               // while it is out: whoever holds it writes it, before the tag
+        const char* label;               // while it is out: its holder writes it, before the tag
     };
 
     [[nodiscard]] bool whole_range() const noexcept { return before == nullptr && after == nullptr; }

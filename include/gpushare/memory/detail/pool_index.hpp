@@ -48,7 +48,8 @@ public:
     void insert(pool_block& b) noexcept;
     void erase(const pool_block& b) noexcept;
 
-    /// The first block from place `at` on, which goes behind it; null at the end. For whoever alone inserts.
+    /// The first block from place `at` on, which goes behind it; null at the end. Only for the one
+    /// inserting thread.
     [[nodiscard]] pool_block* next(std::size_t& at) const noexcept;
 
     /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before

@@ -43,7 +43,7 @@ public:
         batch* next = nullptr;
         Point point{};
         pool_chain blocks;
-        const void* by = nullptr;  // whoever may use the blocks before the point is reached
+        const void* by = nullptr;  // the worker that may use the blocks before the point is reached
     };
     using batches = detail::fifo<batch>;
 
@@ -472,7 +472,7 @@ public:
     /// Takes a block for which its worker's bin has no room. Makes some, for the next ones.
     /// errc::closed if the pool is.
     errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
-        const auto lock = locked();  // whoever empties all bins must not miss what is between two of them
+        const auto lock = locked();  // a thread that empties all bins must not miss a block between two of them
         if (closed_) return errc::closed;
         uncount(size);
         pool_chain out;
@@ -493,7 +493,7 @@ public:
     /// Waits until one of the points behind which blocks were freed is reached, or until
     /// `deadline`. False, at once, if there is none. Throws what waiting for the points throws.
     bool wait_any(instant deadline) {
-        std::array<Point, 64> open{};  // at a time: whoever waits comes back
+        std::array<Point, 64> open{};  // at a time: a waiting thread comes back
         std::size_t n = 0;
         {
             const auto lock = locked();

@@ -59,7 +59,7 @@ struct list_link {
     T *previous = nullptr, *next = nullptr;
 };
 
-/// First come, first; whoever is in it leaves from anywhere at once.
+/// First in, first out; any entry leaves from anywhere at once.
 template <class T, list_link<T> T::*Link>
 class linked_list {
 public:

@@ -73,7 +73,7 @@ public:
     /// Null where the memory isn't there or can't be overwritten, and then it is back; in_flight: it will be, once it
     /// is known that nothing overwrites it any more.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
-        if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: whoever comes next looks as well
+        if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: the next caller looks as well
         failure refusal;
         void* p = from_below(size, alignment, refusal);
         // Not only while that gives something back: another thread may just have done so, or have

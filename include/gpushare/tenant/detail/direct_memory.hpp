@@ -156,8 +156,8 @@ private:
         frees_.add(*done, p, size, alignment);
         return errc::none;
     }
-    // Nobody can tell when it may be used again: whoever frees it may try once more. False if the
-    // host has no memory to remember it.
+    // Nobody can tell when the block may be used again: the caller may try to free it once more.
+    // False if the host has no memory to remember it.
     bool stays_out(const block& b) noexcept {
         frees_count_.fetch_sub(1, std::memory_order_relaxed);
         try {

@@ -45,8 +45,8 @@ public:
     virtual bool trim() noexcept = 0;
 };
 
-/// Chunks, each block at addresses of its own. A block that is freed leaves its chunks for whoever comes next, whatever
-/// size that wants: they neither fragment nor go through the driver. `V` must outlive it.
+/// Chunks, each block at addresses of its own. A freed block leaves its chunks for the next block,
+/// whatever size that wants: they neither fragment nor go through the driver. `V` must outlive it.
 template <virtual_memory V>
 class arena_source final : public memory_source {
 public:
@@ -147,7 +147,8 @@ private:
         }
         return taken;
     }
-    // For whoever comes next; where the host has no memory to remember them they are the device's again.
+    // For the next block. If the host has no memory to remember the chunks, they go back to the
+    // device.
     void keep(std::vector<chunk> chunks) noexcept {
         const std::lock_guard lock(mutex_);
         try {
@@ -194,9 +195,9 @@ concept stream_ordered_pool = timeline<Stream> && requires(P& p, const P& c, Str
 };
 // clang-format on
 
-/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool`
-/// must outlive it. Pool and stream are safe from any thread, so nobody waits for a lock while
-/// another one is in the driver.
+/// Blocks of such a pool, on a stream of its own. A block may be used on any stream. `Pool` must
+/// outlive it. Pool and stream are safe from any thread, so nobody waits for a lock while another
+/// one is in the driver.
 template <class Pool, timeline Stream>
 requires stream_ordered_pool<Pool, Stream>
 class stream_ordered_source final : public memory_source {

@@ -152,7 +152,8 @@ struct shared_node {
             return const_cast<device*>(this)->slice_for(wanted, level);  // NOLINT: changes nothing
         }
 
-        /// From now on what sources keep is given to whoever lacks it. Throws std::bad_alloc.
+        /// From now on memory that sources keep goes to any tenant that lacks memory. Throws
+        /// std::bad_alloc.
         void trim_for_all() {
             if (trims) return;
             trims.emplace(quota_hook::at_root, memory, std::numeric_limits<int>::min(),
@@ -182,10 +183,10 @@ struct shared_node {
         quota memory;
         std::atomic<std::uint64_t> lent_asleep{0};             // bytes: see asleep()
         std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
-        std::optional<quota_hook> trims;                     // what these keep goes to whoever lacks memory, arenas too
-        stable_list<slice> slices;                           // one or more
-        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
-        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
+        std::optional<quota_hook> trims;                       // what sources and arenas keep goes to tenants in need
+        stable_list<slice> slices;                             // one or more
+        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition, where there are some
+        std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
         std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
     };
 

@@ -405,8 +405,8 @@ public:
     }
 
 private:
-    // Two resizes may get here in either order: whoever finds newer settings than it told tells
-    // those.
+    // Two resizes may get here in either order: a resize that finds newer settings than it told
+    // tells those.
     failure tell_policies() {
         for (auto& p : parts_) {
             client_settings told, now = settings(p.slice.size);

@@ -300,7 +300,7 @@ private:
 
 /// Drops a reference; the last one puts the point back into its pool.
 inline void drop(point_state& p) noexcept {
-    // acq_rel: whoever uses the event again has seen the last use by everybody else.
+    // acq_rel: the thread that reuses the event has seen every other thread's last use.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::shared_ptr<device_state> device = std::move(p.device);
     p.instead.reset();  // which may drop other points

@@ -224,7 +224,8 @@ private:
     }
     void called(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
         const thread_binding* const thread = thread_binding::innermost();
-        // relaxed: whoever binds a stream and launches into it from another thread orders the two.
+        // relaxed: a caller that binds a stream and launches into it from another thread orders the
+        // two.
         const bool any = bound_.load(std::memory_order_relaxed) != 0;
         if (thread == nullptr && !any && id != stream_end_id) return;
         if (in_child()) return;

@@ -166,7 +166,7 @@ GPUSHARE_INLINE void engine::close_stream(stream_state& s) noexcept {
 }
 
 GPUSHARE_INLINE auto engine::take_operation(stream_state& s) -> operation& {
-    // acquire: sees the operation as whoever put it there left it.
+    // acquire: sees the operation as the thread left it that put it there.
     if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_acquire)) return *spare;
     const std::lock_guard lock{hub_->mutex};
     return model_.operations().acquire();
@@ -396,7 +396,7 @@ GPUSHARE_INLINE std::exception_ptr engine::execute(sm_state& sm) noexcept {
             began = ended;
         }
     }
-    // acq_rel: whoever destroys the kernel does so after all other blocks' last use of it.
+    // acq_rel: the block that destroys the kernel does so after all other blocks' last use of it.
     if (op.unexecuted.fetch_sub(count, std::memory_order_acq_rel) == count) op.body.reset();
     return thrown;
 }

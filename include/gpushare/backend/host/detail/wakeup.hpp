@@ -61,7 +61,7 @@ public:
     /// For the next wait; under the lock.
     void lower() noexcept { raised_.store(0, std::memory_order_relaxed); }  // relaxed: the lock orders it
 
-    // acquire: whoever sees it raised sees what was done before.
+    // acquire: a thread that sees it raised sees what was done before.
     [[nodiscard]] bool raised() const noexcept { return raised_.load(std::memory_order_acquire) == 1; }
 
 private:
