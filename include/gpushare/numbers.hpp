@@ -77,7 +77,8 @@ struct number_format {
             if (abs > (has_infinity ? infinity : largest)) return 0x7fff'ffffU;
             if (has_infinity && abs == infinity) return sign | 0x7f80'0000U;
             if (abs >= 1U << MantissaBits) return sign | ((abs << dropped) + rebias);
-            // Subnormal: a count of the smallest positive number. The product is normal, so no flush to zero hits it.
+            // A subnormal number is a multiple of the smallest positive one. The product is normal,
+            // so flush-to-zero leaves the product alone.
             constexpr auto smallest = __builtin_bit_cast(float, std::uint32_t{128 - bias - MantissaBits} << 23);
             return sign | __builtin_bit_cast(std::uint32_t, static_cast<float>(abs) * smallest);
         }

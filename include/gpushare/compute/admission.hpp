@@ -126,7 +126,8 @@ struct charge {
 /// How often things took how long: counts in fixed buckets. A value, which allocates nothing.
 class duration_histogram {
 public:
-    /// Up to how long each bucket counts, itself included; what took longer than the last is in one more.
+    /// The upper bound of each bucket, inclusive. One more bucket counts what took longer than the
+    /// last bound.
     static constexpr std::array<ns, 16> limits{
         ns{10'000},      ns{25'000},        ns{100'000},       ns{250'000},       ns{500'000},    ns{1'000'000},
         ns{2'500'000},   ns{5'000'000},     ns{10'000'000},    ns{25'000'000},    ns{50'000'000}, ns{100'000'000},

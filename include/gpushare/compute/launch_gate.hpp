@@ -195,7 +195,8 @@ public:
     }
     /// The same of the request that arrived first.
     void left(client c, instant now) noexcept { left(c, now, clients_[c].open.first()); }
-    /// Launches of `c` are in flight: it is present until they have drained, as if for a request, but nothing is due.
+    /// Launches of `c` are in flight. The client is present until they have drained, as with a
+    /// request, but nothing is due.
     void occupied(client c, instant now) noexcept { present(c, now); }
     /// See occupied().
     void drained(client c, instant now) noexcept { absent(c, now); }

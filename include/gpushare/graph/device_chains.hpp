@@ -45,7 +45,8 @@ namespace graph {
 /// Pieces that this library's kernel computes. A piece_engine on streams that launch kernels.
 /// Pieces are added by one thread before any runs; different pieces may run at the same time, one
 /// piece once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
-/// of the engine may run when it goes. A graph of a captured run lives no longer than its piece.
+/// of the engine may run when the engine is destroyed. A graph of a captured run lives no longer
+/// than its piece.
 template <class Tenant>
 class chain_engine {
     using stream = typename Tenant::stream;

@@ -233,8 +233,8 @@ public:
     }
     process_set(const process_set&) = delete;
     process_set& operator=(const process_set&) = delete;
-    /// Returns once all ranks destroy theirs; what is still asked for fails with errc::stopped. If
-    /// the others don't within options.patience, the group is aborted.
+    /// Returns once all ranks destroy their sets; open requests fail with errc::stopped. If the
+    /// other ranks don't do so within options.patience, the group is aborted.
     ~process_set() {
         std::unique_lock lock(mutex_);
         leaves_ = true;

@@ -97,9 +97,9 @@ public:
     using base::base;
 
     /// enter(number = 0): the calling thread is in the scope as long as the result lives, on the
-    /// tenant's stream of that number,
-    /// and with a gate as a request there. The result ends on the thread that made it, the last one
-    /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
+    /// tenant's stream of that number and, with a gate, as a request there. The result ends on the
+    /// thread that made it, the last one first. Throws operation_error: closed;
+    /// invalid_specification if there is no such stream.
     using base::enter;
     /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
     /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.

@@ -371,8 +371,8 @@ public:
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures. `label` is for take_back(), and
-    /// must outlive the block.
+    /// Returns null where `allocate` would throw; `why`, if given, receives the reason with its
+    /// figures. `label` is for take_back(), and must outlive the block.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;

@@ -126,8 +126,8 @@ public:
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Gives a block of any scope back to the upstream and returns what that says. unknown_block or wrong_size, and
-    /// nothing happened, for a wrong free. Null is ignored.
+    /// Gives a block of any scope back to the upstream and returns the upstream's answer. A wrong
+    /// free changes nothing and returns unknown_block or wrong_size. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;

@@ -198,7 +198,8 @@ private:
         }
     }
 
-    // Waits and permits of one tenant overlap, which spans of one row must not: these are told apart by an id.
+    // Waits and permits of one tenant overlap, which spans of one row must not: an id tells them
+    // apart.
     static void append_span(std::string& out, const detail::trace_record& r, const char* name, const std::string& begin,
                             std::uint64_t number) {
         const auto head = std::string("\"cat\": \"") + name + "\", \"name\": \"" + name +

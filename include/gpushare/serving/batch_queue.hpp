@@ -47,9 +47,9 @@ public:
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
 
-    /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is
-    /// where it was. Throws what moving it throws, and std::bad_alloc. Above all others' level, an
-    /// item may be without end in front of them.
+    /// Adds an item. If this returns queue_full, or deadline_exceeded for an item that is already
+    /// late, the item stays with the caller. Throws what moving the item throws, and
+    /// std::bad_alloc. Items above all other levels may come without end in front of the others.
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never, priority level = no_priority) {
         if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;

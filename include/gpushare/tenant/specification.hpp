@@ -110,9 +110,9 @@ struct tenant_spec {
     std::optional<scrub_policy> scrub{};
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
-    /// While it sleeps, what it doesn't use of its guarantee is lent to others as burst. It is
-    /// called back when the tenant wakes, which waits for that: tenant::recall() says how long.
-    /// Never promised to another tenant.
+    /// While the tenant sleeps, the unused part of its guarantee is lent to others as burst. The
+    /// bytes are called back when the tenant wakes, and the wake waits for them: tenant::recall()
+    /// says how long. They are never promised to another tenant.
     bool lends_asleep = false;
 
     // For policies of the tenancy that look at it; see client_settings. One that has no caps

@@ -162,8 +162,8 @@ inline void check(CUresult code, std::string_view what) {
 
 namespace detail {
 
-/// `code`, and the runtime forgets it: what the library handles itself must not turn up in a cudaGetLastError() of
-/// the embedder's.
+/// Returns `code` and makes the runtime forget it: an error that the library handles itself must
+/// not turn up in the embedder's cudaGetLastError().
 inline cudaError_t handled(cudaError_t code) noexcept {
     if (code != cudaSuccess) (void)cudaGetLastError();
     return code;

@@ -47,8 +47,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// The gate of one device. Safe from any thread. Destroying it lets everybody through who is held;
-/// clients, scopes and bindings may outlive it, and do nothing then.
+/// The gate of one device. Safe from any thread. The destructor lets all held launches through.
+/// Clients, scopes and bindings may outlive the gate, and then do nothing.
 template <launch_core Core, gpushare::clock Clock = host::steady_clock>
 class launch_gate {
     using state = detail::gated_launches<Core, Clock>;

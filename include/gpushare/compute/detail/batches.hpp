@@ -691,7 +691,7 @@ private:
         s.may_stay_open = true;
     }
 
-    // Permits' on the same terms, that went well, and for whose end nobody asks.
+    // Submissions of permits on the same terms that went well, and whose end no thread asks for.
     [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
         if (telling_timeline<Stream>) return false;  // each has failed or not
         const auto is_plain = [](const submission& s) {

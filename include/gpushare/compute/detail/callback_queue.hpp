@@ -77,9 +77,9 @@ public:
     /// Whether somebody above this level is to be called back yet, or is just being called.
     [[nodiscard]] bool any_above(priority level) const noexcept { return highest_ > level; }
     /// Whether the next submission, of this level, waits until callbacks of higher levels have run,
-    /// which may bring work that goes first. It waits for callbacks that were due when this began,
-    /// or there might always be others. Once it is no longer next, it waits anew for the work that
-    /// they brought.
+    /// since these may bring work that goes first. The submission waits only for callbacks that
+    /// were due when its wait began, since new callbacks might come without end. Once the
+    /// submission is no longer next, its wait begins anew, for the work that they brought.
     [[nodiscard]] bool holds(priority level) noexcept {
         if (!any_above(level)) return false;
         if (held_level_ == no_priority) {

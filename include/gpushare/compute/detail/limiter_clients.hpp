@@ -122,7 +122,8 @@ public:
         if (now > instant{}) in_time_ = now <= until_ ? std::min(in_time_ + 1, most) : in_time_ / 2;
         until_ = never;
     }
-    /// Whether it is known to come back, and is to when what is in flight has ended, or is about to. Nothing waits.
+    /// Whether the client is known to come back, and is due back once its work in flight has ended
+    /// or is about to end. Nothing waits.
     [[nodiscard]] bool is_expected(instant now, bool in_flight) const noexcept {
         return in_time_ >= enough && is_watched(now, in_flight);
     }

@@ -49,7 +49,8 @@ struct pacer {
         from = std::max(from, now - catch_up);
         adjust(cost);
     }
-    /// The same, where what it waited for others is kept for it. `all`: as in begin().
+    /// The same, if the time for which the client waited for others is kept for it. `all`: as in
+    /// begin().
     void spend(ns cost, instant now, ns all) noexcept {
         // Its own work is among that, and has cost it more.
         const ns waited = std::min(all - all_had, now - spent_at);

@@ -128,7 +128,7 @@ public:
         }
     }
 
-    /// Tells how far it is ahead of its fair share, for another policy; see client_standing.
+    /// Tells another policy how far the client is ahead of its fair share; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant) const noexcept {
         const auto& client = clients_[c.index];
         s.ahead(static_cast<double>(client.had - find_level(client.level)->fair) * static_cast<double>(client.weight) /

@@ -154,8 +154,8 @@ public:
     /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
     /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
     void give_back() noexcept { memory_->give_back(); }
-    /// What is held of the tenant's memory for torch, and what of it is out; the peak is of what
-    /// is held.
+    /// The bytes of the tenant's memory that are held for torch, and the bytes of these that are
+    /// out. The peak is that of the held bytes.
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
     [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }

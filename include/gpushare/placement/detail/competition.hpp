@@ -119,7 +119,7 @@ private:
         });
     }
 
-    // Whether so much less of what is free there leaves less than is wanted.
+    // Whether the free capacity there, reduced by this much, is less than wanted.
     [[nodiscard]] static bool takes(std::uint64_t n, std::uint64_t free, std::uint64_t wanted) noexcept {
         return n != 0 && wanted != 0 && free - std::min(n, free) < wanted;
     }

@@ -31,9 +31,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Thread-safe. `Memory` is a tenant_memory. No lock is held while memory is asked for or copied:
-/// the thread that does either has marked the block as moving, and others wait for it or pass it
-/// by.
+/// Thread-safe. `Memory` is a tenant_memory. No lock is held while memory is requested or copied:
+/// the thread that does so has marked the block as moving, and other threads wait for the block or
+/// pass it by.
 template <copier Stream, class Memory>
 class spill_list {
     using host_memory = quota_resource<std::pmr::memory_resource>;

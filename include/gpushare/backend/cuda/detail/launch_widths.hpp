@@ -33,7 +33,7 @@ public:
     /// From now on, what the calling thread enqueues. False where another submission is just being noted.
     [[nodiscard]] bool begin() noexcept {
         std::thread::id nobody{};
-        // acquire: what belongs to the thread that notes is as the one before has left it.
+        // acquire: the noting thread finds its state as the thread before left it.
         if (!by_.compare_exchange_strong(nobody, std::this_thread::get_id(), std::memory_order_acquire,
                                          std::memory_order_relaxed))
             return false;
