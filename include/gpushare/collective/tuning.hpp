@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tuning table: which algorithm an all-reduce of each size goes by, and how a fused one stores its results. It is
-// measured, can be read and changed by a person, and is saved as text.
+// A tuning table: the algorithm for an all-reduce of each size, and how a fused all-reduce stores
+// its results. Tables are measured, saved as text, and readable and editable by people.
 //
 //   #include <gpushare/collective/communicator.hpp>
 //   auto table = gpushare::tuning_table::load("4 4096 one_shot cached\n"                    // up to 4 ranks, up to 4096 bytes

@@ -158,7 +158,7 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
     t.advance();
 };
 
-/// The transport of a thread of this process that is a rank of a communicator.
+/// The transport for a communicator's rank that is a thread of this process.
 class thread_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport

@@ -111,9 +111,9 @@ public:
         return why;
     }
 
-    /// Collects what was freed on streams that were captured and whose graphs are gone, instead of
-    /// leaving that to the next allocation, and returns how many blocks those are. No other block
-    /// is touched.
+    /// Collects blocks that were freed on streams under capture and whose graphs are gone, and
+    /// returns how many there were. Otherwise the next allocation collects them. No other block is
+    /// touched.
     std::size_t free_captured() noexcept {
         std::size_t gone = 0;
         {

@@ -40,8 +40,8 @@ inline constexpr std::size_t look_every = std::size_t{1} << 20;
 /// Elements at whose multiples blocks are cut, so that two of them never write to one cache line and vectors stay whole.
 inline constexpr std::size_t vector_grain = 64;
 
-/// A shard where element 0 lies `lead` elements behind a place at which may be cut: where ranks write to each other's buffers,
-/// that is a cache line's begin, and few buffers begin there.
+/// A shard of an array whose element 0 lies `lead` elements behind a possible cut. If ranks write
+/// to each other's buffers, cuts are at the beginning of cache lines, and few buffers begin there.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of_shifted(std::size_t count, std::size_t lead,
                                                                    std::uint32_t index, std::uint32_t shards,
                                                                    std::size_t grain) noexcept {
