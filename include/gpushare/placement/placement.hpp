@@ -23,6 +23,7 @@
 #include <ranges>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -393,12 +394,7 @@ public:
             r.group = r.near = r.apart = label{};
             all.push_back(r);
         }
-        std::ranges::sort(all);
-        for (auto i = all.begin(); i != all.end();) {
-            const auto next = std::upper_bound(i, all.end(), *i);
-            kinds_.push_back({*i, static_cast<double>(next - i) / static_cast<double>(all.size())});
-            i = next;
-        }
+        count(std::move(all));
     }
 
     /// In ascending order of the requests; the weights are frequencies and sum to 1.
@@ -407,10 +403,21 @@ public:
     [[nodiscard]] double mean_permille() const noexcept;
 
 private:
+    void count(std::vector<placement_request> all);  // the equal ones of `all`, which have no labels
+
     std::vector<request_kind> kinds_;
 };
 
 #if GPUSHARE_BODIES
+
+GPUSHARE_INLINE void workload::count(std::vector<placement_request> all) {
+    std::sort(all.begin(), all.end());
+    for (auto i = all.begin(); i != all.end();) {
+        const auto next = std::upper_bound(i, all.end(), *i);
+        kinds_.push_back({*i, static_cast<double>(next - i) / static_cast<double>(all.size())});
+        i = next;
+    }
+}
 
 GPUSHARE_INLINE auto workload::mean_permille() const noexcept -> double {
     double sum = 0;

@@ -95,8 +95,23 @@ struct activity_edge {
 };
 
 /// When each tag is active, that is, has at least one block running: edges in the order of time.
-[[nodiscard]] inline std::vector<activity_edge> activity(std::span<const block_record> blocks, instant from,
-                                                         instant to) {
+[[nodiscard]] std::vector<activity_edge> activity(std::span<const block_record> blocks, instant from, instant to);
+
+}  // namespace detail
+
+/// Device time of each tag within [from, to), sorted by tag: the SM time of its blocks over the
+/// device's SMs. Work that fills half of the SMs for 2 ms has used 1 ms. The sum is the device's
+/// used time.
+[[nodiscard]] std::vector<tag_time> sm_time_by_tag(std::span<const block_record> blocks, instant from, instant to,
+                                                   std::uint32_t sms);
+
+/// Time within [from, to) during which at least one block ran.
+[[nodiscard]] ns busy_union(std::span<const block_record> blocks, instant from, instant to);
+
+#if GPUSHARE_BODIES
+
+GPUSHARE_INLINE auto detail::activity(std::span<const block_record> blocks, instant from, instant to)
+    -> std::vector<activity_edge> {
     std::vector<activity_edge> edges;
     edges.reserve(2 * blocks.size());
     for (const block_record& b : blocks) {
@@ -117,13 +132,8 @@ struct activity_edge {
     return edges;
 }
 
-}  // namespace detail
-
-/// Device time of each tag within [from, to), sorted by tag: the SM time of its blocks over the
-/// device's SMs. Work that fills half of the SMs for 2 ms has used 1 ms. The sum is the device's
-/// used time.
-[[nodiscard]] inline std::vector<tag_time> sm_time_by_tag(std::span<const block_record> blocks, instant from,
-                                                          instant to, std::uint32_t sms) {
+GPUSHARE_INLINE auto sm_time_by_tag(std::span<const block_record> blocks, instant from, instant to, std::uint32_t sms)
+    -> std::vector<tag_time> {
     std::map<std::uint32_t, ns> used;
     for (const block_record& b : blocks)
         if (const instant start = std::max(b.start, from), end = std::min(b.end, to); start < end)
@@ -134,8 +144,7 @@ struct activity_edge {
     return times;
 }
 
-/// Time within [from, to) during which at least one block ran.
-[[nodiscard]] inline ns busy_union(std::span<const block_record> blocks, instant from, instant to) {
+GPUSHARE_INLINE auto busy_union(std::span<const block_record> blocks, instant from, instant to) -> ns {
     ns busy{};
     std::size_t active = 0;
     instant last = from;
@@ -146,6 +155,8 @@ struct activity_edge {
     }
     return busy;
 }
+
+#endif  // GPUSHARE_BODIES
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI
