@@ -447,6 +447,57 @@ TEST_CASE("a text is given up at any time, in a step as well", "[serving]") {
     check_nothing_is_used(b);
 }
 
+TEST_CASE("a plan stays as it is until its step is completed, whatever comes meanwhile", "[serving]") {
+    iteration_batch b({.page_tokens = 4, .pages = 8, .step_tokens = 64});
+    toy_decoder e(4, 2048);
+    (void)b.set_tenant(1);
+    const auto id = push(b, {.tenant = 1, .prompt = counted(8), .most_new = 4});
+    (void)run_step(b, e, start);
+    const auto fork = b.try_fork(id, {.most_new = 4}, start).value();
+    const auto& plan = b.plan(start);
+    const std::vector moves(plan.moves.begin(), plan.moves.end());
+    std::vector<std::pair<text_id, std::uint32_t>> entries;
+    for (const auto& x : plan.entries) entries.emplace_back(x.id, x.begin);
+    REQUIRE(entries.size() == 2);
+    // Requests, forks and pages, more than there was room for so far.
+    std::vector<std::uint32_t> pages(1024);
+    for (std::uint32_t p = 0; p < pages.size(); ++p) pages[p] = p;
+    b.add_pages(pages);
+    for (int i = 0; i < 300; ++i) (void)push(b, {.tenant = 1, .prompt = counted(8, 50), .most_new = 2});
+    (void)b.try_fork(fork, {.most_new = 4}, start).value();
+    CHECK(std::ranges::equal(plan.moves, moves));
+    REQUIRE(plan.entries.size() == entries.size());
+    for (std::size_t i = 0; i < entries.size(); ++i)
+        CHECK(std::pair{plan.entries[i].id, plan.entries[i].begin} == entries[i]);
+    std::vector<text_token> next(plan.entries.size());
+    e.step(plan, next);
+    b.complete(next);
+    CHECK(finish(b, e).at(id).tokens == toy_decoder::alone(counted(8), 4));
+    check_nothing_is_used(b);
+}
+
+TEST_CASE("an engine may take requests in the middle of a step", "[serving]") {
+    struct taking {
+        iteration_batch& of;
+        toy_decoder& engine;
+        bool took = false;
+        void step(const gpushare::step_plan& plan, std::span<text_token> next) {
+            for (int i = 0; i < 300 && !took; ++i)
+                (void)push(of, {.tenant = 1, .prompt = counted(3, 70), .most_new = 2});
+            took = true;
+            engine.step(plan, next);
+        }
+    };
+    iteration_batch b({.page_tokens = 4, .pages = 64, .step_tokens = 64});
+    toy_decoder e(4, 64);
+    (void)b.set_tenant(1);
+    const auto id = push(b, {.tenant = 1, .prompt = counted(10), .most_new = 6});
+    taking with{b, e};
+    REQUIRE(run_step(b, with, start) == 10);
+    CHECK(finish(b, e).at(id).tokens == toy_decoder::alone(counted(10), 6));
+    check_nothing_is_used(b);
+}
+
 TEST_CASE("a step that failed ends who had pages, and what waited is computed with others", "[serving]") {
     struct failing {
         toy_decoder& inner;

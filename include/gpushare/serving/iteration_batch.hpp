@@ -110,7 +110,7 @@ public:
     void abort_all(errc why = errc::closed) noexcept { book_.end_all(why, nullptr); }
 
     /// The next step, after texts whose deadline is over have ended. Without entries and moves
-    /// there is nothing to do. It stays the same until complete() or fail().
+    /// there is nothing to do. It stays the same until complete() or fail(), whatever else is called.
     const step_plan& plan(instant now) noexcept {
         if (!planner_.in_flight()) planner_.plan(book_, now);
         return planner_.current();
@@ -189,14 +189,14 @@ private:
     result<text_id> add(const text_request& q, std::span<const text_token> before, instant now) {
         if (const failure why = refuses(q, before.size(), now); why.code != errc::none) return why;
         planner_.reserve(book_.size() + 1, book_.flows().size() + 1);
-        if (next_.size() <= book_.size()) next_.resize(2 * (book_.size() + 1));
+        next_.make_room(book_.size() + 1);
         return book_.add(q, before).id;
     }
 
     std::uint32_t texts_ = 0;
     detail::text_book book_;
     detail::step_planner planner_;
-    std::vector<text_token> next_;  // of run_step()
+    detail::step_list<text_token> next_;  // of run_step()
 };
 
 /// Plans a step, has the engine do it, and completes it. How many tokens were computed; 0: nothing
@@ -205,7 +205,8 @@ template <iteration_engine Engine>
 std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
     const auto& plan = texts.plan(now);
     if (!texts.planner_.in_flight()) return 0;
-    const auto next = std::span(texts.next_).first(plan.entries.size());
+    texts.next_.clear();
+    const auto next = texts.next_.first(plan.entries.size());
     try {
         engine.step(plan, next);
     } catch (...) {

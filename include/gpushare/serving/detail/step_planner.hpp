@@ -44,7 +44,7 @@ public:
     /// So that no plan of so many texts and flows allocates.
     void reserve(std::size_t texts, std::size_t flows) {
         detail::make_room(in_step_, texts);
-        detail::make_room(entries_, texts);
+        entries_.make_room(texts);
         detail::make_room(active_, flows);
     }
     void plan(text_book& b, instant now) noexcept {
@@ -57,16 +57,16 @@ public:
         make_room(b);
         give_out(b);
         for (std::size_t i = 0; i < active_.size(); i = behind_level(i)) lift(i, behind_level(i));
-        for (const auto* r : in_step_) entries_.push_back(entry_of(*r));
-        plan_ = {b.pages().moves(), entries_, o_.step_tokens - budget_};
+        for (const auto* r : in_step_) entries_.add(entry_of(*r));
+        plan_ = {b.pages().moves().all(), entries_.all(), o_.step_tokens - budget_};
         in_flight_ = !entries_.empty() || !b.pages().moves().empty();
     }
     /// `next` has a token for each entry.
     void complete(text_book& b, std::span<const text_token> next) noexcept {
         in_flight_ = false;
-        for (std::size_t i = 0; i < entries_.size(); ++i) {
+        for (std::size_t i = 0; i < in_step_.size(); ++i) {
             auto& r = *in_step_[i];
-            const bool samples = entries_[i].samples;
+            const bool samples = plan_.entries[i].samples;
             r.computed += std::exchange(r.planned, 0);
             b.pages().publish(r);
             if (samples) r.tokens.push_back(next[i]);
@@ -274,7 +274,7 @@ private:
 
     iteration_options o_;
     std::vector<text_record*> in_step_;
-    std::vector<step_entry> entries_;
+    step_list<step_entry> entries_;
     std::vector<text_flow*> active_;  // with texts, the highest level first
     step_plan plan_;
     bool in_flight_ = false;

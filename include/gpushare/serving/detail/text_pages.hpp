@@ -49,7 +49,7 @@ public:
     [[nodiscard]] std::uint32_t pages_for(std::uint64_t tokens) const noexcept {
         return static_cast<std::uint32_t>((tokens + tokens_ - 1) / tokens_);
     }
-    [[nodiscard]] std::vector<page_move>& moves() noexcept { return moves_; }
+    [[nodiscard]] step_list<page_move>& moves() noexcept { return moves_; }
     [[nodiscard]] std::uint32_t copies() const noexcept { return copies_; }
 
     /// How many pages the text lacks for all that is known of it.
@@ -102,7 +102,7 @@ public:
         r.chain = shared_pages::root_of(r.flow->tenant->tag);
         for (const auto h : r.parked) {
             r.pages.push_back(acquire(*r.flow->tenant));
-            moves_.push_back({page_move_kind::to_device, h, r.pages.back()});
+            moves_.add({page_move_kind::to_device, h, r.pages.back()});
             host_free_.push_back(h);
         }
         const bool was_parked = !r.parked.empty();
@@ -129,7 +129,7 @@ public:
         for (std::uint32_t i = 0; parks && i < pages_for(r.computed); ++i) {
             r.parked.push_back(host_free_.back());
             host_free_.pop_back();
-            moves_.push_back({page_move_kind::to_host, r.pages[i], r.parked.back()});
+            moves_.add({page_move_kind::to_host, r.pages[i], r.parked.back()});
         }
         leave(r);
         if (!parks) r.computed = 0;
@@ -160,7 +160,7 @@ public:
 
     /// So that no plan of so many texts allocates: a text begins and yields once in it, and what
     /// begins isn't made to yield.
-    void reserve(std::size_t texts) { make_room(moves_, 2 * (pages_.total() + texts) + host_pages_); }
+    void reserve(std::size_t texts) { moves_.make_room(2 * (pages_.total() + texts) + host_pages_); }
 
 private:
     // Whether the first page that the text writes to in this step is one that somebody else reads,
@@ -172,7 +172,7 @@ private:
     void copy_on_write(text_record& r, std::uint32_t at) noexcept {
         const auto shared = r.pages[at];
         const auto mine = acquire(*r.flow->tenant);
-        moves_.push_back({page_move_kind::copy, shared, mine});
+        moves_.add({page_move_kind::copy, shared, mine});
         ++copies_;
         if (r.chained > at) {
             r.chained = at;
@@ -218,7 +218,7 @@ private:
     shared_pages pages_;
     std::vector<std::uint32_t> host_free_;
     std::uint32_t host_pages_ = 0, copies_ = 0;
-    std::vector<page_move> moves_;
+    step_list<page_move> moves_;
 };
 
 }  // namespace detail

@@ -97,6 +97,34 @@ void make_room(std::vector<T>& v, std::size_t n) {
     if (n > v.capacity()) v.reserve(std::max(n, 2 * v.capacity()));
 }
 
+/// A list that a step shows. Room for more is made beside it, since the engine reads the list until
+/// the step is over; the next step has that room.
+template <class T>
+class step_list {
+public:
+    /// Room for `n` from the next step on.
+    void make_room(std::size_t n) {
+        if (n > std::max(now_.capacity(), more_.capacity())) more_.reserve(std::max(n, 2 * now_.capacity()));
+    }
+    /// Begins a step with none.
+    void clear() noexcept {
+        now_.clear();
+        if (more_.capacity() > now_.capacity()) now_.swap(more_);
+    }
+    /// Within the room.
+    void add(const T& one) noexcept { now_.push_back(one); }
+    /// The first `n`, within the room; those that weren't added are T{}.
+    [[nodiscard]] std::span<T> first(std::size_t n) noexcept {
+        if (n > now_.size()) now_.resize(n);
+        return std::span(now_).first(n);
+    }
+    [[nodiscard]] std::span<const T> all() const noexcept { return now_; }
+    [[nodiscard]] bool empty() const noexcept { return now_.empty(); }
+
+private:
+    std::vector<T> now_, more_;
+};
+
 inline void charge_tokens(text_flow& f, std::uint32_t n) noexcept {
     f.counter += counter_of_token * n / f.tenant->weight;
     f.tenant->tokens += n;
