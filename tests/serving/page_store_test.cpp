@@ -291,6 +291,30 @@ TEST_CASE("pages that a stream still uses are waited for until the deadline of w
     CHECK(rig.code.usage().current == rig.chunks(6));
 }
 
+TEST_CASE("pages that are enough are given at once, though others' stream isn't there yet", "[serving]") {
+    arena_rig rig;
+    rig.scrubber.by_itself();
+    auto o = small();
+    store* idle = nullptr;
+    pages cached;
+    o.evict = [&](const reclaim_request&, std::uint32_t n) {
+        CHECK(idle->free(std::span(cached).last(n)) == errc::none);  // of no stream: free at once
+        cached.resize(cached.size() - n);
+    };
+    store chat(rig.pool, rig.chat, {1}, o, "chat"), code(rig.pool, rig.code, {2}, small(), "code");
+    idle = &chat;
+    cached = take(chat, 48);
+    (void)take(code, 16);
+    const auto long_work = rig.kernels.record();
+    CHECK(chat.free(std::span(cached).first(4), long_work) == errc::none);
+    cached.erase(cached.begin(), cached.begin() + 4);
+    rig.kernels.on_wait([&] {  // what is waited for with nothing to scrub is that work
+        if (!rig.scrubber.reach_next()) rig.kernels.reach_all();
+    });
+    CHECK(refusal(code, 4, instant{1ms}) == errc::none);
+    CHECK_FALSE(long_work.reached());
+}
+
 TEST_CASE("who waits for memory is content with pages that somebody frees", "[serving]") {
     arena_rig rig;
     store cache(rig.pool, rig.chat, {1}, small(), "chat");

@@ -375,15 +375,15 @@ private:
         lock.unlock();
         options_.evict(r, static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, above)));
         lock.lock();
-        (void)collect_reached();
-        while (pending_pages_ != 0 && r.until != instant::min()) {
-            lock.unlock();
-            const bool reached = wait_pending(r.until);
-            lock.lock();
+        // Until there is enough: a batch of somebody's whose stream takes longer isn't waited for.
+        for (bool more = r.until != instant::min();;) {
             (void)collect_reached();
-            if (!reached) break;
+            given += shrink(options_.floor, r.missing - given, counted, lock);
+            if (given >= r.missing || !more || pending_pages_ == 0) return given;
+            lock.unlock();
+            more = wait_pending(r.until);
+            lock.lock();
         }
-        return given + shrink(options_.floor, r.missing - given, counted, lock);
     }
     bool wait_pending(instant until) {
         std::vector<point> open;
