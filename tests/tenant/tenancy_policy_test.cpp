@@ -307,6 +307,60 @@ TEST_CASE("whoever was told a grant that is undone is told the old one, whatever
     CHECK((told == std::vector<std::uint32_t>{200, 400}));
 }
 
+TEST_CASE("a refused change leaves a tenant without a ceiling of its own as it was", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    witness::notes seen;
+    tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+    auto a = shared.admit({.name = "a", .memory = 1_KiB, .compute = 40_pct});
+    auto b = shared.admit({.name = "b", .memory = 1_KiB, .compute = 40_pct});
+    seen.refuses = true;
+    const bool together = GENERATE(false, true);
+    if (together) {
+        using update = decltype(shared)::update;
+        CHECK_THROWS_AS(shared.resize_together(std::vector{update{&a, {.slo = 1ms}}, update{&b, {.slo = 1ms}}}),
+                        operation_error);
+    } else {
+        CHECK(a.try_resize({.slo = 1ms}).code == errc::share_exceeded);
+    }
+    seen.refuses = false;
+    CHECK_FALSE(a.spec().ceiling);
+    a.resize({.level = priority{-2}});  // nor may its requests be above that from now on
+    CHECK(seen.told.back().level == priority{-2});
+    CHECK(seen.told.back().ceiling == gpushare::no_priority);
+}
+
+TEST_CASE("of a refused change only memory that others have by now doesn't come back", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    witness::notes seen;
+    tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+    auto a = shared.admit({.name = "a", .memory = 600_KiB, .compute = 40_pct, .slo = 5ms});
+    auto b = shared.admit({.name = "b", .memory = 100_KiB, .compute = 40_pct});
+    auto c = shared.admit({.name = "c", .memory = 1_KiB, .burst = 1000_KiB});
+    void* taken = nullptr;
+    seen.refused = [&] {  // of what was just given away
+        if (taken == nullptr) taken = c.memory().allocate(700_KiB);
+    };
+    seen.refuses = true;
+    const bool together = GENERATE(false, true);
+    const tenant_change change{.memory = 100_KiB, .compute = 10_pct, .slo = 1ms};
+    if (together) {
+        using update = decltype(shared)::update;
+        CHECK_THROWS_AS(shared.resize_together(std::vector{update{&a, change}, update{&b, {.compute = 70_pct}}}),
+                        operation_error);
+    } else {
+        CHECK(a.try_resize(change).code == errc::share_exceeded);
+    }
+    seen.refuses = false;
+    REQUIRE(taken != nullptr);
+    CHECK(a.spec().memory == 100_KiB);
+    CHECK(a.memory().limit().usage().guaranteed == 100_KiB);
+    CHECK(a.spec().compute == 40_pct);
+    CHECK(a.spec().slo == 5ms);
+    CHECK(b.spec().compute == 40_pct);
+    CHECK(shared.unpromised({0}) == 20_pct);
+    CHECK(c.memory().deallocate(taken, 700_KiB) == errc::none);
+}
+
 TEST_CASE("what a watch's function owns is destroyed when others may be added and removed", "[tenant]") {
     const auto all = std::make_shared<gpushare::detail::grant_followers>(tenant_spec{});
     const auto same = [](tenant_spec&) {};

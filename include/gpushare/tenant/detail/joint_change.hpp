@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,7 @@ public:
 
     explicit joint_change(shared& all) noexcept : all_(&all) {}
 
-    void add(state& who, const tenant_change& change) { list_.push_back({&who, change, {}, {}}); }
+    void add(state& who, const tenant_change& change) { list_.push_back({&who, change, {}, {}, {}}); }
 
     /// All of them, or none: then why one of them can't be, beside those before it. May be called again.
     failure apply() {
@@ -63,6 +64,7 @@ private:
         tenant_change change;
         tenant_spec old;
         tenant_change undone{};
+        std::optional<priority> ceiling{};
     };
     struct slice_share {
         typename shared::slice* of;
@@ -175,10 +177,17 @@ private:
     // that others have taken meanwhile, doesn't come back.
     void undo() {
         const auto refused = refused_;
-        for (auto& one : list_) one.undone = std::exchange(one.change, state::back_to(one.old));
+        for (auto& one : list_) {
+            one.ceiling = one.old.ceiling;  // a grant looks at what is there anew
+            one.undone = std::exchange(one.change, state::back_to(one.old));
+        }
         {
             const std::lock_guard lock(all_->mutex);
-            (void)grant();
+            state::undo_by([this] { return grant(); },
+                           [this](auto leave) {
+                               for (auto& one : list_) leave(one.change, one.who->granted_now());
+                           });
+            for (auto& one : list_) one.who->undo_ceiling(one.ceiling);
         }
         for (auto& one : list_) {
             one.who->tell_undone();

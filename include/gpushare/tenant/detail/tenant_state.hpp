@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -391,6 +392,23 @@ public:
                 .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
+    // Under the mutex. Undoes changes by grant(), as far as others haven't taken what they need
+    // meanwhile: memory first, then a share. `without(leave)` calls leave(change, spec) of each.
+    template <class Grant, class Without>
+    static void undo_by(Grant grant, Without without) {
+        if (grant().code == errc::none) return;
+        without([](tenant_change& c, const tenant_spec& now) {
+            if (c.memory > now.memory) c.memory.reset();
+        });
+        if (grant().code == errc::none) return;
+        without([](tenant_change& c, const tenant_spec& now) {
+            if (c.compute > now.compute || c.level != now.level) c.compute.reset(), c.level.reset();
+        });
+        (void)grant();
+    }
+    // Under the mutex. A change sets a ceiling and removes none: back_to() alone would set one.
+    void undo_ceiling(std::optional<priority> old) noexcept { spec_.ceiling = old; }
+
     // Those who follow the grant are told last.
     failure tell_limiters() {
         const auto why = tell_policies();
@@ -555,8 +573,9 @@ private:
     template <std::same_as<tenant_change> Change>
     void undo(const tenant_spec& old) {
         const std::lock_guard lock(all_->mutex);
-        spec_.ceiling = old.ceiling;
-        (void)grant(back_to(old));
+        auto back = back_to(old);
+        undo_by([&] { return grant<Change>(back); }, [&](auto leave) { leave(back, spec_); });
+        undo_ceiling(old.ceiling);
     }
 
     void tell_followers() noexcept {
