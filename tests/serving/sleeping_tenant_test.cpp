@@ -309,6 +309,27 @@ TEST_CASE("a step that throws leaves the tenant at work, and is made again", "[s
     CHECK(loads == 2);
 }
 
+TEST_CASE("a model that couldn't be loaded lends its memory again until the next request", "[serving]") {
+    model_rig rig;
+    rig.chat.resize({.lends_asleep = true});
+    bool fails = true;
+    gpushare::sleeping_tenant model(rig.chat, at_once(0s, 0s, 1ns), {.restore = [&] {
+                                        if (fails) throw std::runtime_error("the file is gone");
+                                    }});
+    (void)model.tick();
+    REQUIRE(model.state().level() == weights_released);
+    const auto lent = rig.chat.recall().lent;
+    CHECK(lent != 0_B);
+    CHECK(model.use().code() == errc::submission_failed);
+    CHECK(rig.chat.recall().lent == 0_B);  // it came back for the engine
+    (void)model.tick();
+    CHECK(model.state().level() == weights_released);
+    CHECK(rig.chat.recall().lent == lent);
+    fails = false;
+    CHECK(model.use());
+    rig.chat.submit([](auto&) {}).wait();  // its gate is open
+}
+
 TEST_CASE("an action that asks for the model doesn't wait for itself", "[serving]") {
     gpushare::host::node node{{.memory = 64_MiB}};
     gpushare::tenancy shared{node};

@@ -295,13 +295,16 @@ public:
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Goes to sleep if it is time for it, and returns when it is time for more; `never`: a request
-    /// must come first. It may wait for work in flight, until `patience` from now.
+    /// Goes to sleep if it is time for it, or again where a wake failed half way, and returns when
+    /// it is time for more; `never`: a request must come first. It may wait for work in flight,
+    /// until `patience` from now.
     instant tick(ns patience = std::chrono::seconds(1)) {
         std::unique_lock lock(mutex_);
         instant now = tenant_->now();
         if (tenant_->closed()) return never;
-        if (const auto to = state_.next(now); to && *to != sleep_level::awake) {
+        auto to = state_.next(now);
+        if (!to && is_half_awake()) to = state_.level();
+        if (to && *to != sleep_level::awake) {
             (void)change(*to, saturating_add(now, patience), lock);
             now = tenant_->now();
         }
@@ -325,6 +328,11 @@ public:
     }
 
 private:
+    // A wake failed behind its first step: the tenant is up, with nobody to serve.
+    [[nodiscard]] bool is_half_awake() const noexcept {
+        return !state_.changing() && state_.requests() == 0 && state_.level() >= sleep_level::weights_spilled &&
+               !asleep_;
+    }
     void end() noexcept {
         const std::lock_guard lock(mutex_);
         state_.request_ended(tenant_->now());
