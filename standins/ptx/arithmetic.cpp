@@ -212,6 +212,28 @@ float minimum(float a, float b) {
     return a < b ? a : b;
 }
 
+/// The greatest float that isn't above `x` plus `rest`, which is less than what `x` was rounded by.
+float rounded_down(double x, double rest = 0) {
+    const auto nearest = static_cast<float>(x);
+    const auto again = static_cast<double>(nearest);
+    const bool above = again > x || (again == x && rest < 0);
+    return above ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
+}
+
+/// Rounded once, down. The product of two floats is exact in double, and so is a sum of two parts.
+float multiplied_and_added_down(float a, float b, float c) {
+    if (!std::isfinite(a) || !std::isfinite(b) || !std::isfinite(c)) return std::fma(a, b, c);
+    const double product = static_cast<double>(a) * static_cast<double>(b), addend = static_cast<double>(c);
+    const double all = product + addend, of_addend = all - product;
+    const double rest = (product - (all - of_addend)) + (addend - of_addend);
+    // Zero is only what was exact, and positive where both parts are.
+    if (all == 0) return std::signbit(product) || std::signbit(addend) ? -0.0F : 0.0F;
+    return rounded_down(all, rest);
+}
+
+/// Subnormals become zeroes of their sign, among floats of 32 bits alone.
+float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
+
 void floats(table& t) {
     // Without a rounding modifier ptxas may contract a multiplication and an addition to an fma; here it doesn't happen.
     for (const std::string rounding : {"", "rn."}) {
@@ -224,6 +246,9 @@ void floats(table& t) {
     }
     define(t, "fma.rn.f32", 3,
            [](word a, word b, word c) { return put(std::fma(get<float>(a), get<float>(b), get<float>(c))); });
+    define(t, "fma.rm.f32", 3, [](word a, word b, word c) {
+        return put(multiplied_and_added_down(get<float>(a), get<float>(b), get<float>(c)));
+    });
     define(t, "div.rn.f32", 2, [](word a, word b, word) { return put(get<float>(a) / get<float>(b)); });
     define(t, "rcp.rn.f32", 1, [](word a, word, word) { return put(1.0F / get<float>(a)); });
     define(t, "sqrt.rn.f32", 1, [](word a, word, word) { return put(std::sqrt(get<float>(a))); });
@@ -231,6 +256,20 @@ void floats(table& t) {
     define(t, "max.f32", 2, [](word a, word b, word) { return put(-minimum(-get<float>(a), -get<float>(b))); });
     define(t, "neg.f32", 1, [](word a, word, word) { return put(-get<float>(a)); });
     define(t, "abs.f32", 1, [](word a, word, word) { return put(std::fabs(get<float>(a))); });
+}
+
+/// 9.7.3: by how much an approximation may be off is in the ISA, its bits aren't. Here the result is the nearest there is.
+void approximations(table& t) {
+    define(t, "ex2.approx.ftz.f32", 1, [](word a, word, word) {
+        return put(flushed(static_cast<float>(std::exp2(static_cast<double>(flushed(get<float>(a)))))));
+    });
+    // Of the upper 32 bits, to the upper 32 bits: the lower ones aren't looked at, and are 0.
+    define(t, "rcp.approx.ftz.f64", 1, [](word a, word, word) {
+        constexpr word upper = 0xffff'ffff'0000'0000;
+        const auto flush = [](double x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0, x) : x; };
+        if (std::isnan(std::bit_cast<double>(a))) return word{0x7fff'ffff'0000'0000};
+        return std::bit_cast<word>(flush(1.0 / flush(std::bit_cast<double>(a & upper)))) & upper;
+    });
 }
 
 /// Any NaN is as good as another one.
@@ -252,12 +291,9 @@ void doubles(table& t) {
             std::fma(std::bit_cast<double>(a), std::bit_cast<double>(b), std::bit_cast<double>(c)));
     });
     define(t, "rcp.rn.f64", 1, [](word a, word, word) { return std::bit_cast<word>(1.0 / std::bit_cast<double>(a)); });
+    define(t, "neg.f64", 1, [](word a, word, word) { return a ^ word { 1 } << 63; });
     define(t, "sqrt.rn.f64", 1,
            [](word a, word, word) { return std::bit_cast<word>(std::sqrt(std::bit_cast<double>(a))); });
-    define(t, "cvt.f64.f32", 1,
-           [](word a, word, word) { return std::bit_cast<word>(static_cast<double>(get<float>(a))); });
-    define(t, "cvt.rn.f32.f64", 1,
-           [](word a, word, word) { return put(static_cast<float>(std::bit_cast<double>(a))); });
     define(t, "cvt.rn.f64.u64", 1, [](word a, word, word) { return std::bit_cast<word>(static_cast<double>(a)); });
 }
 
@@ -347,6 +383,65 @@ word widen(word a) {
         magnitude =
             std::ldexp(static_cast<float>(fraction + (1 << mantissa)), exponent - bias - static_cast<int>(mantissa));
     return put((all & 0x8000U) != 0 ? -magnitude : magnitude);
+}
+
+double flushed(double x) { return x; }
+
+/// Within +0 and 1. A NaN becomes +0, and so does -0.
+template <class F>
+F saturated(F x) {
+    return x > 0 ? std::min(x, F{1}) : F{0};
+}
+
+template <class To, class From, class Round, bool Flush, bool Saturate>
+word converted(word a, word, word) {
+    From x{};
+    if constexpr (std::same_as<From, float>)
+        x = get<float>(a);
+    else
+        x = std::bit_cast<double>(a);
+    To y = Round{}(Flush ? flushed(x) : x);
+    if constexpr (Flush) y = flushed(y);
+    if constexpr (Saturate) y = saturated(y);
+    if constexpr (std::same_as<To, float>)
+        return put(y);
+    else
+        return std::bit_cast<word>(y);
+}
+
+/// `rounding` is empty, or has a dot in front.
+template <class To, class From, class Round>
+void between_floats(table& t, const std::string& rounding, const std::string& types, Round) {
+    define(t, "cvt" + rounding + "." + types, 1, converted<To, From, Round, false, false>);
+    define(t, "cvt" + rounding + ".sat." + types, 1, converted<To, From, Round, false, true>);
+    if constexpr (std::same_as<To, float> || std::same_as<From, float>) {
+        define(t, "cvt" + rounding + ".ftz." + types, 1, converted<To, From, Round, true, false>);
+        define(t, "cvt" + rounding + ".ftz.sat." + types, 1, converted<To, From, Round, true, true>);
+    }
+}
+
+/// To the same width, where rounding is to an integer.
+template <class F>
+void to_same_floats(table& t, const std::string& type) {
+    const std::string types = type + "." + type;
+    between_floats<F, F>(t, "", types, [](F x) { return x; });
+    between_floats<F, F>(t, ".rni", types, [](F x) { return std::nearbyint(x); });
+    between_floats<F, F>(t, ".rzi", types, [](F x) { return std::trunc(x); });
+    between_floats<F, F>(t, ".rmi", types, [](F x) { return std::floor(x); });
+    between_floats<F, F>(t, ".rpi", types, [](F x) { return std::ceil(x); });
+}
+
+void float_conversions(table& t) {
+    to_same_floats<float>(t, "f32");
+    to_same_floats<double>(t, "f64");
+    between_floats<double, float>(t, "", "f64.f32", [](float x) { return static_cast<double>(x); });
+    between_floats<float, double>(t, ".rn", "f32.f64", [](double x) { return static_cast<float>(x); });
+    between_floats<float, double>(t, ".rm", "f32.f64", [](double x) { return rounded_down(x); });
+    between_floats<float, double>(t, ".rp", "f32.f64", [](double x) { return -rounded_down(-x); });
+    between_floats<float, double>(t, ".rz", "f32.f64",
+                                  [](double x) { return x < 0 ? -rounded_down(-x) : rounded_down(x); });
+    define(t, "cvt.rn.sat.f16.f32", 1, [](word a, word, word) { return narrow<5>(put(saturated(get<float>(a)))); });
+    define(t, "cvt.sat.f32.f16", 1, [](word a, word, word) { return put(saturated(get<float>(widen<5>(a)))); });
 }
 
 void conversions(table& t) {
@@ -443,8 +538,10 @@ table make_table() {
     float_comparisons(t);
     moves<std::uint64_t>(t, "f64");
     floats(t);
+    approximations(t);
     doubles(t);
     conversions(t);
+    float_conversions(t);
     define(t, "prmt.b32", 3, permuted);
     define(t, "bfi.b32", 3, inserted<std::uint32_t>);
     define(t, "bfi.b64", 3, inserted<std::uint64_t>);

@@ -386,6 +386,157 @@ TEST_CASE("fp16 and bf16 are the nearest, ties to even; any NaN is the canonical
     CHECK(run("cvt.rn.f16.f32", 0xff80'0001) == 0x7fff);
 }
 
+namespace {
+
+/// By the bits: what .ftz and .sat make of a float.
+word flushed(bool flush, word x) { return flush && (x & 0x7f80'0000) == 0 ? x & 0x8000'0000 : x; }
+word saturated(bool saturate, word x) {
+    if (!saturate) return x;
+    const bool nan = (x & 0x7fff'ffff) > 0x7f80'0000;
+    return nan || x >= 0x8000'0000 ? 0 : std::min<word>(x, 0x3f80'0000);
+}
+word as_word(double x) { return std::bit_cast<word>(x); }
+std::string modifiers(bool flush, bool saturate) { return std::string(flush ? ".ftz" : "") + (saturate ? ".sat" : ""); }
+
+/// Doubles at and beside floats, between them, and beyond all.
+std::vector<double> doubles() {
+    std::vector<double> all{1e300, -1e300, 5e-324, -5e-324, 0x1.ffffffp127, -0x1.ffffffp127, 0x1p-150, -0x1p-150};
+    for (const float x : floats())
+        for (const double toward : {0.0, HUGE_VAL, -HUGE_VAL})
+            for (const double more : {1.0, 1 + 0x1p-25, 1 + 0x1p-24, 1 + 0x1.8p-24})
+                all.push_back(std::nextafter(more * static_cast<double>(x), toward));
+    for (const float x : floats()) all.push_back(static_cast<double>(x));
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("floats are flushed and saturated as the modifiers say", "[ptx]") {
+    for (const float x : floats())
+        for (const bool flush : {false, true})
+            for (const bool saturate : {false, true}) {
+                const double d = x, below = std::floor(d), up = std::ceil(d);
+                const double nearest =
+                    d - below < up - d || (d - below == up - d && std::fmod(below, 2) == 0) ? below : up;
+                for (const auto& [how, rounded] : std::vector<std::pair<std::string, double>>{
+                         {"", d}, {".rni", nearest}, {".rzi", d < 0 ? up : below}, {".rmi", below}, {".rpi", up}}) {
+                    const bool gone = flush && std::fpclassify(x) == FP_SUBNORMAL;  // before it is rounded
+                    const word whole = bits_of(static_cast<float>(std::copysign(gone ? 0.0 : rounded, d)));
+                    const word wanted = std::isnan(x) ? word{0x7fff'ffff} : whole;
+                    const std::string name = "cvt" + how + modifiers(flush, saturate);
+                    INFO(name << " of " << x);
+                    REQUIRE(run(name + ".f32.f32", bits_of(x)) == saturated(saturate, wanted));
+                    if (flush) continue;
+                    const word wide = as_word(static_cast<double>(float_of(saturated(saturate, wanted))));
+                    REQUIRE((run(name + ".f64.f64", as_word(d)) == wide || (std::isnan(x) && !saturate)));
+                }
+                const word wanted = saturated(saturate, flushed(flush, bits_of(x)));
+                const auto wide =
+                    std::bit_cast<double>(run("cvt" + modifiers(flush, saturate) + ".f64.f32", bits_of(x)));
+                REQUIRE((std::isnan(x) && !saturate ? std::isnan(wide)
+                                                    : as_word(wide) == as_word(static_cast<double>(float_of(wanted)))));
+            }
+    for (const word nan : {0x7fff'ffffU, 0xffc0'0000U, 0x7f80'0001U}) CHECK(run("cvt.sat.f32.f32", nan) == 0);
+    CHECK(run("cvt.sat.f32.f32", bits_of(-0.0F)) == 0);
+    CHECK(run("cvt.sat.f64.f64", as_word(-0.0)) == 0);
+    CHECK(run("cvt.sat.f64.f64", as_word(std::nan(""))) == 0);
+    CHECK(run("cvt.sat.f32.f32", bits_of(-INFINITY)) == 0);
+    CHECK(run("cvt.sat.f32.f32", bits_of(INFINITY)) == bits_of(1));
+    CHECK(run("cvt.sat.f32.f32", 1) == 1);  // a subnormal
+    CHECK(run("cvt.ftz.sat.f32.f32", 1) == 0);
+    CHECK(run("cvt.ftz.f32.f32", 0x8000'0001) == 0x8000'0000);
+    for (std::uint32_t code = 0; code < 0x10000; ++code) {
+        const word wide = run("cvt.f32.f16", code);
+        REQUIRE(run("cvt.sat.f32.f16", code) == saturated(true, wide));
+        REQUIRE(run("cvt.rn.sat.f16.f32", wide) == run("cvt.rn.f16.f32", saturated(true, wide)));
+    }
+}
+
+TEST_CASE("doubles become floats in every direction", "[ptx]") {
+    for (const double d : doubles()) {
+        const auto to = [&](const std::string& how) { return float_of(run("cvt." + how + ".f32.f64", as_word(d))); };
+        if (std::isnan(d)) {
+            for (const std::string how : {"rn", "rm", "rp", "rz"}) REQUIRE(bits_of(to(how)) == 0x7fff'ffff);
+            continue;
+        }
+        INFO(d);
+        const float down = to("rm"), up = to("rp"), nearest = to("rn");
+        REQUIRE(static_cast<double>(down) <= d);
+        REQUIRE(static_cast<double>(up) >= d);
+        REQUIRE((down == up || std::nextafter(down, INFINITY) == up));
+        REQUIRE((down == up) == (static_cast<double>(down) == d));
+        REQUIRE(bits_of(to("rz")) == bits_of(d < 0 || (d == 0 && std::signbit(d)) ? up : down));
+        REQUIRE((nearest == down || nearest == up));
+        for (const auto& [how, plain] :
+             std::vector<std::pair<std::string, float>>{{"rn", nearest}, {"rm", down}, {"rp", up}, {"rz", to("rz")}}) {
+            REQUIRE(bits_of(to(how + ".ftz")) == flushed(true, bits_of(plain)));
+            REQUIRE(bits_of(to(how + ".sat")) == saturated(true, bits_of(plain)));
+            REQUIRE(bits_of(to(how + ".ftz.sat")) == saturated(true, flushed(true, bits_of(plain))));
+        }
+    }
+}
+
+TEST_CASE("an fma that is rounded down is the greatest float that isn't above", "[ptx]") {
+    const auto fma = [](float a, float b, float c) {
+        return float_of(run("fma.rm.f32", bits_of(a), bits_of(b), bits_of(c)));
+    };
+    support::random any(support::seed(2));
+    for (int i = 0; i < support::few(40'000); ++i) {
+        const auto some = [&](unsigned exponents) {  // so near that 113 bits hold the exact result
+            const float x =
+                std::ldexp(static_cast<float>(1 + any.below(1U << 24)), static_cast<int>(any.below(exponents)) - 30);
+            return any.one_in(2) ? x : -x;
+        };
+        const float a = some(20), b = some(20);
+        const float c = any.one_in(3) ? -a * b : some(50);
+        const quad exact = quad{a} * b + c;
+        const float got = fma(a, b, c);
+        REQUIRE(quad{got} <= exact);
+        REQUIRE(quad{std::nextafter(got, INFINITY)} > exact);
+    }
+    const float most = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
+    CHECK(fma(most, 2, 0) == most);
+    CHECK(fma(-most, 2, 0) == -INFINITY);
+    CHECK(bits_of(fma(least, 0.5F, 0)) == 0);
+    CHECK(fma(-least, 0.5F, 0) == -least);
+    CHECK(fma(1, 1, -least) == std::nextafter(1.0F, 0.0F));
+    CHECK(bits_of(fma(1, 1, -1)) == 0x8000'0000);  // a difference that is zero is -0 when rounded down
+    CHECK(bits_of(fma(0, 1, -0.0F)) == 0x8000'0000);
+    CHECK(bits_of(fma(0, 1, 0)) == 0);
+    CHECK(fma(INFINITY, 1, 1) == INFINITY);
+    CHECK(bits_of(fma(INFINITY, 0, 1)) == 0x7fff'ffff);
+}
+
+TEST_CASE("approximations are as near as the ISA says, and know the ends", "[ptx]") {
+    const auto power = [](float x) { return float_of(run("ex2.approx.ftz.f32", bits_of(x))); };
+    for (int i = -126 * 64; i < 128 * 64; ++i) {
+        const float x = static_cast<float>(i) / 64 + 0x1.5p-9F;
+        const long double exact = std::exp2(static_cast<long double>(x));
+        REQUIRE(std::fabs(static_cast<long double>(power(x)) - exact) <= exact * 0x1p-22L);
+    }
+    CHECK(power(-3) == 0.125F);
+    CHECK(bits_of(power(-INFINITY)) == 0);
+    CHECK(bits_of(power(-126.5F)) == 0);  // a subnormal
+    CHECK(power(128) == INFINITY);
+    CHECK(power(0) == 1);
+    CHECK(power(-0x1p-140F) == 1);
+    CHECK(bits_of(power(std::nanf(""))) == 0x7fff'ffff);
+
+    const auto reciprocal = [](double x) { return std::bit_cast<double>(run("rcp.approx.ftz.f64", as_word(x))); };
+    for (const double d : doubles()) {
+        if (!(std::fabs(d) > 1e-300 && std::fabs(d) < 1e300)) continue;
+        REQUIRE(std::fabs(reciprocal(d) * d - 1) <= 0x1p-19);
+        REQUIRE((as_word(reciprocal(d)) & 0xffff'ffff) == 0);
+        REQUIRE(as_word(reciprocal(d)) == as_word(reciprocal(std::bit_cast<double>(as_word(d) | 0xffff'ffff))));
+    }
+    CHECK(as_word(reciprocal(INFINITY)) == 0);
+    CHECK(as_word(reciprocal(-INFINITY)) == as_word(-0.0));
+    CHECK(reciprocal(-0.0) == -INFINITY);
+    CHECK(reciprocal(5e-324) == INFINITY);
+    CHECK(as_word(reciprocal(0x1p1023 * 1.5)) == 0);  // a subnormal
+    CHECK(std::isnan(reciprocal(std::bit_cast<double>(word{0x7ff0'0000'0000'0001}))));
+}
+
 TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") {
     // With exponents so near that 113 bits hold the exact result; a quotient and a root are far from any middle there.
     const auto nearest = [](quad exact) { return bits_of(static_cast<float>(exact)); };
@@ -418,7 +569,6 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
             const auto x = static_cast<double>(1 + any.below(std::uint64_t{1} << 53)) * 0x1p-40;
             return any.one_in(2) ? x : -x;
         };
-        const auto as_word = [](double x) { return std::bit_cast<ptx::word>(x); };
         const auto rounded = [&](quad exact) { return as_word(static_cast<double>(exact)); };
         const double a = some(), b = some(), c = some();
         for (const std::string rounding : {".", ".rn."}) {
@@ -429,6 +579,7 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
         REQUIRE(run("div.rn.f64", as_word(a), as_word(b)) == rounded(quad{a} / b));
         REQUIRE(run("fma.rn.f64", as_word(a), as_word(b), as_word(c)) == rounded(quad{a} * b + c));
         REQUIRE(run("rcp.rn.f64", as_word(a)) == rounded(quad{1} / a));
+        REQUIRE(run("neg.f64", as_word(a)) == rounded(-quad{a}));
         REQUIRE(run("cvt.rn.f32.f64", as_word(a)) == nearest(quad{a}));
         REQUIRE(run("cvt.f64.f32", nearest(quad{a})) == as_word(static_cast<double>(static_cast<float>(a))));
         const word whole = any.below(~word{0}) >> any.below(64);
@@ -498,8 +649,8 @@ TEST_CASE("comparisons of floats know ordered and unordered", "[ptx]") {
 }
 
 TEST_CASE("an instruction that isn't in the table is nobody's guess", "[ptx]") {
-    for (const char* name :
-         {"add.rz.f64", "add.rz.f32", "cvt.rn.f16x2.f32", "cvt.s8.s32", "ex2.approx.f32", "mul.hi.f32", "add", ""})
+    for (const char* name : {"add.rz.f64", "add.rz.f32", "cvt.rn.f16x2.f32", "cvt.s8.s32", "cvt.rn.f32.f32",
+                             "ex2.approx.f32", "mul.hi.f32", "add", ""})
         CHECK(ptx::find_pure(name) == nullptr);
     CHECK(ptx::pure_opcodes().size() > 200);
 }
