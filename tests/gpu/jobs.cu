@@ -8,6 +8,7 @@
 #include "gpu/batch_norm.hpp"
 #include "gpu/jobs.hpp"
 #include "gpu/packing.hpp"
+#include "gpu/softmax.hpp"
 
 namespace jobs {
 
@@ -83,6 +84,10 @@ gs::errc batch_norm_on_device(gs::cuda::stream& s, std::span<const gs::device_ba
     const std::span<gs::cuda::stream> streams(&s, 1);
     const auto code = gs::submit_sync_batch_norm(streams, batches, epsilon, gather);
     return code != gs::errc::none ? code : gs::submit_sync_batch_norm_backward(streams, batches, all_reduce);
+}
+gs::errc softmax_on_device(gs::cuda::stream& s, gs::device_partial_softmax& layer,
+                           std::span<const gs::device_softmax_rank> ranks, const combines& combine) {
+    return softmax_step(s, layer, ranks, combine);
 }
 
 namespace {

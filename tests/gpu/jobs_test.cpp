@@ -21,6 +21,7 @@
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
+#include "gpu/softmax.hpp"
 #include "standins/ptx/runtime.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -109,6 +110,15 @@ TEST_CASE("batch normalisation over ranks is near its definition as compiled", "
         const auto seed = support::seed(n);
         CAPTURE(seed);
         CHECK(jobs::trouble_of_batch_norm(seed) == "");
+    }
+}
+
+TEST_CASE("a softmax over sharded classes is the host's as compiled, to the bit where nothing is rounded",
+          "[compiled]") {
+    for (std::uint64_t n = 0; n < 12; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        CHECK(jobs::trouble_of_softmax(seed) == "");
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "gpu/batch_norm.hpp"
 #include "gpu/packing.hpp"
+#include "gpu/softmax.hpp"
 #include "standins/ptx/runtime.hpp"
 
 namespace jobs {
@@ -20,18 +21,19 @@ namespace {
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
 /// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, gradients that
-/// are packed, or batches that are normalised.
+/// are packed, batches that are normalised, or a softmax over sharded classes.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
-    bool converts = false, packs = false, normalises = false;
+    bool converts = false, packs = false, normalises = false, shards_classes = false;
     std::vector<std::byte> before{}, expected{};
     std::vector<bool> comes_to{};  // mutants
 
     [[nodiscard]] std::string trouble() const {
         if (converts) return trouble_of_conversions();
         if (normalises) return trouble_of_batch_norm(how.seed);
+        if (shards_classes) return trouble_of_softmax(how.seed);
         if (packs) return trouble_of_packing(how.seed) + trouble_of_feedback(how.seed);
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
@@ -39,6 +41,7 @@ struct trial {
         if (converts) return "conversions";
         if (packs) return "packing, seed " + std::to_string(how.seed);
         if (normalises) return "batch normalisation, seed " + std::to_string(how.seed);
+        if (shards_classes) return "softmax, seed " + std::to_string(how.seed);
         return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
                std::to_string(how.seed);
     }
@@ -145,6 +148,7 @@ public:
     void conversions() { all_.push_back({.converts = true}); }
     void packing(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .packs = true}); }
     void batch_norm(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .normalises = true}); }
+    void softmax(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .shards_classes = true}); }
 
     [[nodiscard]] std::vector<trial>& all() { return all_; }
 
@@ -187,6 +191,7 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
                 if (how != failure::stuck || n < 3) some.failing(which, static_cast<std::uint32_t>(how) + n * failures);
     for (const std::uint32_t threads : {31U, 33U})
         some.groups(number_of<fused<gs::bfloat16, grouped, false, false>>(), threads);
+    for (std::uint64_t n = 0; n < 2; ++n) some.softmax(n);
     return std::move(some.all());
 }
 
@@ -211,6 +216,7 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     for (const std::uint32_t threads : {31U, 33U}) some.groups(of_groups, threads);
     some.coded(number_of<coded_all_reduce<float, gs::sum, 128, false>>(), 12);
     some.coded(number_of<coded_all_reduce<gs::bfloat16, gs::average, 32, true>>(), 1);
+    for (std::uint64_t n = 0; n < 12; ++n) some.softmax(n);
     return std::move(some.all());
 }
 
