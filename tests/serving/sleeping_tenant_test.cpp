@@ -309,6 +309,31 @@ TEST_CASE("a step that throws leaves the tenant at work, and is made again", "[s
     CHECK(loads == 2);
 }
 
+namespace {
+
+// Its node has no memory for the list of what it lends.
+struct lends_in_vain : decltype(model_rig::chat) {
+    [[noreturn]] static void lend_more() { throw std::bad_alloc(); }
+};
+
+}  // namespace
+
+TEST_CASE("a model whose memory can't be lent is back at work with its weights", "[serving]") {
+    model_rig rig;
+    lends_in_vain chat{std::move(rig.chat)};
+    bool weights = true;
+    const auto gone = [&] { weights = false; };
+    const auto back = [&] { weights = true; };
+    const sleep_level to = GENERATE(weights_spilled, weights_released);
+    const auto rule = to == weights_spilled ? at_once(0s, 1ns, 0s) : at_once(0s, 0s, 1ns);
+    gpushare::sleeping_tenant model(chat, rule, {.spill = gone, .release = gone, .restore = back, .unspill = back});
+    (void)model.tick();
+    CHECK(model.state().level() == awake);
+    CHECK(weights);
+    CHECK(model.use());
+    chat.submit([](auto&) {}).wait();  // its gate is open
+}
+
 TEST_CASE("a model that couldn't be loaded lends its memory again until the next request", "[serving]") {
     model_rig rig;
     rig.chat.resize({.lends_asleep = true});

@@ -355,7 +355,7 @@ private:
         }
         // A tenant that sleeps on, since others still have its memory, sleeps as deep as intended:
         // the next request wakes it.
-        if (why != errc::none && from < sleep_level::weights_spilled && rouse(deadline) != errc::none) why = errc::none;
+        if (why != errc::none && from < sleep_level::weights_spilled && undo(deadline) != errc::none) why = errc::none;
         lock.lock();
         changer_ = {};
         state_.ended(why == errc::none, tenant_->now());
@@ -396,6 +396,10 @@ private:
         }
         asleep_ = false;
         return errc::none;
+    }
+    // The weights may be gone already, if a later step failed.
+    errc undo(instant deadline) noexcept try { return wake(deadline, {}); } catch (...) {
+        return errc::submission_failed;
     }
     errc wake(instant deadline, const std::stop_token& stop) {
         if (const errc why = rouse(deadline, stop); why != errc::none) return why;
