@@ -426,6 +426,56 @@ TEST_CASE("an abort ends the calls of all ranks and names whom it was told", "[g
     }
 }
 
+TEST_CASE("a rank that leaves in order ends what comes behind its last call, and nothing else",
+          "[gradient][transport]") {
+    for (std::uint32_t n = 0; n < 50; ++n) {
+        const gs::communicator group(3);
+        std::vector<gs::collective_fault> last(3), behind(3);
+        std::vector<int> wrong(3);
+        support::together(3, [&](unsigned r) {
+            gs::thread_transport net(group.rank(r));
+            std::vector<float> x(20'000, static_cast<float>(r));
+            last[r] = net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, gs::never);
+            if (r == n % 3) net.leave(7, gs::errc::stopped);
+            behind[r] = net.barrier(gs::never);
+            for (const float y : x) wrong[r] += y == 3 ? 0 : 1;
+        });
+        for (unsigned r = 0; r < 3; ++r) {
+            CHECK_FALSE(last[r]);
+            CHECK(wrong[r] == 0);
+            CHECK(behind[r].code == gs::errc::stopped);
+            CHECK(behind[r].rank == 7);
+        }
+    }
+}
+
+TEST_CASE("of ranks that have left, the one that left first ends a call, whatever is heard first",
+          "[gradient][transport]") {
+    using farewells = gs::detail::mpi_farewells;
+    const auto left = [](std::uint32_t rank, std::uint32_t calls) {
+        return farewells::notice({gs::errc::stopped, gs::collective_kind::none, rank, 99}, calls);
+    };
+    farewells heard;
+    CHECK(heard.none());
+    CHECK_FALSE(heard.heard(0));
+    CHECK_FALSE(heard.heard(gs::collective_fault{gs::errc::stopped, gs::collective_kind::none, 1, 2}.packed()));
+    CHECK(heard.none());
+    CHECK(heard.heard(left(5, 2)));
+    CHECK(heard.heard(left(3, 2)));
+    CHECK(heard.heard(left(1, 4)));
+    CHECK(heard.heard(left(4, 2)));
+    CHECK_FALSE(heard.of(1));
+    CHECK(heard.of(2).code == gs::errc::stopped);
+    CHECK(heard.of(2).rank == 3);
+    CHECK(heard.of(1000).rank == 3);
+    farewells wrapped;
+    CHECK(wrapped.heard(left(2, 1)));
+    CHECK(wrapped.heard(left(6, ~0U)));
+    CHECK_FALSE(wrapped.of(~0U - 1));
+    CHECK(wrapped.of(~0U).rank == 6);
+    CHECK(wrapped.of(0).rank == 6);
+}
+
 TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and back", "[gradient][transport]") {
     const auto seed = support::seed(GENERATE(range(1U, 25U)));
     CAPTURE(seed);

@@ -32,13 +32,16 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
@@ -158,6 +161,17 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
     t.advance();
 };
 
+/// A transport that a rank can leave in order, without loss of the others' last results.
+///
+///   leave(rank, why)    this rank calls nothing more. The others finish what it has taken part in.
+///                       What they call behind that returns `why`, naming `rank`, which may be any
+///                       number. By the thread that uses the transport, with nothing under way.
+///                       Doesn't wait for the others to call anything
+template <class T>
+concept leaving_transport = transport<T> && requires(T& t) {
+    t.leave(std::uint32_t{}, errc::stopped);
+};
+
 /// The transport for a communicator's rank that is a thread of this process.
 class thread_transport {
 public:
@@ -249,6 +263,20 @@ public:
         const rank_progress at = me_.progress();
         me_.close({why, at.what, rank, at.epoch});
     }
+    /// See leaving_transport. Every collective waits for all ranks to come, so what this one has been
+    /// in ends by itself: waits for that.
+    void leave(std::uint32_t rank, errc why) const noexcept {
+        const std::uint32_t last = me_.progress().epoch;
+        for (std::uint32_t q = 0; q < size(); ++q) {
+            detail::block_state& other = me_.view().state(q, 0);
+            // acquire: whoever is outside is over with what it did inside. relaxed: a rank that is
+            // further has begun another collective, behind the last one.
+            while (q != me_.rank() && atomic_ref{other.inside}.load_acquire() != 0 &&
+                   atomic_ref{other.epoch}.load_relaxed() == last)
+                std::this_thread::yield();
+        }
+        abort(rank, why);
+    }
 
 private:
     template <class T>
@@ -260,7 +288,7 @@ private:
     bytes carried_;
 };
 static_assert(list_transport<thread_transport> && host_transport<thread_transport> &&
-              unequal_transport<thread_transport>);
+              unequal_transport<thread_transport> && leaving_transport<thread_transport>);
 
 /// A transport that exchanges elements with some ranks alone: `out` gets each neighbour's elements,
 /// one behind the other. The relation is mutual: a neighbour of a rank has that rank as its

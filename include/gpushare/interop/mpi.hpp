@@ -97,7 +97,8 @@ public:
     ~mpi_transport() {
         int over = 0, left = 0;  // messages that nobody took: others gave up, which may be unheard yet
         if (MPI_Finalized(&over); over != 0) return;
-        const bool others_gave_up = hear();  // while this one was away: their messages may lie here
+        // While this one was away: their messages may lie here.
+        const bool others_gave_up = hear() || !farewells_.none();
         const bool halfway = std::any_of(jobs_.begin(), jobs_.end(), [](const job& j) { return !j.done; });
         if (!others_gave_up && (halfway || std::uncaught_exceptions() > exceptions_))
             fail({errc::aborted, collective_kind::none, rank_, epoch_});
@@ -267,6 +268,15 @@ public:
         // acq_rel: of several, the first stands.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
+    }
+
+    /// See leaving_transport.
+    void leave(std::uint32_t rank, errc why) noexcept {
+        if (fault_) return;
+        fault_ = {why, collective_kind::none, rank, epoch_};
+        told_ = detail::mpi_farewells::notice(fault_, static_cast<std::uint32_t>(first_job_ + jobs_.size()));
+        std::vector<MPI_Request> out = tell_others();
+        let_go(out);
     }
 
     /// The ranks that aren't in `dead`, as a transport that begins anew: to go on after a fault.
@@ -448,7 +458,9 @@ private:
         // acquire: the word says everything; it pairs with nothing else.
         if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
             return fail(collective_fault::unpacked(word));
-        if (!hear()) return;
+        const bool others_gave_up = hear();
+        look_for_farewells();
+        if (fault_ || !others_gave_up) return;
         look_for_others_calls();  // goes before whom this rank waits for
         if (!fault_) answer();
     }
@@ -458,13 +470,22 @@ private:
             for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
                 if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
+    /// Gives up what a rank that has left in order isn't in. Tells nobody: others may be in that
+    /// rank's last call still, and hear of it themselves.
+    void look_for_farewells() noexcept {
+        for (std::size_t i = 0; i < jobs_.size() && !fault_; ++i)
+            if (const auto f = farewells_.of(static_cast<std::uint32_t>(first_job_ + i)); f && !jobs_[i].done)
+                fault_ = {f.code, jobs_[i].what, f.rank, epoch_, !give_up_requests()};
+    }
+    /// Whether another rank says that it has given up.
     [[nodiscard]] bool hear() noexcept {
         int there = 0;
         MPI_Status status;
         if (MPI_Test(&notice_request_, &there, &status) != MPI_SUCCESS || there == 0) return false;
-        suspects_.heard(static_cast<std::uint32_t>(status.MPI_SOURCE), heard_);
+        const bool farewell = farewells_.heard(heard_);
+        suspects_.heard(static_cast<std::uint32_t>(status.MPI_SOURCE), farewell ? 0 : heard_);
         listen();
-        return true;
+        return !farewell;
     }
     /// Another rank gave up: so does this one, which waits for somebody as well, perhaps.
     void answer() noexcept {
@@ -480,22 +501,30 @@ private:
         fault_ = own;  // nothing below comes here again
         told_ = own ? own.packed() : 0;
         suspects_.heard(rank_, told_);
-        std::vector<MPI_Request> out(size_, MPI_REQUEST_NULL);
-        for (std::uint32_t r = 0; r < size_; ++r)
-            if (r != rank_)
-                MPI_Isend(&told_, sizeof told_, MPI_BYTE, static_cast<int>(r), detail::mpi_transfer::notice_tag, comm_,
-                          &out[r]);
+        std::vector<MPI_Request> out = tell_others();
         const instant until = std::chrono::steady_clock::now() + options_.grace;
         for (instant now{}; !suspects_.all_have_answered() && (now = std::chrono::steady_clock::now()) < until;) {
             (void)hear();
             detail::rest_for(pace_.rest(now));
         }
+        let_go(out);
+        fault_ = suspects_.chosen();
+        fault_.buffers_in_use = !give_up_requests();
+    }
+    /// Sends `told_` to all others.
+    [[nodiscard]] std::vector<MPI_Request> tell_others() {
+        std::vector<MPI_Request> out(size_, MPI_REQUEST_NULL);
+        for (std::uint32_t r = 0; r < size_; ++r)
+            if (r != rank_)
+                MPI_Isend(&told_, sizeof told_, MPI_BYTE, static_cast<int>(r), detail::mpi_transfer::notice_tag, comm_,
+                          &out[r]);
+        return out;
+    }
+    void let_go(std::vector<MPI_Request>& out) const noexcept {
         int sent = 0;
         MPI_Testall(static_cast<int>(size_), out.data(), &sent, MPI_STATUSES_IGNORE);
         for (MPI_Request& r : out)
             if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
-        fault_ = suspects_.chosen();
-        fault_.buffers_in_use = !give_up_requests();
     }
     /// False: the MPI may still touch a buffer.
     bool give_up_requests() noexcept {
@@ -517,12 +546,14 @@ private:
     std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
     MPI_Request notice_request_ = MPI_REQUEST_NULL;
     detail::mpi_suspects suspects_;
+    detail::mpi_farewells farewells_;
     detail::mpi_pace pace_;
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
     int exceptions_ = std::uncaught_exceptions();  // under way when this was made
 };
-static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport> && unequal_transport<mpi_transport>);
+static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport> && unequal_transport<mpi_transport> &&
+              leaving_transport<mpi_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -58,6 +58,36 @@ private:
     std::vector<collective_fault> faults_;
 };
 
+/// What ranks said that left in order: each takes part in its first `calls` calls alone. A notice of
+/// that is one word, a fault with the number in place of an epoch and a mark. A plain value.
+class mpi_farewells {
+public:
+    [[nodiscard]] static std::uint64_t notice(collective_fault why, std::uint32_t calls) noexcept {
+        why.epoch = calls;
+        why.buffers_in_use = true;  // the mark: a rank that gives up tells of none
+        return why.packed();
+    }
+    /// Whether a notice is one.
+    [[nodiscard]] bool heard(std::uint64_t notice) noexcept {
+        const collective_fault f = collective_fault::unpacked(notice);
+        if (!f.buffers_in_use) return false;
+        if (none() || later(first_.epoch, f.epoch) || (first_.epoch == f.epoch && f.rank < first_.rank)) first_ = f;
+        return true;
+    }
+    [[nodiscard]] bool none() const noexcept { return !first_; }
+    /// Why this call, counted from 0, can't end, if so.
+    [[nodiscard]] collective_fault of(std::uint32_t call) const noexcept {
+        return none() || later(first_.epoch, call) ? collective_fault{} : first_;
+    }
+
+private:
+    /// Whether number a comes behind b, also where the count has wrapped around.
+    [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
+        return static_cast<std::int32_t>(a - b) > 0;
+    }
+    collective_fault first_{};  // of the rank that left first
+};
+
 }  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
