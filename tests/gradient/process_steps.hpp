@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <latch>
 #include <memory_resource>
 #include <optional>
 #include <span>
@@ -39,10 +40,13 @@ constexpr std::uint32_t gradients = 5;  // of a rank: by turns floats and halves
 struct manner {
     std::function<void(std::vector<device_gradient>&)> change{};  // what its ranks register
     gs::bytes bucket{each * sizeof(float)};
-    gs::ns patience = gs::ns::max();  // of its ranks, for each other
-    gs::ns between = gs::ns::max();   // for other processes
-    std::uint32_t idle = gradients;   // this rank registers, and has no step
-    std::uint64_t seed = 1;           // of the order in which gradients are ready
+    gs::ns patience = gs::ns::max();       // of its ranks, for each other
+    gs::ns between = gs::ns::max();        // for other processes
+    std::uint32_t idle = gradients;        // this rank registers, and has no step
+    std::uint32_t stops = gradients;       // this rank stops behind its steps
+    bool halfway = false;                  // or in another one of all ranks here, which it begins
+    std::function<void()> before_steps{};  // called by each rank
+    std::uint64_t seed = 1;                // of the order in which gradients are ready
 };
 /// What a rank got.
 struct outcome {
@@ -50,6 +54,7 @@ struct outcome {
     std::uint64_t named = 0;
     gs::collective_fault fault{};
     int wrong = 0;  // elements that aren't the average, of all steps
+    int steps = 0;  // without a fault
 };
 
 template <class Outer>
@@ -75,6 +80,7 @@ public:
         gs::detail::device_steps<gs::host::node, combiner, T...> all(
             node_, std::span(&combining_, 1), ranks_, levels_->combiner(how.between), how.bucket, how.patience);
         std::vector<outcome> seen(ranks_);
+        std::latch begun(1);
         support::together(ranks_, [&](unsigned r) {
             support::random any(how.seed + r);
             try {
@@ -85,8 +91,14 @@ public:
                 seen[r].thrown = e.code();
                 seen[r].named = e.figures().left;
             }
+            if (how.before_steps) how.before_steps();
             for (int s = 0; s < steps && r != how.idle && !seen[r].fault; ++s)
                 seen[r].wrong += step(all, r, s, any, seen[r]);
+            if (how.halfway && r != how.stops) begun.wait();
+            for (std::uint32_t g = 0; g < gradients && how.halfway; ++g) all.ready(r, g, &training_[r]);
+            if (how.halfway && r == how.stops) begun.count_down();
+            if (r == how.stops) all.end(gs::errc::stopped, r);
+            if (how.halfway) seen[r].fault = all.wait(r, &training_[r]);
         });
         if (how.idle < ranks_) seen[how.idle].fault = all.wait(how.idle, &training_[how.idle]);
         combining_.record().wait(gs::never);
@@ -123,6 +135,7 @@ private:
         seen.fault = all.wait(r, &training_[r]);
         training_[r].record().wait(gs::never);
         if (seen.fault) return 0;
+        ++seen.steps;
         int wrong = 0;
         const auto mean = [&](std::size_t i) {
             float sum = 0;

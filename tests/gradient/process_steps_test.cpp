@@ -108,4 +108,41 @@ TEST_CASE("a rank that doesn't come to its step is named to the ranks of all pro
     check_faults(all, errc::deadline_exceeded, 4);
 }
 
+TEST_CASE("a process that stops is named to the others by their next step, and their last one is whole", "[gradient]") {
+    const auto seed = support::seed(7);
+    CAPTURE(seed);
+    for (std::uint64_t n = 0; n < 8; ++n) {
+        const auto all = together({2, 1, 2}, [&](process& mine, unsigned p) {
+            manner how{.between = 60s, .seed = seed + 10 * p + 100 * n};
+            if (p == 1) how.stops = 0;
+            return mine.train<float, gs::bfloat16>(p == 1 ? 2 : 3, how);
+        });
+        for (const std::size_t p : {0U, 2U})
+            for (const outcome& seen : all[p]) {
+                CHECK(seen.steps == 2);
+                CHECK(seen.wrong == 0);
+                CHECK(seen.fault.code == errc::stopped);
+                CHECK(seen.fault.rank == 2);
+            }
+        CHECK_FALSE(all[1][0].fault);
+        CHECK(all[1][0].steps == 2);
+    }
+}
+
+TEST_CASE("a rank that stops in a step that waits for another process ends it in all processes", "[gradient]") {
+    for (int n = 0; n < 4; ++n) {
+        // Process 1 registers, and has a step once the others have given up.
+        std::barrier ended(3);
+        const auto all = together({2, 1, 2}, [&](process& mine, unsigned p) {
+            manner how{.between = 60s};
+            if (p == 1) how.before_steps = [&] { ended.arrive_and_wait(); };
+            if (p == 2) how.stops = 1, how.halfway = true;
+            auto seen = mine.train<float, gs::bfloat16>(p == 2 ? 0 : 1, how);
+            if (p != 1) ended.arrive_and_wait();
+            return seen;
+        });
+        check_faults(all, errc::stopped, 4);
+    }
+}
+
 }  // namespace process_steps_test

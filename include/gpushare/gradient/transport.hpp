@@ -163,10 +163,10 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
 
 /// A transport that a rank can leave in order, without loss of the others' last results.
 ///
-///   leave(rank, why)    this rank calls nothing more. The others finish what it has taken part in.
-///                       What they call behind that returns `why`, naming `rank`, which may be any
-///                       number. By the thread that uses the transport, with nothing under way.
-///                       Doesn't wait for the others to call anything
+///   leave(rank, why)    this rank makes no more calls. The others finish the calls that it took
+///                       part in; their later calls return `why` and name `rank`, which may be any
+///                       number. Called by the thread that uses the transport, with nothing under
+///                       way. Doesn't wait for the others' calls
 template <class T>
 concept leaving_transport = transport<T> && requires(T& t) {
     t.leave(std::uint32_t{}, errc::stopped);

@@ -539,8 +539,8 @@ public:
         };
     }
     /// What torch_device_ranks (interop/torch_gradients.hpp) combine by, on these streams: buckets of
-    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes;
-    /// as long as a call waits for them, everything that the ranks here ask of each other waits.
+    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes.
+    /// One thread at a time calls it, but for interrupt().
     class combiner_type {
     public:
         /// By these devices.
@@ -557,14 +557,19 @@ public:
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
         /// Tells the other processes of a fault of a rank here, which fault() returns from now on;
-        /// nothing if there was a fault before. Doesn't wait. By one thread at a time.
+        /// nothing if there was a fault before. Doesn't wait for them to come. After errc::stopped
+        /// they finish what this process has taken part in.
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
-            of_->abort(first() + rank, why);
-            // Some transports tell the others with the next call. A barrier has no buffers to leave behind.
-            (void)of_->outer_.barrier(std::chrono::steady_clock::now());
+            if (why == errc::stopped)
+                of_->leave(first() + rank);
+            else
+                of_->give_up(why, first() + rank);
             of_->fault_ = {why, what, first() + rank, 0};
         }
+        /// Ends a call that another thread is in, and those of all processes, with this fault of a
+        /// rank here. Doesn't wait. From any thread.
+        void interrupt(errc why, std::uint32_t rank) const noexcept { of_->abort(first() + rank, why); }
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
         [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
 
@@ -608,6 +613,17 @@ private:
     }
     [[nodiscard]] element_range part(std::size_t elements, std::uint32_t r) const noexcept {
         return shard_of(elements, r, here(), std::size_t{64});
+    }
+
+    /// Tells the other processes that this one takes part in nothing more, where the transport can
+    /// do that in order.
+    void leave(std::uint32_t rank) {
+        if constexpr (leaving_transport<Outer>) outer_.leave(outer_.size() + rank, errc::stopped);
+    }
+    void give_up(errc why, std::uint32_t rank) {
+        abort(rank, why);
+        // Some transports tell the others with the next call. A barrier leaves no buffers behind.
+        (void)outer_.barrier(std::chrono::steady_clock::now());
     }
 
     template <class T, class Inside, class Between, class End>

@@ -97,8 +97,8 @@ struct torch_device_options {
 ///
 /// `Node` is cuda::node. `combine` is called with device_buckets of each type; calls their
 /// advance() on the same streams, with an average; and returns what that returns. It is called by
-/// the thread that brings a bucket's last gradient: an autograd thread, mostly. If it fails, every
-/// rank's step() says so, and the ranks' training is over.
+/// the thread that brings a bucket's last gradient, or by one that is in it already: an autograd
+/// thread, mostly. If it fails, every rank's step() says so, and the ranks' training is over.
 template <class Node, class Combine, class... T>
 class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
     using base = detail::device_steps<Node, Combine, T...>;
@@ -240,9 +240,9 @@ public:
     }
 
     /// No further step comes: communicate() returns. On devices every rank's step() returns
-    /// errc::stopped from now on. Other processes aren't told, since they may be in the last step that
-    /// this one was in. If they go on, they wait for this process as long as their combiner does, so
-    /// give the combiner a finite patience.
+    /// errc::stopped from now on, and so does one that waits for other processes. Those finish the
+    /// steps that this process has taken part in. Behind these, their steps return errc::stopped as
+    /// well, with this rank. Doesn't wait for them. From any thread, on devices.
     void stop() {
         if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
         all_->buckets.stop();

@@ -250,6 +250,47 @@ void steps_in_processes() {
     }
 }
 
+/// The last process stops behind its second step, or in the middle of its third one. Each rank names
+/// the rank that stopped, and has its two steps; patience would name the process by its first rank.
+void one_stops() {
+    for (const bool halfway : {false, true})
+        for (std::uint64_t n = 0; n < 5; ++n) {
+            gs::mpi_transport outer(MPI_COMM_WORLD);
+            const std::uint32_t last = outer.size() - 1;
+            process_steps::process mine(2, outer);
+            process_steps::manner how{.between = gs::ns(60s), .seed = n};
+            const bool stops = outer.rank() == last;
+            if (stops) how.stops = 1, how.halfway = halfway;
+            for (const auto& seen : mine.train<float, gs::bfloat16>(stops ? 2 : 3, how)) {
+                const auto& f = seen.fault;
+                const bool named = f.code == gs::errc::stopped && f.rank == 2 * last + 1;
+                if (seen.wrong != 0) check("a wrong average", "one stops");
+                // Its other rank may hear of it before it has looked for its last step.
+                if (stops ? f && !named : !named || (!halfway && seen.steps != 2))
+                    check(gs::describe(f).c_str(), halfway ? "one stops halfway" : "one stops");
+            }
+            MPI_Barrier(MPI_COMM_WORLD);
+        }
+}
+
+/// A process leaves when it has a call's result: the others have it too, and learn by their next
+/// call who left.
+void one_leaves_in_order() {
+    for (int n = 0; n < 20; ++n) {
+        gs::mpi_transport net(MPI_COMM_WORLD,
+                              {.message = gs::bytes{2048}, .one_shot = gs::bytes{n % 2 == 0 ? 4096U : 8U}});
+        std::vector<float> x(1000, 1.0F);
+        const auto f = net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, in(60s));
+        if (f || x[999] != static_cast<float>(net.size())) check(gs::describe(f).c_str(), "before one leaves");
+        const bool leaves = net.rank() == static_cast<std::uint32_t>(n) % net.size();
+        if (leaves) net.leave(net.size() + 7, gs::errc::stopped);
+        const auto g = net.barrier(in(60s));
+        if (g.code != gs::errc::stopped || g.rank != net.size() + 7)
+            check(gs::describe(g).c_str(), "behind one that has left");
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 /// Process r has r + 1 batches, by Horovod's names: who has no more joins, and the others go on.
 void batches_differ() {
     gs::mpi_transport net(MPI_COMM_WORLD);
@@ -512,6 +553,8 @@ int main(int argc, char** argv) {
     threads_in_processes(false);
     devices_in_processes();
     steps_in_processes();
+    one_leaves_in_order();
+    one_stops();
     batches_differ();
     one_piece_or_several();
     two_of_many_chunks();

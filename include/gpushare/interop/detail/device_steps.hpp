@@ -16,12 +16,13 @@
 // Other processes take part if `combine` says so (combines_with_others), as a combiner() of
 // two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
 // type by type, and faults have the numbers of all ranks. One rank here waits for the other processes
-// at a time, and holds the lock: the last one in add(), and in ready() the one that brings a bucket's
-// last gradient. Meanwhile whatever the other ranks here call waits as well: wait() longer than its
-// patience, and end(). So the combiner's patience should be finite.
+// at a time: the last one in add(), and in ready() the one that brings a bucket's last gradient. It
+// waits without the lock, so the other ranks' calls answer meanwhile. A gradient that becomes ready
+// is noted, and the rank that waits takes it up when it is back. end() ends that wait.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -80,7 +81,8 @@ public:
     [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
     /// The rank has no batches left: blocks until another rank begins a step (true), or none will.
     [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
-    /// Every rank's wait() returns this from now on, unless a fault was there before.
+    /// Every rank's wait() returns this from now on, unless a fault was there before. The other
+    /// processes hear of it. Doesn't wait for them.
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
@@ -123,11 +125,14 @@ private:
 };
 
 /// A way to combine with other processes: agree_on compares a number of each, end tells them of a
-/// fault of a rank here, and fault() has theirs, numbered from first() on in this process.
+/// fault of a rank here, and fault() has theirs, numbered from first() on in this process. One
+/// thread at a time calls these. interrupt comes from any thread, and ends another one's call with
+/// a fault of a rank here.
 template <class C>
 concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
     { c.agree_on(number) } -> std::same_as<collective_fault>;
     c.end(why, rank);
+    c.interrupt(why, rank);
     { c.fault() } -> std::same_as<collective_fault>;
     { c.first() } -> std::convertible_to<std::uint32_t>;
 };
@@ -160,9 +165,9 @@ public:
     /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// where another rank has others; and what borrowing the stream throws. The last rank here
     /// waits for other processes, and throws their fault: mismatch, with the rank, where a process
-    /// has other parameters, types or buckets. Meanwhile the other ranks here wait, whatever they call.
+    /// has other parameters, types or buckets. It throws as well what ends that wait here.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
-        const std::scoped_lock lock(mutex_);
+        std::unique_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
             raise({errc::invalid_specification, rank, 0, of_.size(), reason::no_such_rank}, {},
                   "registering a rank's gradients");
@@ -177,26 +182,25 @@ public:
         of_[rank].here = true;
         if (++here_ == of_.size()) try {
                 register_all();
+                agree(lock);
+                go_on(lock);
             } catch (...) {  // the other ranks take this one as present
-                end_locked(errc::submission_failed, rank);
+                end_locked(lock, errc::submission_failed, rank);
                 throw;
             }
     }
 
     void ready(std::uint32_t rank, std::uint32_t g, void* current) override {
         try {
-            const auto computed = lent(rank, current).record();
-            const std::scoped_lock lock(mutex_);
+            auto computed = lent(rank, current).record();
+            std::unique_lock lock(mutex_);
             if (fault_) return;
-            if (of_[rank].marked[g]) return end_locked(errc::in_flight, rank);
+            if (of_[rank].marked[g]) return end_locked(lock, errc::in_flight, rank);
+            marks_.push_back({rank, g, std::move(computed)});
             of_[rank].marked[g] = true;
-            stream_of(rank).wait(computed);
             ledger_.begins(rank);
-            if (here_ == of_.size())
-                mark(rank, g);
-            else
-                early_.emplace_back(rank, g);
             changed_.notify_all();
+            go_on(lock);
         } catch (...) {
             end(errc::submission_failed, rank);
             throw;
@@ -206,11 +210,8 @@ public:
     collective_fault wait(std::uint32_t rank, void* current) override {
         std::unique_lock lock(mutex_);
         if (of_[rank].gradients.empty()) return fault_;
-        const auto over = [&] { return fault_ || ledger_.has_next(rank); };
-        if (patience_ == ns::max())
-            changed_.wait(lock, over);
-        else if (!changed_.wait_for(lock, patience_, over))
-            end_locked(errc::deadline_exceeded, late_rank());
+        if (!wait_until(lock, [&] { return fault_ || ledger_.has_next(rank); }))
+            end_locked(lock, errc::deadline_exceeded, late_rank());
         if (fault_) return fault_;
         ledger_.goes_on(rank);
         of_[rank].marked.assign(of_[rank].marked.size(), false);
@@ -232,14 +233,15 @@ public:
     }
 
     void end(errc why, std::uint32_t rank) override {
-        const std::scoped_lock lock(mutex_);
-        end_locked(why, rank);
+        std::unique_lock lock(mutex_);
+        end_locked(lock, why, rank);
     }
 
     /// The gradient that a step waits for, and the rank that lacks it; or nothing.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
+        const std::scoped_lock lock(mutex_);
         std::optional<std::pair<std::string, std::uint32_t>> found;
-        ((found = found ? std::move(found) : std::get<of_type<T>>(all_).buckets.stalled()), ...);
+        ((found = found ? std::move(found) : stalled_of(gradient_type_of<T>)), ...);
         return found;
     }
 
@@ -252,7 +254,7 @@ private:
     struct of_type {
         explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
         device_buckets<E> buckets;
-        bool begun = false, over = false;  // in this step
+        bool fresh = false, over = false;  // has news for combine_; is through with this step
     };
     static constexpr bool between_processes = combines_with_others<Combine>;
     struct no_stream {};
@@ -263,6 +265,12 @@ private:
         bool here = false;
         void* handle = nullptr;  // the framework's stream, and ours for it
         std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
+    };
+
+    /// A gradient that is ready once its stream is there.
+    struct mark {
+        std::uint32_t rank, g;
+        typename stream::point computed;
     };
 
     static void check_alike(const std::vector<device_gradient>& a, const std::vector<device_gradient>& b) {
@@ -292,13 +300,17 @@ private:
             ((of_[0].gradients[g].type == gradient_type_of<T> ? register_one<T>(g) : void()), ...);
         types_ = ((std::get<of_type<T>>(all_).buckets.size() != 0 ? 1U : 0U) + ...);
         left_ = types_;
-        if constexpr (between_processes)
-            if (const collective_fault f = combine_.agree_on(digest())) {
-                if (!fault_) fault_ = f;
-                changed_.notify_all();
-                raise_fault(f);
-            }
-        for (const auto& [rank, g] : std::exchange(early_, {})) mark(rank, g);
+    }
+    /// With the other processes, on what the ranks registered. Throws their fault.
+    void agree(std::unique_lock<std::mutex>& lock) {
+        if constexpr (between_processes) {
+            if (fault_) return;
+            const std::uint64_t mine = digest();
+            const collective_fault f = away(lock, [&] { return combine_.agree_on(mine); });
+            take_over(f);
+            tell(lock);
+            raise_fault(fault_);
+        }
     }
     template <class E>
     void register_one(std::size_t g) {
@@ -307,40 +319,99 @@ private:
         number_.push_back(
             std::get<of_type<E>>(all_).buckets.add(of_[0].gradients[g].name, where, of_[0].gradients[g].count));
     }
-    void mark(std::uint32_t rank, std::uint32_t g) {
-        ((of_[rank].gradients[g].type == gradient_type_of<T> ? mark_one<T>(rank, number_[g]) : void()), ...);
+
+    // ---- one thread at a time combines, and none holds the lock meanwhile
+
+    /// Calls f without the lock. Until it is back, no other thread calls combine_, nor touches what
+    /// combine_ works on.
+    template <class F>
+    auto away(std::unique_lock<std::mutex>& lock, const F& f) {
+        struct trip {
+            device_steps& of;
+            std::unique_lock<std::mutex>& lock;
+            trip(device_steps& s, std::unique_lock<std::mutex>& l) : of(s), lock(l) {
+                of.is_away_ = true;
+                of.changed_.notify_all();
+                lock.unlock();
+            }
+            trip(const trip&) = delete;
+            trip& operator=(const trip&) = delete;
+            ~trip() {
+                lock.lock();
+                of.is_away_ = false;
+                of.changed_.notify_all();
+            }
+        };
+        const trip there_and_back(*this, lock);
+        return f();
+    }
+    /// Combines what is ready, and what becomes ready meanwhile. Nothing while another thread does.
+    void go_on(std::unique_lock<std::mutex>& lock) {
+        while (!is_away_ && here_ == of_.size() && !marks_.empty() && !fault_) {
+            taken_.clear();
+            taken_.swap(marks_);
+            const std::uint32_t last = taken_.back().rank;
+            if (const errc why = away(lock, [&] { return take_up(); }); why != errc::none)
+                return combine_failed(lock, why, last);
+            if (left_ != 0) continue;
+            left_ = types_;
+            ((std::get<of_type<T>>(all_).over = false), ...);
+            ledger_.combined();
+            changed_.notify_all();
+        }
+        tell(lock);
+    }
+    /// Of `taken_`: each rank's stream waits for what computes its gradients, and all buckets go that
+    /// are ready.
+    [[nodiscard]] errc take_up() {
+        errc why = errc::none;
+        for (const mark& m : taken_) {
+            stream_of(m.rank).wait(m.computed);
+            ((of_[m.rank].gradients[m.g].type == gradient_type_of<T> ? mark_one<T>(m, why) : void()), ...);
+        }
+        [[maybe_unused]] bool on = true;
+        if constexpr (between_processes)  // all processes combine in one order: type by type
+            ((on = on && advance_one<T>(why)), ...);
+        else
+            ((void)advance_one<T>(why), ...);
+        return why;
     }
     template <class E>
-    void mark_one(std::uint32_t rank, std::uint32_t number) {
+    void mark_one(const mark& m, errc& why) {
         of_type<E>& mine = std::get<of_type<E>>(all_);
-        if (const errc why = mine.buckets.ready(rank, number); why != errc::none) return end_locked(why, rank);
-        mine.begun = true;
-        if constexpr (between_processes) {
-            // All processes combine in one order: type by type.
-            bool on = true;
-            ((on = on && advance_one<T>(rank)), ...);
-        } else {
-            (void)advance_one<E>(rank);
-        }
-        if (left_ != 0) return;
-        left_ = types_;
-        ((std::get<of_type<T>>(all_).begun = std::get<of_type<T>>(all_).over = false), ...);
-        ledger_.combined();
+        if (const errc code = mine.buckets.ready(m.rank, number_[m.g]); code != errc::none) why = code;
+        mine.fresh = true;
     }
     /// Whether the step needs nothing more of this type.
     template <class E>
-    [[nodiscard]] bool advance_one(std::uint32_t rank) {
+    [[nodiscard]] bool advance_one(errc& why) {
         of_type<E>& mine = std::get<of_type<E>>(all_);
         if (mine.over || mine.buckets.size() == 0) return true;
-        if (!mine.begun) return false;
-        if (const errc why = combine_(mine.buckets); why != errc::none) {
-            combine_failed(why, rank);
-            return false;
-        }
+        if (why != errc::none || !std::exchange(mine.fresh, false)) return false;
+        why = combine_(mine.buckets);
         // ready() has begun a step of these buckets, so complete() says that this call ended it.
-        if (!mine.buckets.complete()) return false;
+        if (why != errc::none || !mine.buckets.complete()) return false;
         mine.over = true;
         --left_;
+        return true;
+    }
+    /// Until `over`. False once the ranks here have had their patience, which the time that one of
+    /// them is away doesn't count towards.
+    template <class Over>
+    [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
+        using clock = std::chrono::steady_clock;
+        constexpr ns far = std::chrono::hours(24);  // a wait until the last instant may overflow
+        for (instant until = saturating_add(clock::now(), patience_); !over();) {
+            const instant now = clock::now();
+            if (is_away_) {
+                changed_.wait(lock, [&] { return !is_away_ || over(); });
+                until = saturating_add(until, clock::now() - now);
+            } else if (now >= until) {
+                return false;
+            } else {
+                changed_.wait_until(lock, std::min(until, now + far), [&] { return is_away_ || over(); });
+            }
+        }
         return true;
     }
     /// Of what the ranks registered, in the order in which they combine it.
@@ -359,30 +430,61 @@ private:
         return word;
     }
 
+    /// While no thread is away.
     [[nodiscard]] std::uint32_t late_rank() const {
         for (std::uint32_t r = 0; r < of_.size(); ++r)
             if (!of_[r].here) return r;
-        const auto who = stalled();
+        std::optional<std::pair<std::string, std::uint32_t>> who;
+        ((who = who ? std::move(who) : stalled_of(gradient_type_of<T>)), ...);
         return who ? who->second : 0;
     }
-    void end_locked(errc why, std::uint32_t rank) {
+    /// What stalled() tells of one type, whose last gradient is the first that is needed. `marked` knows
+    /// more than the buckets, while a thread is away.
+    [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled_of(gradient_type type) const {
+        if (here_ != of_.size()) return std::nullopt;
+        const auto has = [&](std::uint32_t r, std::size_t g) { return !ledger_.has_next(r) && of_[r].marked[g]; };
+        std::optional<std::pair<std::string, std::uint32_t>> found;
+        bool begun = false;
+        for (std::size_t g = of_[0].gradients.size(); g-- > 0;)
+            for (std::uint32_t r = 0; r < of_.size() && of_[0].gradients[g].type == type; ++r)
+                if (has(r, g))
+                    begun = true;
+                else if (!found)
+                    found.emplace(of_[0].gradients[g].name, r);
+        return begun ? found : std::nullopt;
+    }
+    void end_locked(std::unique_lock<std::mutex>& lock, errc why, std::uint32_t rank) {
         if (!fault_) {
             fault_ = {why, collective_kind::all_reduce, rank, ledger_.done(rank) + 1};
             if constexpr (between_processes) {
                 fault_.rank += combine_.first();
-                // A process that stops has nothing left to combine; the others may be in its last step.
-                if (why != errc::stopped) combine_.end(why, rank);
+                if (is_away_) combine_.interrupt(why, rank);
             }
+            changed_.notify_all();
         }
+        tell(lock);
+    }
+    /// The other processes hear of a fault here once: from the thread that is away, when it is back,
+    /// or from this one.
+    void tell(std::unique_lock<std::mutex>& lock) {
+        if constexpr (between_processes)
+            if (fault_ && !is_away_ && !std::exchange(told_, true))
+                away(lock, [&] { combine_.end(fault_.code, fault_.rank - combine_.first()); });
+    }
+    /// A fault that the other processes know of.
+    void take_over(const collective_fault& theirs) {
+        if (!theirs || fault_) return;
+        fault_ = theirs;
+        told_ = true;
         changed_.notify_all();
     }
-    void combine_failed(errc why, std::uint32_t rank) {
+    void combine_failed(std::unique_lock<std::mutex>& lock, errc why, std::uint32_t rank) {
         if constexpr (between_processes)
-            if (const collective_fault f = combine_.fault(); f && !fault_) {
-                fault_ = f;
-                fault_.epoch = ledger_.done(rank) + 1;
+            if (collective_fault f = combine_.fault()) {
+                f.epoch = ledger_.done(rank) + 1;
+                take_over(f);
             }
-        end_locked(why, rank);
+        end_locked(lock, why, rank);
     }
 
     Node* node_;
@@ -390,17 +492,19 @@ private:
     Combine combine_;
     ns patience_;
     bytes bucket_;
-    // Of all that follows, but for of_[r].as, which is its rank's. It is held while combine_ waits for
-    // other processes: of_ and all_ must not change meanwhile.
-    std::mutex mutex_;
+    // Of all that follows, but for of_[r].as, which is its rank's, and what the thread that is away
+    // has alone: combine_, all_, taken_ and left_. The gradients in of_ stay from then on.
+    mutable std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;
     std::vector<of_rank> of_;
     std::size_t here_ = 0;
     std::tuple<of_type<T>...> all_;
-    std::vector<std::uint32_t> number_;                           // of each gradient, among those of its type
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> early_;  // ready before all ranks were here
+    std::vector<std::uint32_t> number_;   // of each gradient, among those of its type
+    std::vector<mark> marks_, taken_;     // ready; taken up by the thread that is away
     std::uint32_t types_ = 0, left_ = 0;  // with gradients; of these, the ones whose step goes on
+    bool is_away_ = false;                // a thread, with combine_
+    bool told_ = false;                   // the other processes, of the fault
     collective_fault fault_;
 };
 
