@@ -53,8 +53,13 @@ where_to_serve() {  # ARG...
 has_cuda_for_server() {
     why_not="nvidia-smi finds no GPU here"
     nvidia-smi -L >/dev/null 2>&1 || return 1
-    find_cuda_toolkit
     why_not="there is no CUDA toolkit, or no libtorch for it: './dev setup gpu' fetches them"
+    has_newer_libtorch
+}
+
+# The libtorch that loads packages of AOTInductor, too. It needs libraries of CUDA, also on the host.
+has_newer_libtorch() {
+    find_cuda_toolkit
     [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]]
 }
 
@@ -68,7 +73,7 @@ build_server_with_torch() {
     fi
     [[ $on != cuda ]] || fail 3 "--on cuda: $why_not"
     [[ $on == host ]] || echo "== models of libtorch on the host: $why_not"
-    uses libtorch
+    has_newer_libtorch || uses libtorch
     build_server inference_server_with_torch
     run_server=("$server")
 }

@@ -95,7 +95,8 @@ constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION.
   --admin-port N       metrics, status page, timeline; on 127.0.0.1 alone (8002)
 %s  --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
   --drain S            seconds that answers may take at the end (20), and ten more for calls that run then
-  --torch FOLDER       with its models as TorchScript: NAME.pt, described by NAME.json; see torch_engines.hpp
+  --torch FOLDER       with its models by libtorch: NAME.pt as TorchScript, NAME.pt2 as a package of AOTInductor, each
+                       described by NAME.json; see torch_engines.hpp
   --gemma-terms-accepted   with Gemma 3 270M, whose weights are under Google's terms, https://ai.google.dev/gemma/terms
 
 SIGTERM and SIGINT end the server, SIGHUP has it read the file of tenants again. A second SIGTERM or SIGINT has it wait

@@ -3,11 +3,13 @@
 
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <stdlib.h>
 #include <torch/script.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -17,6 +19,7 @@
 
 #include "inference_server/json.hpp"
 #include "inference_server/read_file.hpp"
+#include "inference_server/torch_package.hpp"
 #include "inference_server/torch_place.hpp"
 
 namespace inference_server {
@@ -76,13 +79,12 @@ auto without_trace(F f) try {
     throw;
 }
 
-class script final : public engine {
+/// A model as TorchScript.
+class script {
 public:
-    script(const std::string& path, const model_info& info, const surroundings& at)
-        : where_(at), outputs_(info.outputs), module_(without_trace([&] {
-              const auto inside = where_.enter();
-              return torch::jit::load(path, where_.device());
-          })) {
+    static constexpr std::string_view platform = "pytorch_torchscript";
+
+    script(const std::string& path, const model_info& info, at::Device on) : module_(torch::jit::load(path, on)) {
         module_.eval();
         const auto method = module_.find_method("forward");
         if (!method) throw std::logic_error("the model has no forward()");
@@ -93,23 +95,11 @@ public:
                                    " tensors, its description has " + std::to_string(info.inputs.size()));
     }
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override {
-        without_trace([&] { forward(inputs, outputs, on); });
+    [[nodiscard]] std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, void* /*stream*/) {
+        return tensors_of(module_.forward({inputs.begin(), inputs.end()}));
     }
 
 private:
-    void forward(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) {
-        const auto inside = where_.enter();
-        const c10::InferenceMode only_forward;  // of this thread
-        std::vector<c10::IValue> arguments;
-        for (const auto& t : inputs) arguments.emplace_back(where_.input(t, scalar_type_of(t.type).value()));
-        const auto results = tensors_of(module_.forward(std::move(arguments)));
-        if (results.size() != outputs_.size())
-            throw std::logic_error("the model gives " + std::to_string(results.size()) +
-                                   " tensors, its description has " + std::to_string(outputs_.size()));
-        for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(described(results[i], outputs_[i]));
-        for (std::size_t i = 0; i < results.size(); ++i) where_.output(results[i], outputs, i, on);
-    }
     [[nodiscard]] static std::vector<at::Tensor> tensors_of(const c10::IValue& result) {
         if (result.isTensor()) return {result.toTensor()};
         if (result.isTensorList()) return result.toTensorVector();
@@ -117,6 +107,63 @@ private:
         std::vector<at::Tensor> all;
         for (const auto& e : result.toTuple()->elements()) all.push_back(e.toTensor());
         return all;
+    }
+
+    torch::jit::Module module_;
+};
+
+/// A model as a package of AOTInductor. Its code tells torch that it failed, but not why.
+class package {
+public:
+    static constexpr std::string_view platform = "pytorch_aotinductor";
+
+    package(const std::string& path, const model_info& info, at::Device on)
+        : model_(path, {info.inputs.size(), info.outputs.size()}, on) {}
+
+    [[nodiscard]] std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, void* stream) {
+        return model_.run(inputs, stream);
+    }
+
+private:
+    torch_package model_;
+};
+
+template <class Model>
+class torch_engine final : public engine {
+public:
+    torch_engine(const std::string& path, const model_info& info, const surroundings& at)
+        : where_(at), outputs_(info.outputs), model_(told([&] {
+              const auto inside = where_.enter();
+              return Model(path, info, where_.device());
+          })) {}
+
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override {
+        told([&] { forward(inputs, outputs, on); });
+    }
+
+private:
+    /// What f() returns, with a lack of memory as a refusal, of which a package doesn't tell.
+    template <class F>
+    auto told(F f) {
+        const auto before = where_.refusals();
+        try {
+            return without_trace(std::move(f));
+        } catch (const package_failed&) {
+            if (where_.refusals() == before) throw;
+            throw refused(507, where_.out_of_memory());
+        }
+    }
+    void forward(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) {
+        const auto inside = where_.enter();
+        const c10::InferenceMode only_forward;  // of this thread
+        std::vector<at::Tensor> arguments;
+        for (const auto& t : inputs) arguments.push_back(where_.input(t, scalar_type_of(t.type).value()));
+        const auto results = model_.run(arguments, where_.stream());
+        if (results.size() != outputs_.size())
+            throw std::logic_error("the model gives " + std::to_string(results.size()) +
+                                   " tensors, its description has " + std::to_string(outputs_.size()));
+        for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(described(results[i], outputs_[i]));
+        for (std::size_t i = 0; i < results.size(); ++i) where_.output(results[i], outputs, i, on);
     }
     [[nodiscard]] static tensor described(const at::Tensor& from, const tensor_info& as) {
         if (from.scalar_type() != scalar_type_of(as.type))
@@ -127,7 +174,7 @@ private:
     gives_back last_;
     torch_place where_;
     std::vector<tensor_info> outputs_;
-    torch::jit::Module module_;
+    Model model_;
 };
 
 std::vector<tensor_info> infos_of(json::value model, std::string_view member) {
@@ -141,16 +188,18 @@ std::vector<tensor_info> infos_of(json::value model, std::string_view member) {
     return all;
 }
 
+template <class Model>
 model_source source_of(const std::filesystem::path& weights) {
     auto described = weights;
     described.replace_extension(".json");
     const auto text = read_file(described.string()).first;
     try {
         const auto v = json::parse(text);
-        model_info info{weights.stem().string(), "pytorch_torchscript", infos_of(v, "inputs"), infos_of(v, "outputs")};
+        model_info info{weights.stem().string(), std::string(Model::platform), infos_of(v, "inputs"),
+                        infos_of(v, "outputs")};
         if (const auto most = v.find("max_batch_size")) info.max_batch = most->number<std::uint32_t>();
         const auto load = [path = weights.string(), info](const surroundings& at) {
-            return std::make_unique<script>(path, info, at);
+            return std::make_unique<torch_engine<Model>>(path, info, at);
         };
         // On CUDA the weights lie in the tenant's memory, which charges them.
         return {std::move(info), load, {}, calls_end_by_returning};
@@ -159,17 +208,35 @@ model_source source_of(const std::filesystem::path& weights) {
     }
 }
 
+bool is_package(const std::filesystem::path& file) { return file.extension() == ".pt2"; }
+
+/// Throws where this program can't serve one of them, or two have a name.
+void check_files(const std::vector<std::filesystem::path>& sorted) {
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+        const auto& f = sorted[i];
+        if (is_package(f) && !has_torch_packages())
+            throw unknown_engine(f.string() + ": the libtorch that this server is built with loads no packages of " +
+                                 "AOTInductor, only TorchScript; ./dev setup gpu fetches one that does");
+        if (i > 0 && f.stem() == sorted[i - 1].stem())
+            throw std::runtime_error(f.string() + ": there is " + sorted[i - 1].filename().string() + " of that name");
+    }
+}
+
 }  // namespace
 
 std::vector<model_source> torch_models(const std::string& folder) {
     at::set_num_threads(1);  // the block of the device is the model's thread
+    // Unless this is set, a package reads past an input that is smaller than the one that it was
+    // compiled for.
+    (void)::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
     std::vector<std::filesystem::path> files;
     for (const auto& f : std::filesystem::directory_iterator(folder))
-        if (f.path().extension() == ".pt") files.push_back(f.path());
-    if (files.empty()) throw std::runtime_error(folder + ": no model, as NAME.pt");
+        if (f.path().extension() == ".pt" || is_package(f.path())) files.push_back(f.path());
+    if (files.empty()) throw std::runtime_error(folder + ": no model, as NAME.pt or NAME.pt2");
     std::ranges::sort(files);
+    check_files(files);
     std::vector<model_source> all;
-    for (const auto& f : files) all.push_back(source_of(f));
+    for (const auto& f : files) all.push_back(is_package(f) ? source_of<package>(f) : source_of<script>(f));
     return all;
 }
 

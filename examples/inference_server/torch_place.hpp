@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
@@ -24,6 +25,7 @@
 #include <memory>
 #include <mutex>
 
+#include <c10/cuda/CUDAStream.h>
 #include <gpushare/interop/libtorch.hpp>
 #endif
 
@@ -85,11 +87,21 @@ class torch_place {
 public:
     explicit torch_place(const surroundings& at)
         : scope_(*at.whose),
+          who_(at.whose->who),
           stream_(at.whose->stream),
           device_(at::kCUDA, static_cast<at::DeviceIndex>(at.whose->on.properties(server_device).ordinal)) {}
 
     [[nodiscard]] at::Device device() const noexcept { return device_; }
     [[nodiscard]] auto enter() { return scope_.enter(stream_); }
+    /// The tenant's, of a thread that is inside.
+    [[nodiscard]] void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
+    /// How often the tenant's memory has refused.
+    [[nodiscard]] std::uint64_t refusals() const { return who_.usage().refused; }
+    [[nodiscard]] std::string out_of_memory() const {
+        const auto now = who_.usage();
+        return "out of memory. tenant '" + std::string(who_.name()) + "' has " + std::to_string(now.current.count()) +
+               " bytes, and the model asked for more";
+    }
     /// A copy on the device, enqueued: from pinned memory, since a copy from any other would wait.
     [[nodiscard]] at::Tensor input(const tensor& t, at::ScalarType type) const {
         const auto staged = at::empty(t.shape, at::TensorOptions(type).pinned_memory(true));
@@ -105,6 +117,7 @@ public:
 
 private:
     tenant_scope scope_;
+    tenant& who_;
     const std::size_t stream_;
     const at::Device device_;
 };
@@ -118,6 +131,10 @@ public:
 
     [[nodiscard]] static at::Device device() noexcept { return at::kCPU; }
     [[nodiscard]] static nothing enter() noexcept { return {}; }
+    [[nodiscard]] static void* stream() noexcept { return nullptr; }
+    // On the host libtorch allocates past the tenant's memory, which refuses nothing.
+    [[nodiscard]] static std::uint64_t refusals() noexcept { return 0; }
+    [[nodiscard]] static std::string out_of_memory() { return "out of memory"; }
     /// The data itself, which the model only reads.
     [[nodiscard]] static at::Tensor input(const tensor& t, at::ScalarType type) {
         return at::from_blob(const_cast<std::byte*>(t.data.data()), t.shape, at::TensorOptions(type));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example server with models as TorchScript, which are made here, as its clients see them. For
 // `./dev check`: libtorch's headers take a while to compile.
-#include <stdlib.h>
 #include <torch/script.h>
 
 #include <algorithm>
@@ -16,35 +15,18 @@
 #include <utility>
 #include <vector>
 
-#include "inference_server/client.hpp"
-#include "inference_server/http_server.hpp"
 #include "inference_server/json.hpp"
 #include "inference_server/torch_engines.hpp"
+#include "interop/torch/served_folder.hpp"
 #include "support/catch.hpp"
 
 namespace torch_server_test {
 
 using namespace inference_server;
 using namespace std::chrono_literals;
+using namespace torch_served;
 
 namespace {
-
-struct folder {
-    folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_torch_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        path = name;
-    }
-    folder(const folder&) = delete;
-    folder& operator=(const folder&) = delete;
-    folder(folder&& from) noexcept : path(std::exchange(from.path, {})) {}
-    ~folder() {
-        if (!path.empty()) std::filesystem::remove_all(path);
-    }
-    [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
-    void write(const std::string& name, std::string_view text) const { std::ofstream(*this / name) << text; }
-    std::filesystem::path path;
-};
 
 /// x [-1, 4] -> y = x W, [-1, 2].
 at::Tensor weights() { return at::arange(8, at::kFloat).view({4, 2}); }
@@ -75,27 +57,9 @@ folder with_models() {
     return f;
 }
 
-constexpr std::string_view tenants =
-    "name=chat api_key=key-of-chat memory=256MiB compute=50%\n"
-    "name=batch api_key=key-of-batch memory=256MiB compute=40%\n"
-    "name=small api_key=key-of-small memory=16MiB compute=10%\n";
-
-struct server {
-    server() : server(with_models()) {}
-    explicit server(folder of) : files(std::move(of)) {
-        files.write("tenants", tenants);
-        service_options how;
-        how.tenants = files / "tenants";
-        how.journal = files / "usage";
-        how.node = {.memory = gpushare::bytes{std::uint64_t{1} << 30}, .sms = 1};
-        core = std::make_unique<service>(std::move(how), torch_models(files.path.string()));
-        http = std::make_unique<http_server>(*core, http_options{});
-    }
-    [[nodiscard]] connection connect() const { return connection(http->port()); }
-
-    folder files;
-    std::unique_ptr<service> core;
-    std::unique_ptr<http_server> http;
+struct server : served_folder {
+    server() : served_folder(with_models()) {}
+    using served_folder::served_folder;
 };
 
 std::string row(float first, std::string_view parameters = "") {
@@ -114,7 +78,7 @@ std::vector<T> output(const std::string& body, std::size_t nth) {
         [&](json::value v) { all.push_back(v.number<T>()); });
     return all;
 }
-constexpr std::string_view linear = "/v2/models/linear/infer", chat_key = "key-of-chat", batch_key = "key-of-batch";
+constexpr std::string_view linear = "/v2/models/linear/infer";
 
 }  // namespace
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The example server with the models of a folder of its own.
+#pragma once
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "inference_server/client.hpp"
+#include "inference_server/http_server.hpp"
+#include "inference_server/torch_engines.hpp"
+
+namespace torch_served {
+
+using namespace inference_server;
+
+/// A temporary one, which goes with its files.
+struct folder {
+    folder() {
+        std::string name = (std::filesystem::temp_directory_path() / "gpushare_torch_XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+        path = name;
+    }
+    folder(const folder&) = delete;
+    folder& operator=(const folder&) = delete;
+    folder(folder&& from) noexcept : path(std::exchange(from.path, {})) {}
+    ~folder() {
+        if (!path.empty()) std::filesystem::remove_all(path);
+    }
+    [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
+    void write(const std::string& name, std::string_view text) const { std::ofstream(*this / name) << text; }
+    std::filesystem::path path;
+};
+
+inline constexpr std::string_view tenants =
+    "name=chat api_key=key-of-chat memory=256MiB compute=50%\n"
+    "name=batch api_key=key-of-batch memory=256MiB compute=40%\n"
+    "name=small api_key=key-of-small memory=16MiB compute=10%\n";
+
+/// A server of the models of such a folder, on the host.
+struct served_folder {
+    explicit served_folder(folder of) : files(std::move(of)) {
+        files.write("tenants", tenants);
+        service_options how;
+        how.tenants = files / "tenants";
+        how.journal = files / "usage";
+        how.node = {.memory = gpushare::bytes{std::uint64_t{1} << 30}, .sms = 1};
+        core = std::make_unique<service>(std::move(how), torch_models(files.path.string()));
+        http = std::make_unique<http_server>(*core, http_options{});
+    }
+    [[nodiscard]] connection connect() const { return connection(http->port()); }
+
+    folder files;
+    std::unique_ptr<service> core;
+    std::unique_ptr<http_server> http;
+};
+inline constexpr std::string_view chat_key = "key-of-chat", batch_key = "key-of-batch";
+
+}  // namespace torch_served
