@@ -84,6 +84,19 @@ pytorch() {
     fi
 }
 
+# Tenants that train, by scopes of libtorch.
+training() {
+    local python
+    if [[ ! -e $programs/python_tenants.so ]]; then
+        echo "== without training: python_tenants.so wasn't built, for lack of libtorch"
+        results+=("training|left out: not built|0")
+    elif python=$(command -v python3); then
+        step training 60 "$python" "$programs/training.py" "$programs/python_tenants.so"
+    else
+        results+=("training|left out: not installed|0")
+    fi
+}
+
 # The example server, two models of libtorch and their clients.
 server() {
     local python seconds=$((whole_limit - SECONDS - 20))
@@ -139,6 +152,7 @@ run_all() {
         step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
     done
     pytorch
+    training
     server
     engines
     sanitize
