@@ -60,7 +60,8 @@ has_cuda_for_server() {
 # The libtorch that loads packages of AOTInductor, too. It needs libraries of CUDA, also on the host.
 has_newer_libtorch() {
     find_cuda_toolkit
-    [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]]
+    [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]] || return 1
+    [[ -e $cuda_home/extras/CUPTI/include/cupti.h || -e $cuda_home/include/cupti.h ]]
 }
 
 # Sets `run_server`.
