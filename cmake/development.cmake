@@ -8,6 +8,15 @@ target_compile_options(
                                    # no path of the checkout in what is compiled: ccache finds it from any
                                    -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
 
+# g++ spends a seventh of its time on collecting garbage, and makes the same objects without. That takes a third more memory,
+# up to 3 GB a file of tests.
+cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+math(EXPR memory_mb_per_core "${memory_mb} / ${cores}")
+if(memory_mb_per_core GREATER 4000)
+    target_compile_options(gpushare_development INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=2000000>")
+endif()
+
 # Data sets that may lie beside the checkout. Whoever uses them does without where the macro is missing. A target of its own, since
 # what is compiled with a path of the checkout can't be shared with another one by ccache.
 add_library(shared_data INTERFACE)
