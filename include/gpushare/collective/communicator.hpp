@@ -74,6 +74,19 @@ public:
             detail::close_group(*view_);
         }
     }
+    /// Waits until no other rank is inside the last collective that this rank took part in. Each
+    /// ends by itself, since all ranks have come. For ranks that are threads, outside a collective.
+    void await_last() const noexcept {
+        const std::uint32_t last = progress().epoch;
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            if (r == rank_) continue;
+            detail::block_state& other = view_->state(r, 0);
+            // acquire: a rank that is outside has finished what it did inside. relaxed: a rank with
+            // another epoch has begun a later collective, and left this one before.
+            while (atomic_ref{other.inside}.load_acquire() != 0 && atomic_ref{other.epoch}.load_relaxed() == last)
+                std::this_thread::yield();
+        }
+    }
     /// The fault that close() has asked the devices to end with, packed; 0 if none.
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : atomic_ref{view_->reports[0].request}.load_acquire();

@@ -32,16 +32,13 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
@@ -263,18 +260,10 @@ public:
         const rank_progress at = me_.progress();
         me_.close({why, at.what, rank, at.epoch});
     }
-    /// See leaving_transport. Every collective waits for all ranks to come, so what this one has been
-    /// in ends by itself: waits for that.
+    /// See leaving_transport. Waits for the other ranks to come out of the last call that this rank
+    /// took part in.
     void leave(std::uint32_t rank, errc why) const noexcept {
-        const std::uint32_t last = me_.progress().epoch;
-        for (std::uint32_t q = 0; q < size(); ++q) {
-            detail::block_state& other = me_.view().state(q, 0);
-            // acquire: whoever is outside is over with what it did inside. relaxed: a rank that is
-            // further has begun another collective, behind the last one.
-            while (q != me_.rank() && atomic_ref{other.inside}.load_acquire() != 0 &&
-                   atomic_ref{other.epoch}.load_relaxed() == last)
-                std::this_thread::yield();
-        }
+        me_.await_last();
         abort(rank, why);
     }
 
