@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a device, in under ten minutes: the conformance suites, the figures, PyTorch in the memory of two
-# tenants, the example server, models of libtorch beside each other, compute-sanitizer's tools.
+# tenants, training by libtorch, the example server, models of libtorch beside each other, compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# --programs: where test_gpu, gpu_figures and, if they were built, gpu_server and engine_figures are, by default beside
+# --programs: where test_gpu, gpu_figures and, if they were built, training_figures, gpu_server and engine_figures are, by default beside
 # this file. Writes gpu.txt, a page of at most 60 lines, gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
 # and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
 # --keep, so that results of several devices lie side by side. What was built is told by a file `commit` beside the programs.
@@ -116,6 +116,20 @@ server() {
     fi
 }
 
+# Two ranks train modules of libtorch, by the libraries that PyTorch has here.
+ranks() {
+    local python
+    if [[ ! -x $programs/training_figures ]]; then
+        echo "== without ranks: training_figures wasn't built, for lack of libtorch"
+        results+=("ranks|left out: not built|0")
+    elif python=$(command -v python3); then
+        step ranks 120 "$python" "$programs/engines.py" "$programs/training_figures" "$scratch/figures/ranks"
+    else
+        echo "== without ranks: there is no Python, and so no PyTorch whose libtorch it could run with"
+        results+=("ranks|left out: not installed|0")
+    fi
+}
+
 # Models of libtorch beside each other, by the libraries that PyTorch has here: engines.py finds them.
 engines() {
     local python seconds=$((whole_limit - SECONDS - 15))
@@ -153,6 +167,7 @@ run_all() {
     done
     pytorch
     training
+    ranks
     server
     engines
     sanitize

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The modules that the ranks train: a convolutional network, and a block of a transformer. Their
+// weights are random and the same on all ranks; batches differ.
+//
+//   const pupil mine = make_transformer({}, rank);
+//   mine.loss().backward();
+#pragma once
+
+#include <ATen/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace gpu_training {
+
+/// A module on the device, and what it's taught there.
+struct pupil {
+    std::shared_ptr<torch::nn::Module> module;
+    std::function<at::Tensor()> loss;  ///< of the rank's batch, which is always the same one
+};
+
+struct convolutional_sizes {
+    std::int64_t images = 32, side = 32, channels = 64, classes = 10;
+};
+struct transformer_sizes {
+    std::int64_t texts = 8, tokens = 128, width = 256, heads = 4;
+};
+
+/// For one thread at a time, since libtorch draws for all from one source. The default stream may
+/// still copy weights when they return.
+[[nodiscard]] pupil make_convolutional(const convolutional_sizes& s, std::uint32_t rank);
+[[nodiscard]] pupil make_transformer(const transformer_sizes& s, std::uint32_t rank);
+
+}  // namespace gpu_training
