@@ -325,8 +325,8 @@ TEST_CASE("a model whose memory can't be lent is back at work with its weights",
     const auto gone = [&] { weights = false; };
     const auto back = [&] { weights = true; };
     const sleep_level to = GENERATE(weights_spilled, weights_released);
-    const auto rule = to == weights_spilled ? at_once(0s, 1ns, 0s) : at_once(0s, 0s, 1ns);
-    gpushare::sleeping_tenant model(chat, rule, {.spill = gone, .release = gone, .restore = back, .unspill = back});
+    const auto idle = to == weights_spilled ? at_once(0s, 1ns, 0s) : at_once(0s, 0s, 1ns);
+    gpushare::sleeping_tenant model(chat, idle, {.spill = gone, .release = gone, .restore = back, .unspill = back});
     (void)model.tick();
     CHECK(model.state().level() == awake);
     CHECK(weights);
