@@ -13,9 +13,11 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -53,6 +55,8 @@ using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
 
 constexpr std::size_t repeats = 15;
+constexpr std::size_t pairs = 30;  // of runs in turn
+
 constexpr ns longest = 4700us;  // of the page detector's plan: a run of a piece may take longer than most
 constexpr ns beside_sound = 3ms;
 constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
@@ -79,10 +83,14 @@ struct watched_engine {
             const auto began = std::chrono::steady_clock::now();
             const ns used = thread_time();
             engine.run(piece, in, out);
-            took.resize(engine.size()), computed.resize(engine.size());
             computed[piece] = thread_time() - used;
             took[piece] = std::chrono::steady_clock::now() - began;
         });
+    }
+    /// Another piece.
+    void add(std::string_view model) {
+        engine.add(model);
+        took.emplace_back(), computed.emplace_back();
     }
     onnxruntime_engine engine;
     std::vector<ns> took{};      // each piece, when it ran last
@@ -95,7 +103,7 @@ struct loaded_plan {
     loaded_plan(tenant& on, const onnxruntime_library& library, const loaded_model& m, const model_graph& g,
                 const split_plan& plan, int optimisation = 0)
         : outputs(g.outputs.size()), engine(library, optimisation), source(&m) {
-        for (const auto& p : plan.pieces) engine.engine.add(m.model.extract(plan.nodes(p.places)));
+        for (const auto& p : plan.pieces) engine.add(m.model.extract(plan.nodes(p.places)));
         model = std::make_unique<cut_model<tenant, watched_engine>>(
             on, g, plan, engine, gpushare::graph::cut_options{.submit = {.key = 1, .width = one_of_two}});
     }
@@ -164,41 +172,130 @@ loaded_plan whole_of(rig& on, const loaded_model& plain) {
     return {on.pages, on.library, plain, plain.model.graph(), whole_plan(plain), 99};
 }
 
-/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a run of all of them,
-/// where caches are cold.
-std::pair<model_graph, split_plan> planned(rig& on, const loaded_model& m, ns limit) {
+/// How long this thread computes pieces one by one, which other programs on the core change little.
+class piece_times {
+public:
+    /// On values of a run of all nodes, which stay where they are.
+    piece_times(const loaded_model& of, const model_graph& g, std::span<const tensor> values, onnxruntime_engine& on)
+        : of_(&of), graph_(&g), values_(values.begin(), values.end()), engine_(&on) {}
+    /// The median of 7 runs behind one that doesn't count; nothing for nodes that can't run by themselves.
+    std::optional<ns> operator()(std::span<const std::uint32_t> nodes) try {
+        const std::uint32_t piece = engine_->add(of_->model.extract(nodes));
+        const auto edges = edges_of(*graph_, nodes);
+        std::vector<const tensor*> in;
+        std::vector<tensor*> out;
+        for (const std::uint32_t v : edges.inputs) in.push_back(&values_[v]);
+        for (const std::uint32_t v : edges.outputs) out.push_back(&values_[v]);
+        const auto took = bench::repeated(7, [&] {
+            const ns used = thread_time();
+            engine_->run(piece, in, out);
+            return static_cast<double>((thread_time() - used).count());
+        });
+        engine_->remove_last();
+        return ns{std::llround(bench::value_of(bench::statistic::median, took))};
+    } catch (const gpushare::graph::model_error&) {
+        return std::nullopt;  // nobody knows the type of what would cross
+    }
+
+private:
+    const loaded_model* of_;
+    const model_graph* graph_;
+    std::vector<tensor> values_;
+    onnxruntime_engine* engine_;
+};
+
+/// A plan, and how it came about.
+struct planned_cuts {
+    model_graph graph{};
+    split_plan plan{};
+    int rounds = 0;        // of a plan and runs of all its pieces
+    bool settled = false;  // the last round changed no piece, and all pieces keep the limit
+};
+
+/// Tells the planner how long the thread computes each piece of its plan in runs of all of them, where caches are cold.
+void run_and_tell(rig& on, const loaded_model& m, const model_graph& g, gpushare::graph::split_planner& planner) {
+    const split_plan plan = planner.plan();
+    loaded_plan cut(on.pages, on.library, m, g, plan);
+    std::vector<std::vector<double>> took(plan.pieces.size());
+    for (std::size_t run = 0; run < repeats; ++run) {
+        (void)cut.run();
+        for (std::size_t i = 0; run > 0 && i < took.size(); ++i)
+            took[i].push_back(gpushare::in_seconds(cut.engine.computed[i]));
+    }
+    for (std::size_t i = 0; i < took.size(); ++i)
+        planner.measured(plan.pieces[i].places,
+                         ns{std::llround(1e9 * bench::value_of(bench::statistic::median, took[i]))});
+}
+
+/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a run of all of them.
+planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     onnxruntime_engine engine(on.library, {.optimisation = 0});
     gpushare::operator_table table;
-    gpushare::graph::piece_measurer times(on.pages, m.model, engine, table, {.engine = "onnxruntime", .repeats = 7});
-    times.run_nodes(m.inputs);
-    gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = limit});
-    const auto measure = [&](auto nodes) { return times.measure(nodes); };
-    for (int round = 0; round < 6; ++round) {
-        const split_plan plan = refine(planner, measure);
-        loaded_plan cut(on.pages, on.library, m, times.graph(), plan);
-        std::vector<std::vector<double>> took(plan.pieces.size());
-        for (std::size_t run = 0; run < repeats; ++run) {
-            (void)cut.run();
-            for (std::size_t i = 0; run > 0 && i < took.size(); ++i)
-                took[i].push_back(gpushare::in_seconds(cut.engine.computed[i]));
-        }
-        for (std::size_t i = 0; i < took.size(); ++i)
-            planner.measured(plan.pieces[i].places,
-                             ns{std::llround(1e9 * bench::value_of(bench::statistic::median, took[i]))});
-        if (planner.settled() && planner.plan().pieces.size() == plan.pieces.size() &&
-            planner.plan().longest() <= limit)
-            break;
+    gpushare::graph::piece_measurer values(on.pages, m.model, engine, table,
+                                           {.engine = "onnxruntime", .warm_up = 0, .repeats = 1});
+    values.run_nodes(m.inputs);
+    piece_times measure(m, values.graph(), values.values(), engine);
+    std::vector<ns> nodes(values.nodes().begin(), values.nodes().end());
+    for (std::uint32_t n = 0; n < nodes.size(); ++n) nodes[n] = measure({&n, 1}).value_or(nodes[n]);
+    gpushare::graph::split_planner planner(values.graph(), nodes, {.limit = limit});
+    planned_cuts found{.graph = values.graph()};
+    while (!found.settled && found.rounds < 6) {
+        const auto before = refine(planner, [&](auto piece) { return measure(piece); }).pieces.size();
+        run_and_tell(on, m, values.graph(), planner);
+        ++found.rounds;
+        found.settled =
+            planner.settled() && planner.plan().pieces.size() == before && planner.plan().longest() <= limit;
     }
-    return {times.graph(), planner.plan()};
+    found.plan = planner.plan();
+    return found;
+}
+
+/// By how much more the first of two takes, in percent, by pairs of runs. Runs go in turn, and which of the two goes first
+/// changes from pair to pair; one run of each doesn't count.
+template <std::invocable A, std::invocable B>
+std::vector<double> above_pct(A first, B second) {
+    (void)first(), (void)second();
+    std::vector<double> all;
+    for (std::size_t i = 0; i < pairs; ++i) {
+        double a = 0, b = 0;
+        if (i % 2 == 0)
+            b = second(), a = first();
+        else
+            a = first(), b = second();
+        all.push_back(100 * (a / b - 1));
+    }
+    return all;
+}
+
+/// What the cuts cost: `cut` beside the model as the file has it, and beside the file that was cut, as one piece.
+void overheads(bench::report& r, rig& on, const loaded_model& m, const model_graph& g, loaded_plan& whole,
+               loaded_plan& cut) {
+    loaded_plan fused(on.pages, on.library, m, m.model.graph(), whole_plan(m)),
+        each(on.pages, on.library, m, g, plan_of(g, 1));
+    const auto run = [](loaded_plan& p) { return [&p] { return p.run(); }; };
+    const auto computed = [](loaded_plan& p) {
+        return [&p] {
+            (void)p.run();
+            return gpushare::in_seconds(std::reduce(p.engine.computed.begin(), p.engine.computed.end()));
+        };
+    };
+    const auto of_cut = above_pct(run(cut), run(whole));
+    const auto of_each = above_pct(run(each), run(whole));
+    r.figure("graph.cut_overhead_pct", of_cut, "%",
+             {bench::at_most(5), bench::value_of(bench::statistic::median, of_each), "a cut behind each node"});
+    r.figure("graph.cut_computing_pct", above_pct(computed(cut), computed(whole)), "%");
+    r.figure("graph.fused_overhead_pct", above_pct(run(fused), run(whole)), "%");
+    r.figure("graph.fused_computing_pct", above_pct(computed(fused), computed(whole)), "%");
 }
 
 /// The page detector in pieces beside the whole one.
 void detector(bench::report& r) {
     rig on;
     const loaded_model plain(page_detector()), m(page_detector(), &on.library);
-    const auto [g, plan] = planned(on, m, longest);
+    const auto [g, plan, rounds, settled] = planned(on, m, longest);
     r.setting("pieces", std::to_string(plan.pieces.size()) + ", planned longest " +
-                            std::to_string(plan.longest().count() / 1000) + " us");
+                            std::to_string(plan.longest().count() / 1000) + " us, " +
+                            (settled ? "settled" : "not settled") + " after " + std::to_string(rounds) + " rounds");
     loaded_plan whole = whole_of(on, plain), cut(on.pages, on.library, m, g, plan);
     const auto longest_of = [](loaded_plan& p) {
         (void)p.run();
@@ -208,26 +305,7 @@ void detector(bench::report& r) {
     r.figure("graph.whole_ms", of_whole, "ms");
     r.figure("graph.longest_piece_ms", bench::repeated(repeats, [&] { return longest_of(cut); }), "ms",
              {bench::at_most(5), bench::value_of(bench::statistic::median, of_whole), "the model as one piece"});
-    const auto overhead = [&](loaded_plan& p) {
-        return bench::repeated(repeats, [&] {
-            const double alone = whole.run();
-            return 100 * (p.run() / alone - 1);
-        });
-    };
-    loaded_plan each(on.pages, on.library, m, g, plan_of(g, 1));
-    r.figure("graph.cut_overhead_pct", overhead(cut), "%",
-             {bench::at_most(5), bench::value_of(bench::statistic::median, overhead(each)), "a cut behind each node"});
-    const auto computed = [](loaded_plan& p) {
-        (void)p.run();
-        return gpushare::in_seconds(std::reduce(p.engine.computed.begin(), p.engine.computed.end()));
-    };
-    r.figure("graph.cut_computing_pct",
-             bench::repeated(repeats,
-                             [&] {
-                                 const double alone = computed(whole);
-                                 return 100 * (computed(cut) / alone - 1);
-                             }),
-             "%");
+    overheads(r, on, m, g, whole, cut);
     r.figure("graph.held_mib", {static_cast<double>(cut.model->held().count()) / (1 << 20)}, "MiB");
     r.text("plan", to_text(plan, g));
 }
@@ -509,11 +587,10 @@ void beside(bench::report& r) {
         on.shared.admit({.name = "urgent", .memory = 64_MiB, .compute = 100_pct, .level = gpushare::priority{1}});
     const loaded_model plain_page(page_detector()), page(page_detector(), &on.library), plain_text(text_reader()),
         text(text_reader(), &on.library), sound(voice_detector());
-    const auto [page_graph, page_plan] = planned(on, page, beside_sound);
-    const auto [text_graph, text_plan] = planned(on, text, beside_sound);
+    const auto pages_cut = planned(on, page, beside_sound), lines_cut = planned(on, text, beside_sound);
     loaded_plan voice(urgent, on.library, sound, sound.model.graph(), whole_plan(sound), 99);
-    loaded_plan pages(on.pages, on.library, page, page_graph, page_plan),
-        lines(texts, on.library, text, text_graph, text_plan);
+    loaded_plan pages(on.pages, on.library, page, pages_cut.graph, pages_cut.plan),
+        lines(texts, on.library, text, lines_cut.graph, lines_cut.plan);
     loaded_plan whole_pages(on.pages, on.library, plain_page, plain_page.model.graph(), whole_plan(plain_page), 99),
         whole_lines(texts, on.library, plain_text, plain_text.model.graph(), whole_plan(plain_text), 99);
     std::vector<double> cut, whole, goodput;
