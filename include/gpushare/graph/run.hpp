@@ -213,7 +213,7 @@ struct cut_options {
     /// Tells the limiter how long the plan says that each piece takes; else the limiter learns all of that by itself.
     bool declare_lengths = false;
     /// How many pieces are handed over at most before the first of them has ended; at least 1. With 1 the thread that runs
-    /// the model is woken between pieces; with more, too, where the limiter lets nothing in behind pieces of that length.
+    /// the model is woken between pieces; with more as well, where the limiter admits nothing behind pieces of that length.
     std::uint32_t ahead = 2;
     std::size_t part = 0;  ///< of the tenant's devices
 };
