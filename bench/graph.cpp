@@ -172,12 +172,6 @@ loaded_plan whole_of(rig& on, const loaded_model& plain) {
     return {on.pages, on.library, plain, plain.model.graph(), whole_plan(plain), 99};
 }
 
-/// What cuts cost here, at least: the next piece begins 60 us behind the end of one, and computes longer by 5 to 130 us.
-/// Bytes hardly count: within a piece its nodes write and read as many.
-gpushare::graph::split_options costs_of_cuts(ns limit) {
-    return {.limit = limit, .per_piece = 100us, .bandwidth = gpushare::bytes{100'000'000'000}};
-}
-
 /// How long this thread computes pieces one by one, which other programs on the core change little.
 class piece_times {
 public:
@@ -243,7 +237,7 @@ planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     piece_times measure(m, values.graph(), values.values(), engine);
     std::vector<ns> nodes(values.nodes().begin(), values.nodes().end());
     for (std::uint32_t n = 0; n < nodes.size(); ++n) nodes[n] = measure({&n, 1}).value_or(nodes[n]);
-    gpushare::graph::split_planner planner(values.graph(), nodes, costs_of_cuts(limit));
+    gpushare::graph::split_planner planner(values.graph(), nodes, {.limit = limit});
     planned_cuts found{.graph = values.graph()};
     while (!found.settled && found.rounds < 6) {
         const auto before = refine(planner, [&](auto piece) { return measure(piece); }).pieces.size();
