@@ -137,7 +137,8 @@ public:
 
     /// Calls every callback, the newest first. True once all have given up what they kept; false if one couldn't by
     /// `deadline`, of the steady clock: call it again. A closed source stays closed. A second call
-    /// that overlaps waits for the first, until its own deadline.
+    /// that overlaps waits for the first, until its own deadline. So does a call from within one of
+    /// the callbacks: give it a deadline, for it waits for itself.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);
