@@ -128,6 +128,17 @@ struct machine {
     }
     void ready(std::uint32_t r, std::uint32_t g) { steps.ready(r, g, &training[r]); }
     [[nodiscard]] collective_fault wait(std::uint32_t r) { return steps.wait(r, &training[r]); }
+    /// Both ranks are there, and the last gradient is ready in both. Rank 0 brought it, and waits for
+    /// the other processes in the thread that is returned.
+    [[nodiscard]] std::jthread first_waits() {
+        add(0);
+        add(1);
+        ready(1, 3);
+        others.shut();
+        std::jthread waits([this] { ready(0, 3); });
+        REQUIRE(others.await_caller());
+        return waits;
+    }
     /// How many elements of rank r aren't the average.
     [[nodiscard]] int wrong(std::uint32_t r) {
         training[r].record().wait(gs::never);
@@ -148,12 +159,7 @@ struct machine {
 
 TEST_CASE("ranks go on while one of them waits for another process", "[gradient]") {
     machine m;
-    m.add(0);
-    m.add(1);
-    m.ready(1, 3);
-    m.others.shut();
-    std::jthread waits([&] { m.ready(0, 3); });
-    REQUIRE(m.others.await_caller());
+    std::jthread waits = m.first_waits();
     CHECK(m.steps.stalled() == found("g2", 0));
     m.ready(1, 2);  // noted
     m.ready(1, 0);
@@ -198,12 +204,7 @@ TEST_CASE("the rank that waits combines what has become ready meanwhile", "[grad
 
 TEST_CASE("an end answers while a rank waits for another process, and ends that wait", "[gradient]") {
     machine m;
-    m.add(0);
-    m.add(1);
-    m.ready(1, 3);
-    m.others.shut();
-    std::jthread waits([&] { m.ready(0, 3); });
-    REQUIRE(m.others.await_caller());
+    std::jthread waits = m.first_waits();
     m.steps.end(errc::stopped, 1);
     CHECK(m.wait(1).code == errc::stopped);
     CHECK(m.wait(1).rank == combine_by_gate::first_rank + 1);
