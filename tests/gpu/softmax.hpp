@@ -17,8 +17,8 @@
 
 namespace jobs {
 
-/// What the ranks' arrays become, all on one stream: the largest numbers or the sums, all of them
-/// on each rank, or `scattered` sums.
+/// The result of a collective over the ranks' arrays, all on one stream: the largest numbers or the
+/// sums, all of them on each rank, or `scattered` sums.
 enum class combination : std::uint8_t { largest, sums, scattered };
 using combines = std::function<void(std::span<const float* const>, std::span<float* const>, std::size_t, combination)>;
 
@@ -49,10 +49,10 @@ template <class Stream>
     return layer.submit_step(std::span(&s, 1), ranks, gather, all, scatter);
 }
 
-/// What is wrong with a step of random sizes. Every other seed has numbers of which nothing is
-/// rounded but the loss: there the results must be the host's, bit by bit. Elsewhere they are near
-/// them, since a block's threads add up in another order than the host's, a product and a sum are
-/// rounded once, and the exponential is another one.
+/// Runs a step of random sizes, and says what is wrong with its results; empty if nothing is. With
+/// the numbers of every other seed only the loss is rounded: there the results must have the host's
+/// bits. Elsewhere the results are near the host's, since a block's threads add up in another order,
+/// a product and a sum are rounded once, and the exponential is another one.
 [[nodiscard]] std::string trouble_of_softmax(std::uint64_t seed);
 
 }  // namespace jobs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between libtorch on a device and its rehearsal, whose operators run on the host, at
-// once, whatever streams still have to do.
+// The differences between libtorch on a device and its rehearsal. The rehearsal's operators run on
+// the host, at once, no matter what its streams still have to do.
 #pragma once
 
 #include <cuda_runtime_api.h>

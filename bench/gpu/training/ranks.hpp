@@ -19,7 +19,7 @@
 
 namespace gpu_training {
 
-/// What became of a training.
+/// The outcome of a training.
 struct lesson {
     double differing = 0;    ///< parameters, single numbers, whose bits aren't those of the other rank
     double steps_per_s = 0;  ///< of both ranks together, without the first steps
