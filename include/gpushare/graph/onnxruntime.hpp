@@ -13,10 +13,12 @@
 //       fused, {.other_domains = onnxruntime_domains(), .like = &model.graph(), .own_names = true});
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});    // all is done already
 //
-// Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and outputs are where the
-// tensors say, and aren't copied, but for outputs of unknown shape. What a session has for itself (weights, values within a
-// piece) is ONNX Runtime's, in one arena for all sessions: what a piece gives back, the next one finds in the processor's
-// caches. interop/onnxruntime.hpp puts a whole process' sessions on one tenant's memory.
+// Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and
+// outputs are where the tensors say, and aren't copied, but for outputs of unknown shape. Weights,
+// and values within a piece, are ONNX Runtime's, in one arena for all sessions: what a piece gives
+// back, the next one finds in the processor's caches. For the same reason sessions have no memory
+// pattern. With one, each run allocates all of its values as one block, which is another block for
+// each piece, and cold. interop/onnxruntime.hpp puts a whole process' sessions on one tenant's memory.
 #pragma once
 
 #include <cstddef>
@@ -122,6 +124,7 @@ namespace detail {
     library.check(api.CreateSessionOptions(&options));
     const std::unique_ptr<void, void (*)(void*)> release(options, api.ReleaseSessionOptions);
     library.check(api.SetIntraOpNumThreads(options, threads));
+    library.check(api.DisableMemPattern(options));
     library.check(api.SetSessionGraphOptimizationLevel(options, optimisation));
     library.check(api.AddSessionConfigEntry(options, "session.use_env_allocators", "1"));
     if (keep != nullptr) library.check(api.SetOptimizedModelFilePath(options, keep));

@@ -19,8 +19,8 @@ struct onnxruntime_api {
             f = reinterpret_cast<Function*>(table[place]);
         };
         at(2, GetErrorMessage), at(3, CreateEnv), at(8, CreateSessionFromArray), at(9, Run);
-        at(10, CreateSessionOptions), at(11, SetOptimizedModelFilePath), at(23, SetSessionGraphOptimizationLevel),
-            at(24, SetIntraOpNumThreads);
+        at(10, CreateSessionOptions), at(11, SetOptimizedModelFilePath), at(17, DisableMemPattern);
+        at(23, SetSessionGraphOptimizationLevel), at(24, SetIntraOpNumThreads);
         at(30, SessionGetInputCount), at(31, SessionGetOutputCount), at(36, SessionGetInputName);
         at(37, SessionGetOutputName), at(49, CreateTensorWithDataAsOrtValue), at(50, IsTensor);
         at(51, GetTensorMutableData), at(60, GetTensorElementType), at(61, GetDimensionsCount);
@@ -39,6 +39,7 @@ struct onnxruntime_api {
                  const char* const* out_names, std::size_t outs, void** out);
     void* (*CreateSessionOptions)(void** options);
     void* (*SetOptimizedModelFilePath)(void* options, const char* path);
+    void* (*DisableMemPattern)(void* options);
     void* (*SetSessionGraphOptimizationLevel)(void* options, int level);
     void* (*SetIntraOpNumThreads)(void* options, int threads);
     void* (*SessionGetInputCount)(void* session, std::size_t* count);
