@@ -594,7 +594,7 @@ void beside(bench::report& r) {
     loaded_plan whole_pages(on.pages, on.library, plain_page, plain_page.model.graph(), whole_plan(plain_page), 99),
         whole_lines(texts, on.library, plain_text, plain_text.model.graph(), whole_plan(plain_text), 99);
     std::vector<double> cut, whole, goodput;
-    for (int repeat = 0; repeat < 3; ++repeat) {
+    for (int repeat = 0; repeat < 5; ++repeat) {
         const double alone = p99_of(voice);
         const auto rate = [&](auto during) {
             const background a(pages), b(lines);
