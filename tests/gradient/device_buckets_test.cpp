@@ -214,6 +214,35 @@ TEST_CASE("one flat buffer of gradients is combined where it is", "[gradient]") 
     CHECK(packed == 2);
 }
 
+TEST_CASE("a gradient of no elements may lie anywhere, and its bucket isn't packed for that", "[gradient]") {
+    // Frameworks say "nowhere" of a tensor without elements, and give no staging for one flat buffer.
+    machine<float, float> m(2, false, gs::bytes{1 << 20});
+    std::vector<float> x(20, 1), y(20, 3);
+    std::vector<float*> nowhere(2, nullptr), no_staging(2, nullptr);
+    m.buckets.add("none", nowhere, 0);
+    m.buckets.add("first", std::vector<float*>{x.data(), y.data()}, 13);
+    m.buckets.add("none again", nowhere, 0);
+    m.buckets.add("second", std::vector<float*>{x.data() + 13, y.data() + 13}, 7);
+    CHECK(m.buckets.packed_elements() == 0);
+    for (std::uint32_t r = 0; r < 2; ++r)
+        for (std::uint32_t g = 0; g < m.buckets.size(); ++g) CHECK(m.buckets.ready(r, g) == errc::none);
+    REQUIRE(m.buckets.packed_elements() == 0);
+    m.to = no_staging;
+    CHECK(m.advance() == errc::none);
+    m.wait();
+    CHECK(x == std::vector<float>(20, 2));
+    CHECK(y == x);
+    // A step of nothing at all is a step.
+    machine<float, float> none(2, true, gs::bytes{1 << 20});
+    none.buckets.add("none", nowhere, 0);
+    for (std::uint32_t r = 0; r < 2; ++r) CHECK(none.buckets.ready(r, 0) == errc::none);
+    none.to = no_staging;
+    CHECK(none.advance() == errc::none);
+    CHECK(none.buckets.complete());
+    none.wait();
+    CHECK_FALSE(gs::fault_of(none.members[0]));
+}
+
 TEST_CASE("a bucket of more gradients than a launch lists is packed by several, each of many blocks", "[gradient]") {
     machine<float, gs::bfloat16> m(2, false, gs::bytes{1 << 20});
     std::vector<std::size_t> sizes(3 * gs::detail::most_pieces + 5, 9);

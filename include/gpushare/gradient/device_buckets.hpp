@@ -308,7 +308,7 @@ private:
         for (std::uint32_t r = 0; r < ranks_; ++r) {
             outs_[r] = staging[r];
             if constexpr (std::same_as<T, Wire>)
-                if (is_flat(b, r)) outs_[r] = gradients_[plan_.gradients(b)[0]].of_ranks[r];
+                if (is_flat(b, r)) outs_[r] = flat_begin(b, r);
             ins_[r] = outs_[r];
             if (!is_flat(b, r)) pack(stream_of(r), b, r, staging[r]);
         }
@@ -370,11 +370,17 @@ private:
     [[nodiscard]] bool is_flat(std::uint32_t b, std::uint32_t r) const noexcept {
         return flat_[std::size_t{b} * ranks_ + r];
     }
+    /// Where the first gradient of a bucket lies that has elements; others lie anywhere.
+    [[nodiscard]] T* flat_begin(std::uint32_t b, std::uint32_t r) const {
+        for (const std::uint32_t g : plan_.gradients(b))
+            if (gradients_[g].count != 0) return gradients_[g].of_ranks[r];
+        return nullptr;
+    }
     [[nodiscard]] bool lies_flat(std::uint32_t b, std::uint32_t r) const {
         if (!std::same_as<T, Wire>) return false;
-        const auto some = plan_.gradients(b);
-        const T* next = gradients_[some[0]].of_ranks[r];
-        for (const std::uint32_t g : some) {
+        const T* next = flat_begin(b, r);
+        for (const std::uint32_t g : plan_.gradients(b)) {
+            if (gradients_[g].count == 0) continue;
             if (gradients_[g].of_ranks[r] != next) return false;
             next += gradients_[g].count;
         }
