@@ -17,12 +17,14 @@
 
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include "collective_kernels.hpp"
+#include "collective_kinds.hpp"
 #include "experiments.hpp"
 #include "rig.hpp"
 
@@ -42,11 +44,11 @@ std::uint32_t block() { return sized(512U, 64U); }
 /// A group of ranks that share the device.
 class shared_ranks {
 public:
-    shared_ranks(rig& device, std::uint32_t ranks, std::uint32_t blocks)
+    shared_ranks(rig& device, std::uint32_t ranks, std::uint32_t blocks, std::size_t of_slot = slot)
         : device_(&device),
           visible_(device.node),
           devices_(ranks, device.device),
-          group_(device.node, visible_, devices_, {.blocks = blocks, .slot = bytes{slot}}),
+          group_(device.node, visible_, devices_, {.blocks = blocks, .slot = bytes{of_slot}}),
           stream_(device.stream()) {
         for (std::uint32_t r = 0; r < ranks; ++r) members_.push_back(group_.rank(r));
     }
@@ -98,12 +100,107 @@ constexpr std::array plans{all_reduce_plan{algorithm::one_shot}, all_reduce_plan
 
 float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 3) % 11) - 5; }
 
+/// What the collectives besides all-reduce leave by their definitions, where rank r brings
+/// element(r, i) and has the same in its output before.
+struct definition {
+    std::uint32_t ranks;
+    std::size_t part;
+
+    /// Unequal lengths, of which some are 0; those of pairs are the same both ways.
+    [[nodiscard]] std::uint64_t length(std::uint32_t r) const { return r % 3 == 1 ? 0 : part - (part - 1) * r / ranks; }
+    [[nodiscard]] std::uint64_t of_pair(std::uint32_t r, std::uint32_t q) const { return length((r + q) % ranks); }
+    [[nodiscard]] std::vector<std::uint64_t> lengths() const {
+        std::vector<std::uint64_t> all;
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            for (std::uint32_t q = 0; q < ranks; ++q) all.push_back(length(q));
+            for (std::uint32_t q = 0; q < ranks; ++q) all.push_back(of_pair(r, q));
+        }
+        return all;
+    }
+    [[nodiscard]] float sum(std::size_t i) const {
+        float all = 0;
+        for (std::uint32_t q = 0; q < ranks; ++q) all += element(q, i);
+        return all;
+    }
+    [[nodiscard]] std::vector<float> result(collective which, std::uint32_t r) const {
+        std::vector<float> x(ranks * part);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = element(r, i);
+        if (which == collective::broadcast)
+            for (std::size_t i = 0; i < x.size(); ++i) x[i] = element(ranks - 1, i);
+        else if (which == collective::reduce && r == ranks - 1)
+            for (std::size_t i = 0; i < x.size(); ++i) x[i] = sum(i);
+        else if (which == collective::reduce_scatter)
+            for (std::size_t i = 0; i < part; ++i) x[i] = sum(r * part + i);
+        else if (which == collective::reduce_scatterv)
+            for (std::size_t i = 0; i < length(r); ++i) x[i] = sum(before(r) + i);
+        else
+            gather(which, r, x);
+        return x;
+    }
+
+private:
+    [[nodiscard]] std::size_t before(std::uint32_t r) const {
+        std::size_t all = 0;
+        for (std::uint32_t q = 0; q < r; ++q) all += length(q);
+        return all;
+    }
+    /// Where what q has for r begins.
+    [[nodiscard]] std::size_t before(std::uint32_t q, std::uint32_t r) const {
+        std::size_t all = 0;
+        for (std::uint32_t k = 0; k < r; ++k) all += of_pair(q, k);
+        return all;
+    }
+    void gather(collective which, std::uint32_t r, std::vector<float>& x) const {
+        std::size_t at = 0;
+        const auto put = [&](std::uint32_t q, std::size_t first, std::size_t n) {
+            for (std::size_t i = 0; i < n; ++i) x[at++] = element(q, first + i);
+        };
+        for (std::uint32_t q = 0; q < ranks; ++q) {
+            if (which == collective::all_gather) put(q, 0, part);
+            if (which == collective::all_to_all) put(q, r * part, part);
+            if (which == collective::all_gatherv) put(q, 0, length(q));
+            if (which == collective::all_to_allv) put(q, before(q, r), of_pair(q, r));
+        }
+    }
+};
+
+/// Elements that the collectives besides all-reduce leave wrong.
+double wrong_of_others(rig& device, std::uint32_t ranks, std::size_t part, std::uint32_t threads, double& checked) {
+    shared_ranks group(device, ranks, 4);
+    const definition by{ranks, part};
+    const std::size_t whole = ranks * part;
+    device_array<float> in(device, ranks * whole), out(device, ranks * whole);
+    device_array<std::uint64_t> lengths(device, by.lengths().size());
+    std::vector<float> x(ranks * whole);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = element(static_cast<std::uint32_t>(i / whole), i % whole);
+    const auto of_lengths = by.lengths();
+    group.stream().copy(lengths.data(), of_lengths.data(), of_lengths.size() * sizeof(std::uint64_t));
+    double wrong = 0;
+    for (const collective which : collectives) {
+        group.stream().copy(in.data(), x.data(), x.size() * sizeof(float));
+        group.stream().copy(out.data(), x.data(), x.size() * sizeof(float));
+        group.check(
+            launch_collective(group.all(), which, {in.data(), out.data(), part, lengths.data()}, {.threads = threads}));
+        const auto result = out.read(group.stream(), ranks * whole);
+        group.check(gpushare::errc::none);
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            const auto expected = by.result(which, r);
+            for (std::size_t i = 0; i < whole; ++i) wrong += result[r * whole + i] != expected[i] ? 1 : 0;
+        }
+        checked += static_cast<double>(ranks * whole);
+    }
+    return wrong;
+}
+
 }  // namespace
 
 void collective_sums(report& r) {
     rig device;
     const std::uint32_t threads = block();
     double wrong = 0, checked = 0;
+    for (const std::uint32_t ranks : {1U, 2U, 3U, 8U})
+        for (const std::size_t part : {std::size_t{1}, std::size_t{255}, sized<std::size_t>(20'001, 601)})
+            wrong += wrong_of_others(device, ranks, part, threads, checked);
     const std::size_t most = sized<std::size_t>(100'003, 3'001);
     for (const std::uint32_t ranks : {1U, 2U, 3U, 8U, 16U}) {
         shared_ranks group(device, ranks, 4);
@@ -180,6 +277,70 @@ void collective_speed(report& r) {
         }
     }
     r.figure("gpu.all_reduce_up_to_64kib_us", {slowest_small}, "us");
+}
+
+namespace {
+
+/// The median of the best number of blocks, in microseconds; `launch` leaves it to the table.
+template <class Launch>
+double best_us(shared_ranks& group, std::uint32_t most, const Launch& launch) {
+    double best = std::numeric_limits<double>::infinity();
+    for (std::uint32_t blocks = most; blocks != 0 && blocks * 8 > most; blocks /= 2) {
+        group.use(
+            gpushare::tuning_table::always({.how = algorithm::two_shot, .blocks = static_cast<std::uint16_t>(blocks)}));
+        best =
+            std::min(best, median(group.times(sized<std::size_t>(5, 1), sized(3, 1), [&] { group.check(launch()); })));
+    }
+    return best;
+}
+
+/// Elements of quantised sums of floats between -1 and 1 that are further off than promised.
+double quantised_sums_off(shared_ranks& group, device_array<float>& in, device_array<float>& out, std::size_t n) {
+    const std::uint32_t ranks = group.size();
+    std::vector<float> x(ranks * n);
+    for (std::size_t i = 0; i < x.size(); ++i)
+        x[i] = static_cast<float>(i * 2'654'435'761U % 65'536) / 32'768 - 1;  // of all magnitudes
+    group.stream().copy(in.data(), x.data(), x.size() * sizeof(float));
+    group.check(launch_quantised_all_reduce(group.all(), in.data(), out.data(), n, {.threads = block()}));
+    const auto sums = out.read(group.stream(), ranks * n);
+    group.check(gpushare::errc::none);
+    double off = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        double sum = 0, magnitudes = 0;
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            sum += static_cast<double>(x[r * n + i]);
+            magnitudes += std::abs(static_cast<double>(x[r * n + i]));
+        }
+        const double bound = gpushare::quantised_error_bound(magnitudes, ranks, ranks);  // none is larger than 1
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            off += std::abs(static_cast<double>(sums[r * n + i]) - sum) > bound || sums[r * n + i] != sums[i] ? 1 : 0;
+    }
+    return off;
+}
+
+}  // namespace
+
+void collective_quantised(report& r) {
+    constexpr std::size_t quantised_slot = std::size_t{128} << 10;  // fewer chunks, and so fewer waits
+    const std::size_t n = sized<std::size_t>(std::size_t{64} << 20, 8192) / sizeof(float);
+    rig device;
+    double least = std::numeric_limits<double>::infinity(), off = 0;
+    for (const std::uint32_t ranks : {2U, 4U, 8U}) {
+        const std::uint32_t most_lanes = sized(device.properties().sms * 2 / ranks, 2);
+        shared_ranks group(device, ranks, most_lanes, quantised_slot);
+        const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), block()));
+        device_array<float> in(device, ranks * n), out(device, ranks * n);
+        off += quantised_sums_off(group, in, out, std::min<std::size_t>(n, 100'003));
+        const gpushare::launch_options shape{.threads = block()};
+        const double exact =
+            best_us(group, most, [&] { return launch_all_reduce(group.all(), in.data(), out.data(), n, shape); });
+        const double quantised = best_us(
+            group, most, [&] { return launch_quantised_all_reduce(group.all(), in.data(), out.data(), n, shape); });
+        std::printf("# %u ranks: exact %.1f us, quantised %.1f\n", ranks, exact, quantised);
+        least = std::min(least, exact / quantised);
+    }
+    r.figure("gpu.quantised_all_reduce_gain", {least}, "x");
+    expect_none(r, "gpu.quantised_sums_off", off, "elements");
 }
 
 void collective_fused(report& r) {

@@ -33,6 +33,7 @@ void partition_isolation(report& r);
 // collectives.cpp
 void collective_sums(report& r);
 void collective_speed(report& r);
+void collective_quantised(report& r);
 void collective_fused(report& r);
 void gradients(report& r);
 // faults.cpp
@@ -69,6 +70,7 @@ inline constexpr std::array experiments{
     experiment{"ranks_on_one_device", 30, ranks_on_one_device},
     experiment{"collective_sums", 40, collective_sums},
     experiment{"collective_speed", 60, collective_speed},
+    experiment{"collective_quantised", 30, collective_quantised},
     experiment{"collective_fused", 40, collective_fused},
     experiment{"gradients", 110, gradients},
     experiment{"malloc_granularity", 30, malloc_granularity},

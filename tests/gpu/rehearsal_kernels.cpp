@@ -11,6 +11,7 @@
 #include "gpu/kernels.hpp"
 #include "standins/cuda/launch.hpp"
 
+#include "gpu/collective_kind_launches.hpp"
 #include "gpu/collective_launches.hpp"
 
 namespace bench {
