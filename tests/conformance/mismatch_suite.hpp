@@ -218,6 +218,31 @@ void mismatches_of_unequal(std::vector<mismatch<Net>>& all) {
         if (!odd) return scatter(net, false, 0, m, until);
         return net.reduce_scatterv(std::span<const float>(m.of<float>(1)), m.of<float>(1), {}, sum{}, until);
     });
+    static constexpr auto swap = [](Net& net, std::uint64_t sent, std::uint64_t expected, memory& m, instant until) {
+        std::vector<std::uint64_t> sends(net.size(), 30'000), receives(net.size(), 30'000);
+        const std::uint32_t next = (net.rank() + 1) % net.size();
+        sends[next] = sent;
+        receives[next] = expected;
+        const auto in = m.of<float>(30'001 * net.size()), out = m.of<float>(30'001 * net.size());
+        return net.all_to_allv(std::span<const float>(in), sends, out, receives, until);
+    };
+    add("an all_to_allv that sends one less", [](Net& net, bool odd, memory& m, instant until) {
+        return swap(net, odd ? 29'999 : 30'000, 30'000, m, until);
+    });
+    add("an all_to_allv that sends none",
+        [](Net& net, bool odd, memory& m, instant until) { return swap(net, odd ? 0 : 30'000, 30'000, m, until); });
+    add("an all_to_allv of more than there is", [](Net& net, bool odd, memory& m, instant until) {
+        return swap(net, odd ? 1U << 30 : 30'000, 30'000, m, until);
+    });
+    add("an all_to_allv of other types", [](Net& net, bool odd, memory& m, instant until) {
+        if (!odd) return swap(net, 30'000, 30'000, m, until);
+        const std::vector<std::uint64_t> counts(net.size(), 30'000);
+        const auto in = m.of<std::int32_t>(30'000 * net.size()), out = m.of<std::int32_t>(30'000 * net.size());
+        return net.all_to_allv(std::span<const std::int32_t>(in), counts, out, counts, until);
+    });
+    add("an all_to_allv beside a barrier", [](Net& net, bool odd, memory& m, instant until) {
+        return odd ? net.barrier(until) : swap(net, 30'000, 30'000, m, until);
+    });
     add("an all_gatherv beside an all_gather", [](Net& net, bool odd, memory& m, instant until) {
         return odd ? gather(net, false, 0, m, until) : gather_some<float>(net, 30'000, m, until);
     });

@@ -133,6 +133,34 @@ std::string check_unequal(Net& net, std::size_t n, gpushare::instant deadline) {
     return {};
 }
 
+/// What rank r has for rank q: of several lengths, some of which are 0, in slices of messages.
+template <gpushare::transport Net>
+std::string check_pairs(Net& net, std::size_t n, gpushare::instant deadline) {
+    if constexpr (gpushare::unequal_transport<Net>) {
+        const auto length = [&](std::uint32_t r, std::uint32_t q) -> std::uint64_t {
+            return (r + 2 * q) % 4 == 1 ? 0 : n / (r + 1) + 3 * q;
+        };
+        const std::uint32_t me = net.rank();
+        std::vector<std::uint64_t> sends, receives;
+        std::vector<float> in, expected;
+        for (std::uint32_t q = 0; q < net.size(); ++q) {
+            sends.push_back(length(me, q));
+            receives.push_back(length(q, me));
+            for (std::size_t i = 0; i < sends[q]; ++i) in.push_back(exact_value(me + 10 * q, i));
+            for (std::size_t i = 0; i < receives[q]; ++i) expected.push_back(exact_value(q + 10 * me, i));
+        }
+        std::vector<float> out(expected.size() + 1, -1.0F);
+        expected.push_back(-1.0F);
+        const auto f = net.all_to_allv(std::span<const float>(in), sends, std::span(out), receives, deadline);
+        if (f) return gpushare::describe(f).c_str();
+        if (out != expected) return "all_to_allv: a wrong element";
+        std::fill(sends.begin(), sends.end(), 0);
+        const auto none = net.all_to_allv(std::span<const float>(in), sends, std::span(out), sends, deadline);
+        if (none || out != expected) return "all_to_allv of nothing";
+    }
+    return {};
+}
+
 /// Whether all ranks have the bits of rank 0, and, where the transport promises it, those of a sum in the order of ranks.
 template <gpushare::transport Net>
 std::string check_bits(Net& net, std::size_t n, gpushare::instant deadline) {
@@ -195,6 +223,7 @@ std::string check_transport(Net& net) {
         if (n != 0)
             if (auto wrong = check_others(net, n, deadline); !wrong.empty()) return wrong;
         if (auto wrong = check_unequal(net, n, deadline); !wrong.empty()) return wrong;
+        if (auto wrong = check_pairs(net, n, deadline); !wrong.empty()) return wrong;
         if (auto wrong = check_bits(net, n, deadline); !wrong.empty()) return wrong;
     }
     if (auto wrong = check_pipeline(net, deadline); !wrong.empty()) return wrong;

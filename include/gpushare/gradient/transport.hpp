@@ -128,11 +128,14 @@ concept host_transport = transport<T> && T::in_host_memory;
 ///
 ///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
 ///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`
+///   all_to_allv(in, sends, out, receives, deadline)  sends[q] elements to rank q, receives[q] from
+///                                                    it; not in place
 template <class T>
 concept unequal_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                      std::span<const std::uint64_t> counts, instant deadline) {
     { t.reduce_scatterv(in, out, counts, sum{}, deadline) } -> std::same_as<collective_fault>;
     { t.all_gatherv(in, out, counts, deadline) } -> std::same_as<collective_fault>;
+    { t.all_to_allv(in, counts, out, counts, deadline) } -> std::same_as<collective_fault>;
 };
 
 /// One that combines many arrays where they lie, without packing them: see collective/collectives.hpp.
@@ -224,6 +227,14 @@ public:
                                                std::span<const std::uint64_t> counts, instant deadline) {
         count(in);
         return try_all_gatherv(me_, in, out, counts, deadline);
+    }
+    /// See unequal_transport.
+    template <class T>
+    [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
+                                               std::span<const std::uint64_t> sends, std::span<T> out,
+                                               std::span<const std::uint64_t> receives, instant deadline) {
+        count(in);
+        return try_all_to_allv(me_, in, sends, out, receives, deadline);
     }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) { return try_barrier(me_, deadline); }

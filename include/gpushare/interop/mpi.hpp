@@ -49,6 +49,7 @@
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/interop/detail/mpi_calls.hpp>
 #include <gpushare/interop/detail/mpi_pace.hpp>
+#include <gpushare/interop/detail/mpi_pairs.hpp>
 #include <gpushare/interop/detail/mpi_requests.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
@@ -193,6 +194,30 @@ public:
                                                                                          std::move(parts));
                                            }),
                       deadline);
+    }
+    /// See unequal_transport. The processes tell each other all lengths before, so that all know of a
+    /// pair that disagrees.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
+                                               std::span<const std::uint64_t> sends, std::span<T> out,
+                                               std::span<const std::uint64_t> receives, instant deadline) {
+        constexpr auto what = collective_kind::all_to_all;
+        carried_ += bytes{in.size_bytes()};
+        if (sends.size() != size_ || receives.size() != size_ || (in.data() == out.data() && !in.empty()) ||
+            !detail::unequal_parts{sends.data(), size_}.fit(in.size()) ||
+            !detail::unequal_parts{receives.data(), size_}.fit(out.size()))
+            return refuse(what);
+        detail::mpi_pairs pairs(sends, receives);
+        if (const auto f = agree_on_pairs(signature<T>(what, 0, 0, of_unequal_parts), pairs, deadline)) return f;
+        pairs.copy_own(rank_, as_bytes(in.data()), as_bytes(out.data()), sizeof(T));
+        job& j = begin_job(what);
+        const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1);
+        for (std::size_t at = 0; at < pairs.largest(); at += slice)
+            j.transfers.push_back(detail::mpi_transfer::exchange_parts(
+                as_bytes(in.data()), as_bytes(out.data()), pairs.slice(pairs.sends(rank_), at, slice, sizeof(T)),
+                pairs.slice(pairs.receives(rank_), at, slice, sizeof(T))));
+        return finish(enter(j, signature<T>(what, pairs.largest(), 0, of_unequal_parts)), deadline);
     }
     /// See transport.
     template <class T>
@@ -408,6 +433,17 @@ private:
     [[nodiscard]] collective_fault refuse(collective_kind what) noexcept {
         ++epoch_;
         fail({errc::mismatch, what, rank_, epoch_});
+        return fault_;
+    }
+    /// All processes get the lengths of all pairs, and the same fault where a pair disagrees.
+    [[nodiscard]] collective_fault agree_on_pairs(std::uint64_t sign, detail::mpi_pairs& pairs, instant deadline) {
+        constexpr auto what = collective_kind::all_to_all;
+        job& j = begin_job(what);
+        j.transfers.push_back(detail::mpi_transfer::one_shot(as_bytes(pairs.mine().data()),
+                                                             as_bytes(pairs.all().data()), pairs.mine().size_bytes(),
+                                                             sign, &detail::concatenate_mpi_parts));
+        if (const auto f = finish(enter(j, sign), deadline)) return f;
+        if (const auto odd = pairs.odd_one()) fail({errc::mismatch, what, *odd, epoch_});
         return fault_;
     }
     /// Parts of `counts` elements of T, by slices of at most a message. `make(at, parts)`: a transfer of those bytes of

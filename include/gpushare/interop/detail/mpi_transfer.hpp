@@ -38,7 +38,7 @@ namespace detail {
 class mpi_transfer {
     /// The phases are scatter (parts go to the ranks that combine them), combine and gather
     /// (results go to all).
-    enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange };
+    enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange, pairs };
 
 public:
     /// Combines what all ranks sent, as many bytes of each, in their order.
@@ -104,6 +104,16 @@ public:
                                                std::size_t stride, std::span<const std::uint32_t> neighbours) {
         mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
         t.neighbours_.assign(neighbours.begin(), neighbours.end());
+        return t;
+    }
+
+    /// Each rank q gets to[q] of `in`, and what it has for this one goes to from[q] of `out`; both in
+    /// bytes. A pair of ranks agrees on a length.
+    [[nodiscard]] static mpi_transfer exchange_parts(const std::byte* in, std::byte* out, std::vector<element_range> to,
+                                                     std::vector<element_range> from) noexcept {
+        mpi_transfer t{shape::pairs, in, out, 0, 1, 0, nullptr};
+        t.parts_ = std::move(to);
+        t.parts_from_ = std::move(from);
         return t;
     }
 
@@ -288,6 +298,7 @@ private:
             return code != errc::none || !requests_.empty() ? code : next(comm);
         }
         if (how_ == shape::one_shot) return post_one_shot(comm);
+        if (how_ == shape::pairs) return post_pairs(comm);
         const std::size_t mine = size_of(rank_);
         staging_ = std::make_unique_for_overwrite<std::byte[]>(mine * size_);
         const errc code =
@@ -307,6 +318,15 @@ private:
         if (code != errc::none) return code;
         const errc failed = for_others([&](std::uint32_t q) { return send(q, own, size_of_message(), tag_, comm); });
         sent_ -= requests_.size() / 2 * sizeof signature_;  // without headers
+        return failed != errc::none || !requests_.empty() ? failed : next(comm);
+    }
+    [[nodiscard]] errc post_pairs(MPI_Comm comm) {
+        const errc code = for_others([&](std::uint32_t q) {
+            return receive(q, out_ + parts_from_[q].begin, parts_from_[q].size(), tag_, comm);
+        });
+        if (code != errc::none) return code;
+        const errc failed =
+            for_others([&](std::uint32_t q) { return send(q, in_ + begin_of(q), size_of(q), tag_, comm); });
         return failed != errc::none || !requests_.empty() ? failed : next(comm);
     }
     void combine_mine() {
@@ -352,8 +372,9 @@ private:
     outcome failed_;
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
-    std::vector<element_range> parts_;      // of each rank, in bytes, where they differ in length
-    std::unique_ptr<std::byte[]> staging_;  // what comes to be combined, a part of each rank's
+    std::vector<element_range> parts_;       // of each rank, in bytes, where they differ in length
+    std::vector<element_range> parts_from_;  // what each rank has for this one
+    std::unique_ptr<std::byte[]> staging_;   // what comes to be combined, a part of each rank's
     std::vector<MPI_Request> requests_;
     std::vector<message> messages_;  // of the requests
 };
