@@ -168,6 +168,71 @@ TEST_CASE_METHOD(fixture,
     CHECK(gs::fault_of(members[0]) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_gather, 3, 20});
 }
 
+TEST_CASE_METHOD(fixture, "a reduce, and sums and swaps of unequal parts, in a graph run at each launch",
+                 "[cuda][collective]") {
+    std::vector<std::vector<float>> got(ranks, std::vector<float>(n));
+    std::vector<std::vector<std::uint64_t>> counts(ranks, std::vector<std::uint64_t>(ranks));
+    std::vector<float*> to_root;
+    std::vector<std::span<const float>> brought;
+    std::vector<std::span<float>> rooms;
+    std::vector<const std::uint64_t*> lengths;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        to_root.push_back(got[r].data());
+        brought.emplace_back(data[r]);
+        rooms.emplace_back(got[r]);
+        lengths.push_back(counts[r].data());
+    }
+    const gs::device_id d{1};
+    const gs::launch_options options{.blocks = 2, .threads = 64};
+    const auto recorded = [&](const auto& submit) {
+        return cuda::graph_executable{
+            cuda::capture(stream, [&](cuda::stream& to) { REQUIRE(submit(to) == errc::none); })};
+    };
+    auto reduce = recorded([&](cuda::stream& to) {
+        return gs::submit_shared_reduce<float>(node.gangs(), d, to, members, in, to_root, n, 3, gs::sum{}, options);
+    });
+    auto scatter = recorded([&](cuda::stream& to) {
+        return gs::submit_shared_reduce_scatterv<float>(node.gangs(), d, to, members, brought, rooms, lengths,
+                                                        gs::sum{}, options);
+    });
+    auto swap = recorded([&](cuda::stream& to) {
+        return gs::submit_shared_all_to_allv<float>(node.gangs(), d, to, members, brought, rooms, lengths, lengths,
+                                                    options);
+    });
+    const auto run = [&](cuda::graph_executable& g) {
+        for (auto& x : got) x.assign(n, -1);
+        g.launch(stream);
+        CHECK(stream.record().wait(gs::never));
+        CHECK_FALSE(gs::fault_of(members[0]));
+    };
+    const auto element = [](std::size_t r, std::size_t i) { return static_cast<float>(1000 * r + i); };
+    for (std::uint32_t round = 1; round <= 2; ++round) {
+        for (std::uint32_t r = 0; r < ranks; ++r)
+            for (std::size_t i = 0; i < n; ++i) data[r][i] = element(r, i);
+        run(reduce);
+        for (std::size_t i = 0; i < n; ++i) CHECK(got[3][i] == static_cast<float>(6000 + 4 * i));
+        CHECK(got[0] == std::vector<float>(n, -1));
+        for (auto& row : counts) row = {7, 0, 100 * round, 3};
+        run(scatter);
+        for (std::uint32_t r = 0, begin = 0; r < ranks; begin += static_cast<std::uint32_t>(counts[0][r++]))
+            for (std::size_t i = 0; i < n; ++i)
+                CHECK(got[r][i] == (i < counts[0][r] ? static_cast<float>(6000 + 4 * (begin + i)) : -1.0F));
+        for (std::uint32_t r = 0; r < ranks; ++r)  // as many there as back
+            for (std::uint32_t q = 0; q < ranks; ++q) counts[r][q] = (r + q) % 3 == 1 ? 0 : round * (10 + r + q);
+        run(swap);
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            std::vector<float> expected;
+            for (std::uint32_t q = 0; q < ranks; ++q) {
+                std::size_t begin = 0;
+                for (std::uint32_t k = 0; k < r; ++k) begin += counts[q][k];
+                for (std::size_t i = 0; i < counts[q][r]; ++i) expected.push_back(element(q, begin + i));
+            }
+            expected.resize(n, -1);
+            CHECK(got[r] == expected);
+        }
+    }
+}
+
 TEST_CASE_METHOD(fixture, "gradients of ranks that share a device are averaged on one stream, in a graph as well",
                  "[cuda][collective]") {
     gs::device_buckets<float, gs::bfloat16> buckets(ranks, gs::bytes{700});
