@@ -91,7 +91,7 @@ training() {
         echo "== without training: python_tenants.so wasn't built, for lack of libtorch"
         results+=("training|left out: not built|0")
     elif python=$(command -v python3); then
-        step training 60 "$python" "$programs/training.py" "$programs/python_tenants.so"
+        step training 60 "$python" "$programs/training.py" "$programs/python_tenants.so" "$scratch/figures/training"
     else
         results+=("training|left out: not installed|0")
     fi

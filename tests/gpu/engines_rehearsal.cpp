@@ -11,8 +11,11 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/tenant/tenancy.hpp>
 
 #include "gpu/engines/libtorch.hpp"
 #include "gpu/engines/models.hpp"
@@ -65,6 +68,23 @@ std::function<void()> captured(const std::function<void()>& pass) {
         made, [](cudaGraphExec_t g) { (void)cudaGraphExecDestroy(g); });
     return [kept] { check(cudaGraphLaunch(kept.get(), current), "launching a graph"); };
 }
+
+struct tenant_memory::parts {
+    explicit parts(gpushare::bytes quota) : who(shared.admit({.name = "model", .memory = quota})) {}
+    gpushare::cuda::node node{{.devices = {0}}};
+    gpushare::tenancy<gpushare::cuda::node> shared{node};
+    gpushare::tenant<gpushare::cuda::node> who;
+};
+
+tenant_memory::tenant_memory(gpushare::bytes quota) : parts_(std::make_unique<parts>(quota)) {}
+tenant_memory::~tenant_memory() = default;
+void tenant_memory::inside(const std::function<void()>& task) {
+    const cudaStream_t before = std::exchange(current, native());
+    task();
+    current = before;
+}
+void tenant_memory::give_back() { parts_->who.memory().trim(); }
+cudaStream_t tenant_memory::native() const { return parts_->who.work_stream().native_handle(); }
 
 std::unique_ptr<model> make_bert(const bert_sizes&, place) { return std::make_unique<some_kernels>(10, 50us, false); }
 std::unique_ptr<model> make_resnet_inference(const resnet_sizes&, place) {

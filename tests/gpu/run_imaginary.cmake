@@ -26,7 +26,7 @@ case "$*" in *'/test_gpu ~[memory]~[waits]') ;; *) exit 8 ;; esac
 file(CONFIGURE OUTPUT ${DIRECTORY}/bin/python3 CONTENT [=[#!/bin/sh
 case "$*" in
     */tenants.py\ */pytorch_tenants.so\ */figures/pytorch) exit 4 ;;
-    */training.py\ */python_tenants.so) exit 4 ;;
+    */training.py\ */python_tenants.so\ */figures/training) exit 4 ;;
     */server.py\ */gpu_server\ */figures/server\ --seconds\ [1-9]*)
         [ -d "$TMPDIR/figures" ] || exit 7
         echo 'figure gpu.server_batch_pct 80 %'; echo '@figures@' >"$3" ;;

@@ -9,6 +9,10 @@
 
 #include <memory>
 
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/interop/libtorch.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
 namespace gpu_engines {
 
 void start_libtorch(place p) {
@@ -26,5 +30,22 @@ std::function<void()> captured(const std::function<void()>& pass) {
     graph->capture_end();
     return [graph] { graph->replay(); };
 }
+
+struct tenant_memory::parts {
+    explicit parts(gpushare::bytes quota) : who(shared.admit({.name = "model", .memory = quota})) {}
+    gpushare::cuda::node node{{.devices = {0}}};
+    gpushare::tenancy<gpushare::cuda::node> shared{node};
+    gpushare::tenant<gpushare::cuda::node> who;
+    gpushare::torch_scope<gpushare::cuda::node, gpushare::tenant<gpushare::cuda::node>> scope{node, who};
+};
+
+tenant_memory::tenant_memory(gpushare::bytes quota) : parts_(std::make_unique<parts>(quota)) {}
+tenant_memory::~tenant_memory() = default;
+void tenant_memory::inside(const std::function<void()>& task) {
+    const auto in = parts_->scope.enter();
+    task();
+}
+void tenant_memory::give_back() { parts_->scope.give_back(); }
+cudaStream_t tenant_memory::native() const { return parts_->who.work_stream().native_handle(); }
 
 }  // namespace gpu_engines

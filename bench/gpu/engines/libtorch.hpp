@@ -10,7 +10,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+
+#include <gpushare/units.hpp>
 
 namespace gpu_engines {
 
@@ -28,5 +31,24 @@ void use_stream(cudaStream_t s);
 /// A graph of what `pass` enqueues, made on the calling thread's stream and to be replayed on the stream of
 /// the thread that calls it.
 [[nodiscard]] std::function<void()> captured(const std::function<void()>& pass);
+
+/// A tenant of the first device, in whose memory and on whose stream libtorch computes.
+class tenant_memory {
+public:
+    explicit tenant_memory(gpushare::bytes quota);
+    tenant_memory(const tenant_memory&) = delete;
+    tenant_memory& operator=(const tenant_memory&) = delete;
+    ~tenant_memory();
+
+    /// By the calling thread, which has its own stream again behind that.
+    void inside(const std::function<void()>& task);
+    /// What is kept for the next allocation.
+    void give_back();
+    [[nodiscard]] cudaStream_t native() const;
+
+private:
+    struct parts;
+    std::unique_ptr<parts> parts_;
+};
 
 }  // namespace gpu_engines

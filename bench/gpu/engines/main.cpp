@@ -78,7 +78,7 @@ int run(const asked& a) {
     bench::start_a_second_thread();
     const bool small = a.small || a.on == place::cpu;
     cast all(a.on, small);
-    constexpr std::chrono::seconds controls{17};
+    constexpr std::chrono::seconds controls{35};
     if (a.on == place::cuda)
         out.setting("gated", can_wait_in_streams() ? "by waits in streams"
                                                    : "the driver has no waits in streams, so threads were held");

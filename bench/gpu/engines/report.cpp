@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "memory.hpp"
 #include "percentile.hpp"
 
 namespace gpu_engines {
@@ -178,6 +179,16 @@ void report_bounds(bench::report& out, cast& all, const rounds_of& rounds) {
     }
 }
 
+constexpr double memory_bar = 0.99;
+
+void report_memory(bench::report& out, const cast& all) {
+    for (const bool trains : {false, true}) {
+        const auto r = pool_vs_cache([&] { return all.make_resnet(trains); }, all.is_small());
+        out.figure(std::string("gpu.torch_pool_vs_cache_") + (trains ? "training" : "inference"), r.of_scope, "x",
+                   {bench::at_least(memory_bar), r.of_no_cache, "a tenant that keeps no memory behind a pass"});
+    }
+}
+
 }  // namespace
 
 void report(bench::report& out, cast& all, const rounds_of& rounds) {
@@ -193,6 +204,7 @@ void report(bench::report& out, cast& all, const rounds_of& rounds) {
     report_eager(out, rounds);
     report_costs(out, all, rounds);
     report_bounds(out, all, rounds);
+    report_memory(out, all);
 }
 
 }  // namespace gpu_engines

@@ -59,15 +59,19 @@ cast::cast(place p, bool small) : place_(p), small_(small) {
         busy_.push_back(std::make_unique<busy_tenant>(name, std::move(m), p));
         busy_.back()->warm_up(5);
     };
-    const resnet_sizes pictures = small ? small_resnet : resnet_sizes{};
-    add("inference", make_resnet_inference(pictures, p));
+    add("inference", make_resnet(false));
     add("prefill", make_llm_prefill(small ? small_llm : llm_sizes{}, p));
-    add("training", make_resnet_training(pictures, p));
+    add("training", make_resnet(true));
     graphs_per_s_ = 0.25e6 / pass_us(serving(strategy::plain, true), small ? 10 : 300);
     eager_per_s_ = 0.25e6 / pass_us(serving(strategy::plain, false), small ? 10 : 100);
 }
 
 serving_tenant& cast::serving(strategy how, bool graph) { return *serving_[index_of(how, graph)]; }
+
+std::unique_ptr<model> cast::make_resnet(bool trains) const {
+    const resnet_sizes pictures = small_ ? small_resnet : resnet_sizes{};
+    return trains ? make_resnet_training(pictures, place_) : make_resnet_inference(pictures, place_);
+}
 
 setting cast::timed(setting s, double of_whole) const {
     using namespace std::chrono_literals;

@@ -32,6 +32,8 @@ public:
     [[nodiscard]] double requests_per_s(bool graph) const noexcept { return graph ? graphs_per_s_ : eager_per_s_; }
     /// Inference, prefill and training.
     [[nodiscard]] const std::vector<std::unique_ptr<busy_tenant>>& busy() const noexcept { return busy_; }
+    /// Another one of the size of the tenants' models.
+    [[nodiscard]] std::unique_ptr<model> make_resnet(bool trains) const;
     /// For how long a run counts, and how long it is before that.
     [[nodiscard]] setting timed(setting s, double of_whole = 1) const;
 
