@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -23,6 +24,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/host/host.hpp>
@@ -322,6 +324,21 @@ TEST_CASE("tensors that outlive their tenant are leaks of it, and freeing them d
     r.chat.reset();
     answer.clear();
     used.clear();
+}
+
+TEST_CASE("a tenant in a slice of SMs gets no scope, and the error says why", "[interop][torch]") {
+    const standin::session gpu{{.devices = 1, .memory = 64_MiB, .sms = 132, .sm_step = 8}};
+    gpushare::cuda::node node;
+    tenancy shared{node};
+    REQUIRE(shared.slice<gpushare::cuda::device_sms>({0}, std::array{3U, 1U}) == gpushare::errc::none);
+    auto chat = shared.admit({.name = "chat", .memory = 16_MiB});
+    try {
+        const gpushare::torch_scope scope{node, chat};
+        FAIL("a scope on a slice");
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.code() == gpushare::errc::not_supported);
+        CHECK_THAT(e.what(), Contains("chat") && Contains("slice of SMs"));
+    }
 }
 
 TEST_CASE("a closed tenant's scope lets nobody in and allocates nothing", "[interop][torch]") {

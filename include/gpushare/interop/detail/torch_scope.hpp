@@ -99,7 +99,8 @@ public:
     };
 
     /// Without a gate. Throws operation_error: closed; no_device if the tenant hasn't that many;
-    /// invalid_specification if a stream has a scope already; std::bad_alloc.
+    /// invalid_specification if a stream has a scope already; not_supported if the tenant is in a
+    /// slice of SMs; std::bad_alloc.
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
     /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
@@ -120,6 +121,7 @@ public:
         std::vector<stream*> streams;
         if constexpr (Runtime::on_streams)
             for (std::uint32_t i = 0; i < who.spec().streams; ++i) streams.push_back(&who.work_stream(part, i));
+        for (stream* const s : streams) refuse_a_slice(who, *s);
         for (stream* const s : streams) handles_.push_back(native_handle_of(*s));
         memory_ = std::make_shared<memory>(on, who.spec().on[part], who.memory(part), streams);
         Runtime::install();
@@ -170,6 +172,13 @@ private:
     [[nodiscard]] static std::size_t part_of(Tenant& who, std::size_t part) {
         (void)who.memory(part);  // throws if there is no such part
         return part;
+    }
+    // On a slice of SMs cuDNN's batch norm was seen to fail, with an error that doesn't say why.
+    static void refuse_a_slice(Tenant& who, stream& s) {
+        if constexpr (requires { s.in_partition(); })
+            if (s.in_partition())
+                raise({.code = errc::not_supported}, who.name(),
+                      "a scope of torch on a slice of SMs, where cuDNN fails");
     }
     [[nodiscard]] static auto native_of(stream& s) noexcept {
         if constexpr (requires { s.native_handle(); })
