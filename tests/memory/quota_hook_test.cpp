@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is asked to make room, for how much, in which order and under no lock; and that burst comes back like this and
 // guaranteed bytes never do.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -402,4 +403,40 @@ TEST_CASE("hooks come and go while others are in them", "[memory][hooks]") {
     }
     CHECK(wrong.load() == 0);
     CHECK(full.release(100_B));
+}
+
+TEST_CASE("a thread is in a hook until it has left, though the hook is ending", "[memory][hooks]") {
+    quota root{100_B};
+    REQUIRE(root.try_charge(100_B) == errc::none);
+    const auto ask = [&] {
+        gpushare::detail::hook_cursor asked;
+        return root.ask_next(asked, 1_B);
+    };
+    std::atomic<int> others{0}, calls{0}, nested{0};
+    const quota_hook other{root, 1, [&](const reclaim_request&) {
+                               ++others;
+                               return bytes{};
+                           }};
+    std::atomic<bool> inside{false}, may_leave{false};
+    const auto first_call = [&] {
+        inside = true;
+        while (!may_leave) std::this_thread::yield();
+        const int before = others;
+        (void)ask();
+        nested = others - before;
+    };
+    auto ending = std::make_unique<quota_hook>(root, 0, [&](const reclaim_request&) {
+        if (calls++ == 0) first_call();
+        return bytes{};
+    });
+    {
+        const std::jthread asks([&] { (void)ask(); });
+        while (!inside) std::this_thread::yield();
+        const auto its_id = asks.get_id();
+        const std::jthread ends([&] { ending.reset(); });
+        for (int before = 0; before != calls; (void)ask()) before = calls;  // until it is asked no more
+        CHECK(root.in_hook(its_id));
+        may_leave = true;
+    }
+    CHECK(nested == 0);
 }

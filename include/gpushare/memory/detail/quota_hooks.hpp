@@ -49,11 +49,11 @@ public:
         if (of_ == nullptr) return;
         std::condition_variable left;
         std::unique_lock lock(of_->root_->mutex_);
+        left_ = &left;  // asked no more; but in the list, so that threads in it are known to be in a hook
+        left.wait(lock, [&] { return calls_.empty(); });
         hook_registration** at = &of_->root_->hooks_;
         while (*at != this) at = &(*at)->next_;
         *at = next_;
-        left_ = &left;
-        left.wait(lock, [&] { return calls_.empty(); });
     }
 
     /// See quota::ask_next.
@@ -183,6 +183,7 @@ private:
     // Whether it can do something for q, which `level` refuses; `request` has what is missing there.
     [[nodiscard]] bool concerned(const quota_node& q, const quota_node& level,
                                  reclaim_request& request) const noexcept {
+        if (left_ != nullptr) return false;
         if (for_all_) return request.missing != bytes{};
         for (const quota_node* b = of_; b != nullptr; b = b->parent_) {
             if (between(b, q, level)) return request.missing != bytes{};
