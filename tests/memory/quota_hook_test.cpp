@@ -440,3 +440,22 @@ TEST_CASE("a thread is in a hook until it has left, though the hook is ending", 
     }
     CHECK(nested == 0);
 }
+
+TEST_CASE("who waits within a hook calls no hook of that tree", "[memory][hooks]") {
+    quota root{100_B};
+    REQUIRE(root.try_charge(100_B) == errc::none);
+    int depth = 0, deepest = 0;  // of calls by this thread, the only one
+    const auto wait_once = [&] {
+        deepest = std::max(deepest, ++depth);
+        if (depth == 1) {
+            CHECK(charge_until(root, 1_B, within(2ms)).code == errc::deadline_exceeded);
+            gpushare::quota_claim claim(root, 1_B);
+            CHECK(claim.poll() == gpushare::claim_state::waiting);
+        }
+        --depth;
+        return bytes{};
+    };
+    const quota_hook hook{root, 0, [&](const reclaim_request&) { return wait_once(); }, [](instant) { return false; }};
+    CHECK(charge_until(root, 1_B, within(5ms)).code == errc::deadline_exceeded);
+    CHECK(deepest == 1);
+}

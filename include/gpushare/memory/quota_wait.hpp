@@ -154,11 +154,13 @@ public:
         return place_.state;
     }
     /// The same, after hooks that can be waited for have freed what has come by
-    /// now: what a thread that waits has done for it. Runs user code, under no lock.
+    /// now: what a thread that waits has done for it. Runs user code, under no lock. Calls no hook
+    /// within a hook of the tree.
     claim_state poll() noexcept {
         auto& root = *place_.at->root_;
         std::unique_lock lock(root.mutex_);
-        if (place_.state == claim_state::waiting && !root.polled_) {
+        if (place_.state == claim_state::waiting && !root.polled_ &&
+            !detail::hook_registration::inside(root, std::this_thread::get_id())) {
             root.polled_ = true;
             (void)detail::hook_registration::poll(root, lock, instant::min());
             root.polled_ = false;

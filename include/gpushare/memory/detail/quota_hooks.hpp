@@ -110,6 +110,14 @@ public:
         return false;
     }
 
+    /// Whether that thread is in a hook of the tree.
+    static bool inside(const quota_node& root, std::thread::id thread) noexcept {
+        for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
+            for (const call_frame* c = h->calls_.front(); c != nullptr; c = c->next)
+                if (c->thread == thread) return true;
+        return false;
+    }
+
 private:
     struct call_frame {
         call_frame* next = nullptr;
@@ -136,14 +144,6 @@ private:
 
     [[nodiscard]] bool is_after(const hook_cursor& at) const noexcept {
         return order_ != at.order ? order_ > at.order : number_ > at.number;
-    }
-
-    // Whether that thread is in a hook of the tree.
-    static bool inside(const quota_node& root, std::thread::id thread) noexcept {
-        for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
-            for (const call_frame* c = h->calls_.front(); c != nullptr; c = c->next)
-                if (c->thread == thread) return true;
-        return false;
     }
 
     // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for

@@ -87,6 +87,7 @@ struct quota_wait_entry {
     std::uint64_t ticket = 0;  // who came first has the smaller one
     claim_state state = claim_state::waiting;
     errc why = errc::none;                               // of the last refusal
+    bool polls = false;                                  // a thread that may call hooks for those that wait
     void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
 };
 
@@ -406,7 +407,7 @@ struct alignas(64) quota_node {
     int waiting_ = 0;                                                       // how many wait
     linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // those with a queue
     turn_heap to_try_;                                                      // those of them that may be served now
-    linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // who waits with a thread
+    linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // who polls
     std::uint64_t tickets_ = 0;
     bool limits_changed_ = false;  // since the queues were looked through for who can't be served any more
     void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it

@@ -38,6 +38,7 @@
 #include <cstdint>
 #include <mutex>
 #include <stop_token>
+#include <thread>
 #include <utility>
 
 #include <gpushare/concepts.hpp>
@@ -105,7 +106,7 @@ GPUSHARE_INLINE void quota_wait_queue::join(quota_wait_entry& p) noexcept {
     root.serve_ = &serve;
     p.ticket = ++root.tickets_;
     q.queue_.push(p);
-    if (p.wake != nullptr) root.threads_.push(p);
+    if (p.polls) root.threads_.push(p);
     ++root.waiting_;
     if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
     if (q.queue_.front() == &p) {
@@ -235,7 +236,7 @@ GPUSHARE_INLINE void quota_wait_queue::remove(quota_wait_entry& p) noexcept {
     auto& root = *q.root_;
     q.queue_.remove(p);
     if (q.queue_.front() == nullptr) root.waiting_quotas_.remove(q);
-    if (p.wake != nullptr) root.threads_.remove(p);
+    if (p.polls) root.threads_.remove(p);
     --root.waiting_;
     auto& top = q.top();
     if (--top.waiting_here_ == 0) top.unwatch();
@@ -260,15 +261,16 @@ struct quota_waiter : quota_wait_entry {
             woken.notify_one();
         });
         std::unique_lock lock(root.mutex_);
+        polls = !hook_registration::inside(root, std::this_thread::get_id());  // in a hook, it calls none
         quota_wait_queue::join(*this);
         while (state == claim_state::waiting) {
             const auto now = until.time.now();
             if (until.stop.stop_requested()) return give_up(errc::stopped);
             if (now >= until.deadline) return give_up(errc::deadline_exceeded);
-            const bool polls = !root.polled_ && hook_registration::any_to_poll(root);
-            const auto most = polls ? ns{slice} : ns{std::chrono::minutes(1)};
+            const bool its_turn = polls && !root.polled_ && hook_registration::any_to_poll(root);
+            const auto most = its_turn ? ns{slice} : ns{std::chrono::minutes(1)};
             const auto look_again = std::min(until.deadline, saturating_add(now, most));
-            if (polls) {
+            if (its_turn) {
                 root.polled_ = true;
                 const bool waited = hook_registration::poll(root, lock, look_again);
                 root.polled_ = false;
