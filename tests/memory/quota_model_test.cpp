@@ -9,6 +9,7 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -109,7 +110,9 @@ public:
     /// False if the quota and its model disagree.
     bool step() {
         auto& n = *any_.of(nodes_);
-        switch (any_.below(12)) {
+        switch (any_.below(14)) {
+            case 12: return exchange();
+            case 13: return in_two_steps(n);
             case 0: return birth(n);
             case 1: return death(n);
             case 2: return resize(n);
@@ -136,6 +139,7 @@ public:
 
     [[nodiscard]] bool agrees() const {
         return std::ranges::all_of(nodes_, [](const auto& n) {
+            if (n->real->pressed() != n->real->wanted_back()) return false;  // nothing stays frozen
             const auto real = n->real->usage();
             const auto& want = *n->expected;
             return real.current.count() == want.used() && real.guaranteed.count() == want.guaranteed() &&
@@ -189,6 +193,53 @@ private:
         const auto guaranteed = any_.one_in(3) ? n.expected->used() : some();
         const auto burst = n.depth == 0 ? 0 : some_burst();
         return n.real->resize(bytes{guaranteed}, bytes{burst}) == n.expected->resize(guaranteed, burst);
+    }
+
+    // New limits for some of the quotas right below the root: all of them, none, or prepared and given up.
+    bool exchange() {
+        std::vector<node*> whose;
+        for (const auto& n : nodes_)
+            if (n->depth == 1 && !any_.one_in(3)) whose.push_back(n.get());
+        std::vector<gpushare::quota_limits> wanted;
+        for (const node* n : whose)
+            wanted.push_back(
+                {n->real.get(), bytes{any_.one_in(3) ? n->expected->used() : some()}, bytes{some_burst()}});
+        const model root_before = *nodes_.front()->expected;
+        std::vector<model> before;
+        for (const node* n : whose) before.push_back(*n->expected);
+        for (std::size_t i = 0; i < whose.size(); ++i)
+            (void)whose[i]->expected->resize(std::min(wanted[i].guaranteed.count(), before[i].guaranteed()),
+                                             wanted[i].burst.count());
+        std::size_t granted = 0;
+        while (granted < whose.size() && whose[granted]->expected->resize(wanted[granted].guaranteed.count(),
+                                                                          wanted[granted].burst.count()) == errc::none)
+            ++granted;
+        gpushare::quota_exchange change(*nodes_.front()->real, wanted);
+        const auto why = change.prepare();
+        const bool fits = why.code == errc::none, made = fits && !any_.one_in(3);
+        if (made) change.commit();
+        if (fits && !made) change.abandon();
+        if (!made) {
+            *nodes_.front()->expected = root_before;
+            for (std::size_t i = 0; i < whose.size(); ++i) *whose[i]->expected = before[i];
+        }
+        return fits == (granted == whose.size()) &&
+               (fits || (why.code == errc::no_room && change.refused() == granted));
+    }
+
+    // A charge that is prepared, and then made or given up.
+    bool in_two_steps(node& n) {
+        const auto size = any_.one_in(3) ? n.expected->free() + any_.below(2) : some();
+        gpushare::quota_charge change(*n.real, bytes{size});
+        if (const auto why = change.prepare(); why.code != errc::none)
+            return why.code == n.expected->charge(size) && why.left == n.expected->free();
+        if (any_.one_in(3)) {
+            change.abandon();
+            return size <= n.expected->free();
+        }
+        change.commit();
+        n.mine += size;
+        return n.expected->charge(size) == errc::none;
     }
 
     support::random any_;

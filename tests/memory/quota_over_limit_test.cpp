@@ -3,6 +3,7 @@
 // resize could still grant.
 #include <atomic>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -247,4 +248,46 @@ TEST_CASE("what is exchanged is lent to nobody in between", "[memory][quota][att
     CHECK(granted.load() == 0);
     CHECK(refused.load() == 0);
     CHECK(a.usage().guaranteed + b.usage().guaranteed == 100'000_B);
+}
+
+TEST_CASE("a refused exchange changes nothing below a root that is over its limit", "[memory][quota]") {
+    quota device{100_B};
+    quota a{device, 50_B}, b{device, 50_B};
+    REQUIRE(device.resize(80_B, {}) == errc::none);
+    gpushare::quota_exchange change(device, {{&a, 30_B, {}}, {&b, 75_B, {}}});
+    const auto why = change.prepare();
+    CHECK(why.code == errc::no_room);
+    CHECK(why.left == 50);  // the root has to pay its 20 bytes first
+    CHECK(a.usage().guaranteed == 50_B);
+    CHECK(a.free() == 50_B);
+    CHECK(b.usage().guaranteed == 50_B);
+    CHECK(device.usage().current == 100_B);
+    CHECK(device.usage().borrowed == 20_B);
+    gpushare::quota_exchange fits(device, {{&a, 20_B, {}}, {&b, 60_B, {}}});
+    REQUIRE(fits.prepare().code == errc::none);
+    fits.commit();
+    CHECK(b.free() == 60_B);
+    CHECK_FALSE(device.over());
+}
+
+TEST_CASE("an exchange that is abandoned is invisible to those that it would have shrunk", "[memory][quota][attack]") {
+    for (int round = 0; round < 20; ++round) {
+        quota device{100_B};
+        quota a{device, 50_B}, b{device, 50_B};
+        gpushare::quota_exchange change(device, {{&a, 10_B, {}}, {&b, 90_B, {}}});
+        REQUIRE(change.prepare().code == errc::none);
+        std::atomic<bool> there{false};
+        errc charged = errc::none;
+        {
+            const std::jthread owner([&] {
+                there = true;
+                charged = a.try_charge(50_B);
+            });
+            while (!there) std::this_thread::yield();
+            support::spin(10'000);
+            change.abandon();
+        }
+        CHECK(charged == errc::none);
+        CHECK(b.free() == 50_B);
+    }
 }

@@ -118,16 +118,19 @@ protected:
     [[nodiscard]] static bool is_below(const quota& q, const quota& root) noexcept { return q.parent_ == &root; }
     [[nodiscard]] static bool has_ended(const quota& q) noexcept { return q.stopped(); }
     [[nodiscard]] static bytes guaranteed(const quota& q) noexcept { return q.guaranteed_; }
-    [[nodiscard]] static bytes burst(const quota& q) noexcept { return q.burst_; }
     [[nodiscard]] static bytes growth(const quota& q, bytes to) noexcept { return bytes{q.growth(to)}; }
     [[nodiscard]] static bytes left_of(const quota& root) noexcept { return bytes{root.cell_.now().available()}; }
     static void set(quota& q, bytes guaranteed, bytes burst) noexcept { (void)q.change(guaranteed, burst); }
 
-    // Freezes a root with everything below it, and leaves it so.
+    // Freezes a quota with everything below it, and leaves it so, until gather_held() and then
+    // give_back() or set().
+    static void hold_with_below(const quota& q) noexcept {
+        q.freeze();
+        q.freeze_below(nullptr);
+    }
     static void hold_all(quota& root) noexcept {
         root.mutex_.lock();
-        root.freeze();
-        root.freeze_below(nullptr);
+        hold_with_below(root);
     }
     // The bytes that it has left then, unused loans included.
     static bytes held_left(const quota& root) noexcept {
@@ -140,11 +143,20 @@ protected:
             lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
         return lent - bytes{idle_below(root)};
     }
-    // Thaws what is below, and brings those loans to the root, which stays frozen.
-    static void gather_held(quota& root) noexcept {
-        const auto idle = root.collect_below(nullptr);
-        root.cell_.publish(root.cell_.released(root.cell_.now(), idle));
+    // The bytes that the root would get at once if the quota, which is held, were guaranteed so
+    // much.
+    static bytes given_up(const quota& q, bytes guaranteed) noexcept {
+        const bytes lent = bytes{q.borrowed_.load(std::memory_order_relaxed)} + (q.guaranteed_ - guaranteed);
+        return std::min(lent, bytes{q.cell_.now().available() + idle_below(q)});
     }
+    // The bytes that the root has charged beyond its limit: what comes back pays for them first.
+    static bytes debt_of(const quota& root) noexcept { return bytes{root.borrowed_.load(std::memory_order_relaxed)}; }
+    // Thaws what is below, and brings those loans to the quota, which stays frozen.
+    static void gather_held(quota& q) noexcept {
+        const auto idle = q.collect_below(nullptr);
+        q.cell_.publish(q.cell_.released(q.cell_.now(), idle));
+    }
+    static void give_back(const quota& q) noexcept { q.quota_node::give_back(q.cell_.now()); }
 
 private:
     static std::uint64_t idle_below(const detail::quota_node& q) noexcept {
@@ -274,13 +286,11 @@ class quota_exchange : public detail::quota_change {
 public:
     /// Not prepared yet. `wanted`: each quota once.
     quota_exchange(quota& root, std::vector<quota_limits> wanted)
-        : detail::quota_change(root), wanted_(std::move(wanted)) {
-        before_.reserve(wanted_.size());
-    }
+        : detail::quota_change(root), wanted_(std::move(wanted)) {}
 
-    /// Gives back what shrinks. no_room where what then is left doesn't suffice for all that grow
+    /// Holds what shrinks. no_room where what would be left then doesn't suffice for all that grow
     /// (`left` is the largest guarantee of the first for which it doesn't, beside those before it),
-    /// invalid_specification, or closed: then all is as it was.
+    /// invalid_specification, or closed: then nothing has happened.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
             if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())
@@ -289,38 +299,37 @@ public:
             else if (!is_below(*w.of, of()))
                 return {.code = errc::invalid_specification, .because = reason::other_tree};
         begin_exchange(of());
-        for (const auto& w : wanted_) before_.push_back({w.of, guaranteed(*w.of), burst(*w.of)});
-        failure why{};
-        for (refused_ = 0; refused_ < wanted_.size() && why.code == errc::none;)
-            if (has_ended(*wanted_[refused_].of))
-                why = {.code = errc::closed, .asked = wanted_[refused_].guaranteed.count()};
-            else
-                ++refused_;
-        if (why.code == errc::none) why = shrink();
+        for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
+            if (const auto& w = wanted_[refused_]; has_ended(*w.of)) {
+                end_exchange(of());
+                return {.code = errc::closed, .asked = w.guaranteed.count()};
+            }
+        for (const auto& w : wanted_) hold_with_below(*w.of);
+        const failure why = lacks();
         if (why.code != errc::none) abandon();
         return why;
     }
     /// After prepare() failed: which of them.
     [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
-    /// Only after prepare(): makes the change.
+    /// Only after prepare(): makes the change. What shrinks comes first.
     void commit() noexcept {
+        for (const auto& w : wanted_) gather_held(*w.of);
+        for (const auto& w : wanted_) set(*w.of, std::min(w.guaranteed, guaranteed(*w.of)), w.burst);
         for (const auto& w : wanted_) set(*w.of, w.guaranteed, w.burst);
-        before_.clear();
         end_exchange(of());
     }
     /// Only after prepare(): nothing has happened.
     void abandon() noexcept {
-        for (const auto& b : before_)
-            if (!has_ended(*b.of)) set(*b.of, b.guaranteed, b.burst);
-        before_.clear();
+        for (const auto& w : wanted_) gather_held(*w.of), give_back(*w.of);
         end_exchange(of());
     }
 
 private:
-    failure shrink() noexcept {
-        for (std::size_t i = 0; i < wanted_.size(); ++i)
-            set(*wanted_[i].of, std::min(wanted_[i].guaranteed, before_[i].guaranteed), wanted_[i].burst);
+    // What the first that grows by more than there is then lacks.
+    failure lacks() noexcept {
         bytes left = left_of(of());
+        for (const auto& w : wanted_) left += given_up(*w.of, w.guaranteed);
+        left -= debt_of(of());
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_) {
             const auto& w = wanted_[refused_];
             const bytes fresh = growth(*w.of, w.guaranteed);
@@ -332,7 +341,7 @@ private:
         return {};
     }
 
-    std::vector<quota_limits> wanted_, before_;
+    std::vector<quota_limits> wanted_;
     std::size_t refused_ = 0;
 };
 static_assert(prepared_change<quota_exchange>);
