@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An allocator behind a quota: what is charged, what an error says, and that no failure of the upstream leaks a byte.
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -13,14 +14,17 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/threads.hpp"
 #include "support/upstream_answers.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
+using namespace std::chrono_literals;
 using gpushare::bytes;
 using gpushare::errc;
 using gpushare::failure;
@@ -222,6 +226,31 @@ TEST_CASE("an upstream that throws leaks nothing, and what it throws passes thro
         void* p = mine.allocate(mib, 8);
         CHECK(mine.deallocate(p, mib, 8) == errc::none);
     }
+}
+
+TEST_CASE("the last refusal counts, not what the upstream threw before a hook was asked", "[memory][resource]") {
+    quota q{1_MiB};
+    fault_resource upstream;
+    quota_resource mine{q, upstream, "chat"};
+    // Somebody else takes the bytes meanwhile, so that the quota refuses the next try.
+    const gpushare::quota_hook hook{q, 0, [&](const gpushare::reclaim_request& r) {
+                                        return r.below && q.try_charge(1_MiB) == errc::none ? 1_B : 0_B;
+                                    }};
+    const auto code_of = [](auto allocate) {
+        try {
+            (void)allocate();
+        } catch (const gpushare::memory_error& refused) {
+            return refused.code();
+        } catch (const std::bad_alloc&) {
+        }
+        return errc::none;
+    };
+    upstream.fail_next();
+    CHECK(code_of([&] { return mine.allocate(1000, 8); }) == errc::over_quota);
+    CHECK(q.release(1_MiB));
+    upstream.fail_next();
+    CHECK(code_of([&] { return mine.allocate_until(1000, 8, support::within(1ms)); }) == errc::deadline_exceeded);
+    CHECK(q.release(1_MiB));
 }
 
 TEST_CASE("an upstream with try_allocate is never made to throw", "[memory][resource]") {

@@ -235,6 +235,7 @@ private:
         return detail::too_aligned(alignment, limit, [&](std::size_t a) { return charged(size, a); });
     }
     void* refuse(errc code, std::size_t size, std::size_t alignment, bytes takes, answer& r) const noexcept {
+        r.thrown = nullptr;  // an earlier try's, before a hook made room
         if (!r.explained) return nullptr;
         r.why = code == errc::closed ? failure{} : too_aligned(size, alignment, takes);
         if (r.why.code == errc::none) r.why = quota_->explain(code, takes);
@@ -280,6 +281,7 @@ private:
         }();
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
+            r.thrown = nullptr;
             r.why = charge_until(*quota_, takes, until);
             if (is_memory_refusal(r.why.code))
                 if (const auto why = too_aligned(size, alignment, takes); why.code != errc::none) r.why = why;
