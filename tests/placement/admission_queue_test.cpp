@@ -255,6 +255,41 @@ TEST_CASE("who waits for what has gone is told so", "[placement][queue]") {
     CHECK(q.submit(start, first_fit{}, c, other).outcome == admission_result::placed);
 }
 
+TEST_CASE("who waits in vain is told so, though there is as much as before in sum", "[placement][queue]") {
+    cluster c;
+    admission_queue q;
+    const auto takes = [&](const placement_request& r) {
+        CHECK(q.submit(start, first_fit{}, c, {.members = {r}}).outcome == admission_result::placed);
+        CHECK(q.submit(start, first_fit{}, c, {.members = {r}}).outcome == admission_result::queued);
+        CHECK(q.advance(start, first_fit{}, c).empty());
+    };
+    SECTION("a node without devices is gone") {
+        c.add({.cpu_milli = 1'000});
+        c.add({.cpu_milli = 64'000});
+        takes({.cpu_milli = 64'000});
+        c.remove({1});
+        CHECK(q.advance(start, first_fit{}, c).size() == 1);
+    }
+    SECTION("one device shrinks and another grows") {
+        c.add({.devices = 2, .device_memory = 80_GiB});
+        c.resize({0}, {1}, 40_GiB);
+        takes({.devices = 1, .each = 100_pct, .device_memory = 80_GiB});
+        c.resize({0}, {0}, 60_GiB);
+        c.resize({0}, {1}, 60_GiB);
+        CHECK(q.advance(start, first_fit{}, c).size() == 1);
+    }
+    SECTION("what was there only when it came is gone again") {
+        c.add({.devices = 1, .device_memory = 40_GiB});
+        takes({.devices = 1, .each = 100_pct});
+        c.resize({0}, {0}, 80_GiB);
+        const placement_request large{.devices = 1, .each = 100_pct, .device_memory = 80_GiB};
+        CHECK(q.submit(start, first_fit{}, c, {.members = {large}}).outcome == admission_result::queued);
+        c.resize({0}, {0}, 40_GiB);
+        CHECK(q.advance(start, first_fit{}, c).size() == 1);
+    }
+    CHECK(q.waiting() <= 1);
+}
+
 TEST_CASE("a queue is bounded, and a request may prefer not to wait", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_waiting = 2});

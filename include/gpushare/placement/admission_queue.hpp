@@ -163,8 +163,10 @@ public:
         }
         if (r.deadline <= now) return refuse(std::move(a), errc::deadline_exceeded);
         if (waiting_.size() >= options_.most_waiting) return refuse(std::move(a), errc::queue_full);
+        const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
+        if (changed) seen_ = {};  // by what there is now it may have room, and none by what was there before
         a.outcome = admission_result::queued;
         return a;
     }
@@ -261,11 +263,34 @@ private:
         bool has_plan = true;  // on the empty cluster: waiting for that would be no use else
     };
     struct at_once {};
-    // The total capacity: when it shrinks, a waiting request may wait for nothing.
-    struct extent {
-        std::size_t nodes = 0, devices = 0;
-        bytes memory{};
-        friend bool operator==(const extent&, const extent&) = default;
+    // What there is, node by node and device by device: when it changes, a waiting request may wait
+    // for nothing, though the sum is as before.
+    class extent {
+    public:
+        extent() = default;
+        explicit extent(const cluster& c) {
+            nodes_.reserve(c.size());
+            devices_.reserve(c.devices());
+            for (std::uint32_t i = 0; i < c.size(); ++i) {
+                nodes_.push_back(c.there({i}));
+                for (std::uint32_t d = 0; d < c[{i}].devices.size(); ++d) devices_.push_back(c.there({i}, {d}));
+            }
+        }
+        [[nodiscard]] bool same(const cluster& c) const noexcept {
+            if (nodes_.size() != c.size()) return false;
+            std::size_t at = 0;
+            for (std::uint32_t i = 0; i < c.size(); ++i) {
+                const auto count = static_cast<std::uint32_t>(c[{i}].devices.size());
+                if (nodes_[i] != c.there({i}) || devices_.size() - at < count) return false;
+                for (std::uint32_t d = 0; d < count; ++d)
+                    if (devices_[at++] != c.there({i}, {d})) return false;
+            }
+            return at == devices_.size();
+        }
+
+    private:
+        std::vector<node_description> nodes_;
+        std::vector<bytes> devices_;  // the memory of each
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
@@ -435,8 +460,8 @@ private:
     void refuse_impossible(P& policy, Views& views, std::vector<admission_result>& done) {
         if (waiting_.empty()) return;
         const cluster& c = views.of(waiting_.front().request.level);  // what there is, is the same to all
-        const extent now{c.size(), c.devices(), c.capacity_memory()};
-        if (now == seen_) return;
+        if (seen_.same(c)) return;
+        extent now(c);
         std::vector<admission_result> gone;
         for (entry& e : waiting_) {
             const auto never_fits = impossible(policy, c, e.request);
@@ -449,7 +474,7 @@ private:
             withdraw(a.id);
             done.push_back(std::move(a));
         }
-        seen_ = now;
+        seen_ = std::move(now);
     }
 
     admission_queue_options options_;

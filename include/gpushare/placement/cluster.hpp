@@ -204,6 +204,12 @@ public:
         if (nodes_[id.index].here == presence::gone) d = {};
         return d;
     }
+    /// The memory of one device of a node, placed on or not; none of one that is gone.
+    [[nodiscard]] bytes there(node_id id, device_id d) const noexcept {
+        const state& n = nodes_[id.index];
+        const extent& whole = extents_[n.first_device + d.index];
+        return n.here == presence::gone || whole.here == presence::gone ? bytes{} : whole.memory;
+    }
     /// Device memory of all nodes, without devices that are gone.
     [[nodiscard]] bytes capacity_memory() const noexcept {
         bytes sum{};
