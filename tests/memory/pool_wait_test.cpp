@@ -167,6 +167,20 @@ TEST_CASE("what can never be had from a pool, or isn't for want of memory, isn't
     CHECK(bare.deallocate(p, MiB, 256) == errc::none);
 }
 
+TEST_CASE("what can never be had isn't waited for behind others, either", "[memory][pool][waiters]") {
+    full_pool f;
+    std::atomic<unsigned> served{0};
+    customer first(f.pool, MiB, served);
+    wait_for_line(f.pool, 1);
+    failure why;
+    CHECK(f.pool.try_allocate_until(4 * MiB + 1, 256, within(50ms), &why) == nullptr);
+    CHECK(why.code == errc::over_quota);
+    CHECK(f.pool.try_allocate_until(MiB, 256, within(1ms), &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    f.let_go();
+    CHECK(first.turn() == 1);
+}
+
 TEST_CASE("a stop request ends the wait for a pool's memory, before it and during it", "[memory][pool][waiters]") {
     full_pool f;
     std::stop_source stop;

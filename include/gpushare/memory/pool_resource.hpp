@@ -627,7 +627,9 @@ private:
         const auto least = detail::whole_granules(size);
         const auto request = request_for(size, least, alignment, own != nullptr);
         if (waiting() != 0 && !waits) [[unlikely]] {
-            r.why = explain(request);
+            r.why = impossible(request);  // such a request doesn't wait in the queue, either
+            r.final = r.why.code != errc::none;
+            if (!r.final) r.why = explain(request);
             return nullptr;
         }
         detail::pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
