@@ -367,6 +367,17 @@ TEST_CASE("a pool's options say what it asks of its upstream, and when", "[memor
     }
 }
 
+TEST_CASE("over an upstream without a limit, too, a block a little too large is used again", "[memory][pool]") {
+    fault_resource upstream;
+    pool_resource pool(upstream, {.segment = 1_MiB, .kept = 256_MiB, .exact = true});
+    void* const first = pool.allocate(64 * MiB, 256);
+    CHECK(pool.deallocate(first, 64 * MiB, 256) == errc::none);
+    void* const p = pool.allocate(60 * MiB, 256);
+    CHECK(p == first);
+    CHECK(upstream.calls() == 1);
+    CHECK(pool.deallocate(p, 60 * MiB, 256) == errc::none);
+}
+
 TEST_CASE("sizes with a unit and plain ones are the same", "[memory][pool]") {
     capped c(64_MiB, {.segment = 1_MiB});
     auto cache = c.pool.make_cache();

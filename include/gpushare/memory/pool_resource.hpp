@@ -703,7 +703,8 @@ private:
         const auto left = upstream_.largest_free().count(), held = store_.held();
         const bool unlimited = left > bytes::max().count() / 2;
         if (left < held) return request;
-        const auto most = (left + held) / detail::pool_waste, wasted = unlimited ? 0 : store_.rounding();
+        const auto most = (bytes{left} + bytes{held}).count() / detail::pool_waste;
+        const auto wasted = unlimited ? 0 : store_.rounding();
         request.most += std::min(request.most / 8, most - std::min(most, wasted));
         return request;
     }
