@@ -173,6 +173,40 @@ TEST_CASE("draining waits for streams until its deadline", "[memory][pool][strea
     t.a.on_wait(nullptr);
 }
 
+namespace {
+
+/// A stream whose recording takes as long as the test likes.
+struct slow_stream {
+    using point = manual_point;
+    manual_stream below;
+    std::atomic<bool> inside{false}, may_leave{false};
+
+    point record() {
+        inside = true;
+        while (!may_leave) std::this_thread::yield();
+        return below.record();
+    }
+};
+static_assert(gpushare::timeline<slow_stream>);
+
+}  // namespace
+
+TEST_CASE("draining knows of frees whose point is being recorded", "[memory][pool][stream]") {
+    support::capped_pool<manual_point> t(4_MiB, {.segment = 4_MiB});
+    slow_stream stream;
+    auto cache = t.pool.make_cache(stream);
+    CHECK(cache.deallocate(cache.allocate(MiB, 256), MiB, 256) == errc::none);
+    {
+        const std::jthread flusher([&] { cache.flush(); });
+        while (!stream.inside) std::this_thread::yield();
+        CHECK_FALSE(t.pool.drain(gpushare::instant{}));
+        stream.may_leave = true;
+    }
+    CHECK_FALSE(t.pool.drain(gpushare::instant{}));
+    stream.below.reach_all();
+    CHECK(t.pool.drain(gpushare::never));
+}
+
 TEST_CASE("a stream that can't be recorded on keeps what was freed there, and nothing is lost",
           "[memory][pool][stream]") {
     two_streams t;

@@ -512,7 +512,8 @@ public:
     void collect() noexcept { store_.collect(); }
     /// Until something that was freed on a stream is reached, or until `deadline`; false, at once, if nothing was.
     bool wait_any(instant deadline) { return store_.wait_any(deadline); }
-    /// Waits until streams have reached all frees. False if some are left at `deadline`.
+    /// Waits until streams have reached all frees. False if some are left at `deadline`. A call from
+    /// within a stream's record() waits for itself: give it a deadline.
     bool drain(instant deadline) { return store_.drain(deadline); }
 
     /// From now on everything is refused with errc::closed. Waits for blocks that were freed on streams, and gives what

@@ -591,8 +591,13 @@ public:
             reclaim();
             Point next;
             {
-                const auto lock = locked();
-                if (pending_.empty()) return all_where(workers_, [](const worker* w) { return w->unrecorded.empty(); });
+                auto lock = locked();
+                if (pending_.empty() && recordings_ == 0)
+                    return all_where(workers_, [](const worker* w) { return w->unrecorded.empty(); });
+                if (pending_.empty()) {  // but another thread is recording the point behind some of them
+                    if (!wait_until(changed_, lock, deadline)) return false;
+                    continue;
+                }
                 next = pending_.first();
             }
             if (!next.wait(deadline)) return false;
