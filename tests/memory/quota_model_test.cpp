@@ -195,7 +195,8 @@ private:
         return n.real->resize(bytes{guaranteed}, bytes{burst}) == n.expected->resize(guaranteed, burst);
     }
 
-    // New limits for some of the quotas right below the root: all of them, none, or prepared and given up.
+    // New limits for some of the quotas right below the root: all of them or none, or they are
+    // prepared and given up.
     bool exchange() {
         std::vector<node*> whose;
         for (const auto& n : nodes_)

@@ -166,7 +166,7 @@ public:
         const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
-        if (changed) seen_ = {};  // by what there is now it may have room, and none by what was there before
+        if (changed) seen_ = {};  // it may have room in what there is now, and in nothing before
         a.outcome = admission_result::queued;
         return a;
     }

@@ -49,7 +49,7 @@ public:
         if (of_ == nullptr) return;
         std::condition_variable left;
         std::unique_lock lock(of_->root_->mutex_);
-        left_ = &left;  // asked no more; but in the list, so that threads in it are known to be in a hook
+        left_ = &left;  // not asked any more, but in the list, since threads may be in it
         left.wait(lock, [&] { return calls_.empty(); });
         hook_registration** at = &of_->root_->hooks_;
         while (*at != this) at = &(*at)->next_;

@@ -261,7 +261,8 @@ struct quota_waiter : quota_wait_entry {
             woken.notify_one();
         });
         std::unique_lock lock(root.mutex_);
-        polls = !hook_registration::inside(root, std::this_thread::get_id());  // in a hook, it calls none
+        // Within a hook the thread calls no other one.
+        polls = !hook_registration::inside(root, std::this_thread::get_id());
         quota_wait_queue::join(*this);
         while (state == claim_state::waiting) {
             const auto now = until.time.now();
