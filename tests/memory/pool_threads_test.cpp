@@ -219,6 +219,25 @@ TEST_CASE("a block freed by two threads at once is freed once (rmm 2303)", "[mem
     CHECK(pool.trim(0_B) == 0_B);
 }
 
+TEST_CASE("a pool is never said to use more than it holds while blocks wander", "[memory][pool][threads]") {
+    support::capped_pool<> c(8_MiB, {.segment = 1_MiB});
+    // A reading looks at one cache after the other. The block goes from the first to the last and
+    // back.
+    std::vector<decltype(c.pool.make_cache())> caches;
+    for (int i = 0; i < 16; ++i) caches.push_back(c.pool.make_cache());
+    auto &first = caches.front(), &last = caches.back();
+    support::background wanders(1, [&](unsigned) {
+        last.deallocate(first.allocate(4096, 256), 4096, 256);
+        first.deallocate(last.allocate(4096, 256), 4096, 256);
+    });
+    std::size_t wrong = 0;
+    for (int i = 0; i < 20'000; ++i) {
+        const auto now = c.pool.usage();
+        if (now.used > now.reserved) ++wrong;
+    }
+    CHECK(wrong == 0);
+}
+
 TEST_CASE("a request that fits is granted while others ask for what can never be had", "[memory][pool][attack]") {
     const auto segment = GENERATE(64_KiB, 1_MiB, 4_MiB);
     CAPTURE(segment.count());

@@ -594,7 +594,7 @@ public:
                 auto lock = locked();
                 if (pending_.empty() && recordings_ == 0)
                     return all_where(workers_, [](const worker* w) { return w->unrecorded.empty(); });
-                if (pending_.empty()) {  // but another thread is recording the point behind some of them
+                if (pending_.empty()) {  // but another thread is recording a point just now
                     if (!wait_until(changed_, lock, deadline)) return false;
                     continue;
                 }
@@ -611,7 +611,7 @@ public:
         auto traffic = traffic_;
         for (const worker* const w : workers_) traffic += w->bins.traffic();
         return {.reserved = bytes{segments_.held()},
-                .used = bytes{segments_.held() - fit_.free_bytes() - cached - pending},
+                .used = bytes{segments_.held()} - bytes{fit_.free_bytes() + cached + pending},
                 .requested = bytes{traffic.requested()},
                 .cached = bytes{cached},
                 .pending = bytes{pending},
@@ -662,6 +662,8 @@ private:
         waiters_.tell_all();
         reclaim(lock, done);
     }
+    // Looks at one worker's bins after the other: a block that goes from one to the next meanwhile
+    // may count in both.
     [[nodiscard]] std::uint64_t cached_bytes() const noexcept {
         std::uint64_t cached = 0;
         for (const worker* const w : workers_) w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
@@ -669,7 +671,8 @@ private:
     }
     // In blocks, those included that streams haven't reached.
     [[nodiscard]] std::uint64_t out_bytes() const noexcept {
-        return segments_.held() - fit_.free_bytes() - cached_bytes();
+        const auto in_bins = fit_.free_bytes() + cached_bytes();
+        return segments_.held() - std::min(segments_.held(), in_bins);
     }
     [[nodiscard]] std::uint64_t pending_bytes() const noexcept {
         auto all = pending_.bytes() + stranded_.bytes() + recorded_now_;
