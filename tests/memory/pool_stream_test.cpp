@@ -438,6 +438,18 @@ TEST_CASE("a captured graph takes more from what the pool holds, but never asks 
     CHECK(graph.deallocate(zero, 0, 1) == errc::none);
 }
 
+TEST_CASE("a private pool that is closed has nothing set aside", "[memory][pool][capture]") {
+    two_streams t;
+    private_pool mine(t.pool, 1_MiB);
+    (void)mine.allocate(4 * KiB, 256);
+    CHECK(mine.used() == 4_KiB);
+    mine.close();
+    CHECK(mine.reserved() == 0_B);
+    CHECK(mine.used() == 0_B);
+    CHECK(mine.largest_free() == 0_B);
+    CHECK(t.pool.usage().used == 0_B);
+}
+
 TEST_CASE("a private pool that can't have its reserve holds nothing", "[memory][pool][capture]") {
     two_streams t;
     CHECK_THROWS_AS(private_pool(t.pool, 5_MiB), gpushare::memory_error);

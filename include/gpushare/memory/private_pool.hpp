@@ -193,19 +193,19 @@ public:
     /// Bytes that are set aside, used or not.
     [[nodiscard]] bytes reserved() const noexcept {
         const std::lock_guard lock(mutex_);
-        return bytes{reserved_};
+        return closed_ ? bytes{} : bytes{reserved_};
     }
     /// Bytes in blocks that are out.
     [[nodiscard]] bytes used() const noexcept {
         const std::lock_guard lock(mutex_);
-        return bytes{reserved_ - fit_.free_bytes()};
+        return closed_ ? bytes{} : bytes{reserved_ - fit_.free_bytes()};
     }
     /// How many threads wait for memory.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
     /// The largest free block, at a multiple of 256 bytes, in what was set aside.
     [[nodiscard]] bytes largest_free() const noexcept {
         const std::lock_guard lock(mutex_);
-        return bytes{fit_.largest_free()};
+        return closed_ ? bytes{} : bytes{fit_.largest_free()};
     }
 
 private:
