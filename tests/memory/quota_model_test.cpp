@@ -110,7 +110,8 @@ public:
     /// False if the quota and its model disagree.
     bool step() {
         auto& n = *any_.of(nodes_);
-        switch (any_.below(14)) {
+        switch (any_.below(15)) {
+            case 14: return transfer(n, *any_.of(nodes_));
             case 12: return exchange();
             case 13: return in_two_steps(n);
             case 0: return birth(n);
@@ -226,6 +227,28 @@ private:
         }
         return fits == (granted == whose.size()) &&
                (fits || (why.code == errc::no_room && change.refused() == granted));
+    }
+
+    // Of a charge of the test's own; to a quota that may be above, below or beside.
+    bool transfer(node& from, node& to) {
+        if (from.mine == 0 || &from == &to) return true;
+        const auto size = any_.below(from.mine + 1);
+        auto granted = to.expected->charge(size);
+        const bool there = granted == errc::none;
+        std::vector<model> before;
+        for (const auto& n : nodes_) before.push_back(*n->expected);
+        if (there || granted == errc::out_of_memory) (void)from.expected->release(size);
+        if (granted == errc::out_of_memory) {
+            granted = to.expected->charge(size);
+            if (granted != errc::none)
+                for (std::size_t i = 0; i < nodes_.size(); ++i) *nodes_[i]->expected = before[i];
+        }
+        if (granted == errc::none) {
+            from.mine -= size;
+            to.mine += size;
+        }
+        const auto moved = gpushare::try_transfer(*from.real, *to.real, bytes{size});
+        return moved.why == granted && moved.kept == (granted != errc::none);
     }
 
     // A charge that is prepared, and then made or given up.

@@ -291,3 +291,40 @@ TEST_CASE("an exchange that is abandoned is invisible to those that it would hav
         CHECK(b.free() == 50_B);
     }
 }
+
+TEST_CASE("a transfer that is refused leaves the charge where it was", "[memory][quota]") {
+    quota device{100_B};
+    quota from{device, 0_B, 100_B};
+    const auto stays = [&](quota& to, gpushare::bytes n) {
+        const auto before = from.usage().current, above = device.usage().current;
+        const auto moved = gpushare::try_transfer(from, to, n);
+        CHECK(moved.why == errc::out_of_memory);
+        CHECK(moved.kept);
+        CHECK(from.usage().current == before);
+        CHECK(device.usage().current == above);
+        CHECK(from.pressed() == from.wanted_back());
+    };
+    SECTION("where that is over its limit") {
+        quota between{device, 20_B};
+        quota to{between, 0_B, 50_B};
+        REQUIRE(from.try_charge(50_B) == errc::none);
+        REQUIRE(from.resize(0_B, 30_B) == errc::none);
+        stays(to, 30_B);
+        CHECK(from.over());
+    }
+    SECTION("where the root is over its limit") {
+        quota to{device, 0_B, 100_B};
+        REQUIRE(from.try_charge(100_B) == errc::none);
+        REQUIRE(device.resize(80_B, {}) == errc::none);
+        stays(to, 10_B);
+        CHECK(device.usage().borrowed == 20_B);
+    }
+    SECTION("where others wait for the bytes") {
+        quota to{device, 0_B, 100_B}, third{device, 0_B, 100_B};
+        REQUIRE(from.try_charge(100_B) == errc::none);
+        const quota_claim waits(third, 10_B);
+        stays(to, 10_B);
+        CHECK(waits.state() == gpushare::claim_state::waiting);
+    }
+    CHECK(from.release(from.usage().current));
+}

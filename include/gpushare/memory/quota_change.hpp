@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,28 @@ public:
 
     /// Whose change it is.
     [[nodiscard]] quota& of() const noexcept { return *of_; }
+
+    /// Moves a charge between quotas of one tree, where the bytes that `from` gives back may be those
+    /// that `to` lacks. Nobody else gets them in between. After a refusal all is as before.
+    static errc move_charge(quota& from, quota& to, std::uint64_t n) noexcept {
+        const std::lock_guard lock(from.root_->mutex_);
+        quota_node& top = from.quota_node::top();
+        quota_wait_queue::press(top);
+        from.freeze();
+        const auto word = from.cell_.now();
+        errc why = errc::wrong_size;
+        if (n <= from.cell_.held() - word.available()) {
+            from.quota_node::give_back(from.cell_.released(word, n));
+            why = to.take(n, nullptr);
+            if (why != errc::none) from.take_again(n);
+        } else {
+            from.quota_node::give_back(word);
+        }
+        quota_wait_queue::release_pressure(top);
+        from.serve_waiters();
+        return why;
+    }
+    [[nodiscard]] static bool of_one_tree(const quota& a, const quota& b) noexcept { return a.root_ == b.root_; }
 
 protected:
     explicit quota_change(quota& of) noexcept : of_(&of) {}
@@ -354,8 +377,7 @@ struct transfer_result {
 
 /// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit; closed.
 /// out_of_memory: `to` needs burst that isn't there, even with the bytes that `from` gives back.
-/// Only then may somebody else have charged those bytes in between, so that `from` has lost them:
-/// `kept` is false.
+/// wrong_size: fewer bytes are charged to `from`. After a refusal `from` is charged as before.
 [[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
     if (&from == &to) return {};
     errc why = to.try_charge(n);
@@ -363,10 +385,9 @@ struct transfer_result {
         from.release(n);
         return {};
     }
-    if (why != errc::out_of_memory) return {.why = why, .kept = true};
-    from.release(n);  // may be the very bytes that are missing above
-    why = to.try_charge(n);
-    return {.why = why, .kept = why != errc::none && from.try_charge(n) == errc::none};
+    if (why == errc::out_of_memory && detail::quota_change::of_one_tree(from, to))
+        why = detail::quota_change::move_charge(from, to, n.count());
+    return {.why = why, .kept = why != errc::none};
 }
 
 }  // namespace GPUSHARE_ABI

@@ -310,6 +310,21 @@ struct alignas(64) quota_node {
         return idle;
     }
 
+    // Charges `n` bytes again that were just released here, whatever the limits are by now: as the
+    // top is watched, nobody else has got them, and debts that they have paid are owed again.
+    void take_again(std::uint64_t n) noexcept {
+        freeze();
+        const auto need = n - std::min(n, cell_.now().available());
+        if (need != 0) {
+            if (parent_ != nullptr) parent_->take_again(need);
+            borrowed_.store(borrowed_.load(std::memory_order_relaxed) + need, std::memory_order_relaxed);
+            hold(cell_.held() + need);
+        }
+        const auto word = cell_.now().plus(need).charged(n);
+        cell_.count_charge(word);
+        thaw(word);
+    }
+
     // The bytes that could be charged at one moment, here and in the frozen quotas above.
     [[nodiscard]] bytes free_now(const quota_node* asking = nullptr,
                                  precedence when = precedence::after_waiters) const noexcept {

@@ -61,10 +61,11 @@ struct quota_wait_queue {
     /// Refused at once, and in no queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept;
 
-    /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited;
-    /// but nothing is held back from anybody. Each press ends with a release_pressure.
-    static void press(quota_node& root) noexcept;
-    static void release_pressure(quota_node& root) noexcept;
+    /// While a top is pressed, such as a root, what is freed below goes back to it at once, as if
+    /// somebody waited; but nothing is held back from anybody. Each press ends with a
+    /// release_pressure.
+    static void press(quota_node& top) noexcept;
+    static void release_pressure(quota_node& top) noexcept;
 
     static void leave(quota_wait_entry& p) noexcept;
 
@@ -117,15 +118,15 @@ GPUSHARE_INLINE void quota_wait_queue::join(quota_wait_entry& p) noexcept {
     if (p.state == claim_state::waiting && p.why == errc::none) p.why = q.behind_;
 }
 
-GPUSHARE_INLINE void quota_wait_queue::press(quota_node& root) noexcept {
-    root.serve_ = &serve;
-    ++root.waiting_;
-    if (++root.waiting_here_ == 1) root.watch();
+GPUSHARE_INLINE void quota_wait_queue::press(quota_node& top) noexcept {
+    top.root_->serve_ = &serve;
+    ++top.root_->waiting_;
+    if (++top.waiting_here_ == 1) top.watch();
 }
 
-GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& root) noexcept {
-    --root.waiting_;
-    if (--root.waiting_here_ == 0) root.unwatch();
+GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& top) noexcept {
+    --top.root_->waiting_;
+    if (--top.waiting_here_ == 0) top.unwatch();
 }
 
 GPUSHARE_INLINE void quota_wait_queue::leave(quota_wait_entry& p) noexcept {
