@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/cuda/launch_gate.hpp>
@@ -515,6 +516,92 @@ TEST_CASE("streams and threads may end with work that others wait for", "[cuda][
     CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
 }
 
+TEST_CASE("a stream may be destroyed with more in flight than a gate can follow", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}};
+    streams s;
+    {
+        const auto inside = r.gate->enter(r.urgent);
+        for (int i = 0; i < 100; ++i) CHECK(launch(s.urgent, gemm, 200us) == cudaSuccess);
+        CHECK(cudaStreamDestroy(std::exchange(s.urgent, nullptr)) == cudaSuccess);
+        standin::advance(19ms);
+        CHECK(r.gate->in_flight(r.urgent) > 0ns);
+        standin::advance(1ms);
+        CHECK(r.gate->in_flight(r.urgent) == 0ns);
+    }
+    CHECK(r.gate->usage(r.urgent).launches == 100);
+}
+
+TEST_CASE("a stream stays bound as long as the later one of two bindings is there", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    const bool by_calls = GENERATE(false, true);
+    if (by_calls) standin::take_subscriber("a profiler");
+    {
+        rig r{{.longest_hold = 1h}, {.gap = ns{0}, .calls_instead = true}};
+        const streams s;
+        auto before = std::make_optional(r.gate->bind(r.batch, s.batch));
+        const auto after = r.gate->bind(r.batch, s.batch);
+        before.reset();
+        {
+            std::unique_ptr<gate_type::scope> call;
+            if (by_calls) call.reset(new gate_type::scope(r.gate->enter(r.batch)));
+            CHECK(launch(s.batch, conv, 500us) == cudaSuccess);
+        }
+        CHECK(r.gate->in_flight(r.batch) > 0ns);
+        standin::advance(500us);
+        CHECK(r.gate->in_flight(r.batch) == 0ns);
+        CHECK(r.gate->usage(r.batch).time == 500us);
+    }
+    if (by_calls) standin::give_subscriber_back();
+}
+
+TEST_CASE("scopes of a thread may go in any order", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}};
+    const streams s;
+    std::unique_ptr<gate_type::scope> outer(new gate_type::scope(r.gate->enter(r.batch)));
+    std::unique_ptr<gate_type::scope> inner(new gate_type::scope(r.gate->enter(r.urgent)));
+    outer.reset();
+    CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    inner.reset();
+    CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);  // nobody's
+    standin::advance(1ms);
+    CHECK(r.gate->usage(r.urgent).launches == 1);
+    CHECK(r.gate->usage(r.batch).launches == 0);
+    CHECK(cuda::detail::thread_binding::innermost() == nullptr);
+}
+
+TEST_CASE("a thread without a context reads what was measured", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}};
+    const streams s;
+    {
+        const auto inside = r.gate->enter(r.batch);
+        CHECK(launch(s.batch, conv, 500us) == cudaSuccess);
+    }
+    standin::advance(1ms);
+    std::thread([&] { CHECK(r.gate->usage(r.batch).time == 500us); }).join();
+}
+
+TEST_CASE("a request that ends in a thread without a context is followed to its end", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r{{.longest_hold = 1h}};
+    const streams s;
+    const auto bound = r.gate->bind(r.urgent, s.urgent);
+    for (int i = 0; i < 6; ++i) CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    standin::advance(1ms);
+    CHECK(r.gate->in_flight(r.urgent) == 0ns);
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    for (int i = 0; i < 3; ++i) CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+    // (Driver API, cuEventRecord: CUDA_ERROR_INVALID_CONTEXT is one of its errors.)
+    standin::inject({.call = "cuEventRecord", .code = CUDA_ERROR_INVALID_CONTEXT});
+    std::thread([&] { request.reset(); }).join();
+    CHECK(standin::faults_left() == 0);
+    CHECK(r.gate->in_flight(r.urgent) > 0ns);
+    standin::advance(30us);
+    CHECK(r.gate->in_flight(r.urgent) == 0ns);
+}
+
 TEST_CASE("whoever closes, removes or destroys lets go who is held", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r{{.longest_hold = 1h}};
@@ -669,6 +756,25 @@ TEST_CASE("without the subscriber a scope waits for its whole call", "[cuda][lau
         CHECK(r.gate->usage(r.urgent).launches == 1);
         CHECK(r.gate->usage(r.batch).held == 1);
         CHECK(standin::callbacks() == callbacks);
+    }
+    standin::give_subscriber_back();
+}
+
+TEST_CASE("without the subscriber a call doesn't touch a stream that is no longer bound",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    standin::take_subscriber("a profiler");
+    {
+        rig r{{.longest_hold = 1h}, {.calls_instead = true}};
+        streams s;
+        {
+            const auto bound = r.gate->bind(r.batch, s.batch);
+            const auto inside = r.gate->enter(r.batch);
+            CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+        }
+        CHECK(cudaStreamDestroy(std::exchange(s.batch, nullptr)) == cudaSuccess);
+        standin::advance(1ms);
+        const auto inside = r.gate->enter(r.batch);
     }
     standin::give_subscriber_back();
 }

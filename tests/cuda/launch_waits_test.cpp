@@ -450,6 +450,49 @@ TEST_CASE("a gate and its clients may go while streams wait for its words", "[cu
     CHECK(standin::take_findings() == "left behind: 1 host allocations\n");  // the words
 }
 
+TEST_CASE("a launch that the driver refuses leaves its stream a word to wait for", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    streams s;
+    std::atomic<int> ran{0};
+    {
+        rig r{{.longest_hold = 1h}, in_streams};
+        CHECK(launch(s.batch, norm, 300us) == cudaSuccess);  // nobody's: the wait comes later
+        const auto request = r.gate->announce(r.urgent);
+        const auto third = std::make_optional(r.gate->add({}));
+        const auto inside = r.gate->enter(*third);
+        standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorInvalidConfiguration});
+        CHECK(launch(s.batch, conv, 100us) == cudaErrorInvalidConfiguration);
+    }
+    CHECK(launch(s.batch, conv, 100us, &ran) == cudaSuccess);
+    standin::advance(1ms);
+    CHECK(ran == 1);
+    CHECK(cudaStreamDestroy(std::exchange(s.batch, nullptr)) == cudaSuccess);
+    CHECK(cudaStreamDestroy(std::exchange(s.urgent, nullptr)) == cudaSuccess);
+    CHECK(standin::take_findings() == "left behind: 1 host allocations\n");  // the words
+}
+
+TEST_CASE("a request may end in a thread that has no context", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 2, .time = manual}};
+    {
+        cuda::node node{{.devices = {1}}};  // CUDA's device 0 is somebody else's
+        gate_type gate{node, first, gpushare::launch_gate({.longest_hold = 1h}), in_streams};
+        const auto urgent = gate.add({.level = 1});
+        const cudaStream_t one = raw::make_stream(1), other = raw::make_stream(1);
+        auto request = std::make_optional(gate.announce(urgent));
+        {
+            const auto theirs = gate.bind(urgent, one), also = gate.bind(urgent, other);
+            CHECK(launch(one, gemm, 500us) == cudaSuccess);
+            CHECK(launch(other, norm, 500us) == cudaSuccess);
+        }
+        std::thread([&] { request.reset(); }).join();
+        CHECK(standin::count("cudaStreamWaitEvent") == 1);   // one stream, for the other
+        CHECK(standin::count("cuStreamWriteValue32") == 1);  // there, to open the waits
+        CHECK_FALSE(standin::has_context(0));
+        standin::advance(1ms);
+        raw::destroy(one, other);
+    }
+}
+
 TEST_CASE("a stream of a request may be destroyed with the write that opens the waits", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     rig r{{.longest_hold = 1h}, in_streams};

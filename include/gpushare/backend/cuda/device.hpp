@@ -307,6 +307,17 @@ private:
     const primary_context* entered_ = nullptr;
 };
 
+/// The answer of a driver function that may want any context. Where the thread has none, the
+/// function is called in this one.
+template <class Call>
+[[nodiscard]] CUresult in_some_context(const primary_context& of, Call call) noexcept {
+    const CUresult code = call();
+    if (code != CUDA_ERROR_INVALID_CONTEXT) return code;
+    auto entered = cudaSuccess;
+    const device_guard on(of, entered);
+    return entered == cudaSuccess ? call() : code;
+}
+
 /// This thread's calls don't end captures that other threads have under way: asking an event and allocating are
 /// forbidden beside a capture unless the thread says that it knows what it does.
 class relaxed_capture {

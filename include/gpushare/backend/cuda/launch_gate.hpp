@@ -109,7 +109,8 @@ public:
         instant came_;
     };
 
-    /// Binds the thread that made it, which destroys it as well. A scope inside another one replaces it meanwhile.
+    /// Binds the thread that made it, which destroys it as well. A scope inside another one
+    /// replaces it meanwhile; scopes may go in any order.
     class scope {
     public:
         scope(const scope&) = delete;
@@ -136,22 +137,26 @@ public:
     public:
         /// Nothing is left in `other`.
         binding(binding&& other) noexcept
-            : state_(std::move(other.state_)), who_(other.who_), stream_(other.stream_), calls_(other.calls_) {}
+            : state_(std::move(other.state_)), who_(other.who_), stream_(other.stream_), number_(other.number_) {}
         binding& operator=(binding&&) = delete;
         ~binding() {
             if (state_ == nullptr) return;
-            detail::launch_hub::of_process().unbind(stream_, *state_, who_);
-            state_->unbound(who_, stream_, calls_);
+            if (number_ == 0) {
+                state_->abandon(who_, stream_);
+            } else {
+                detail::launch_hub::of_process().unbind(number_);
+                state_->unbound(who_, stream_);
+            }
         }
 
     private:
         friend launch_gate;
-        binding(std::shared_ptr<state> s, detail::launch_owner who, CUstream stream, bool calls)
-            : state_(std::move(s)), who_(who), stream_(stream), calls_(calls) {}
+        binding(std::shared_ptr<state> s, detail::launch_owner who, CUstream stream, std::uint64_t number) noexcept
+            : state_(std::move(s)), who_(who), stream_(stream), number_(number) {}
         std::shared_ptr<state> state_;
         detail::launch_owner who_;
         CUstream stream_;
-        bool calls_;
+        std::uint64_t number_;  // 0 where launches aren't gated
     };
 
     /// Throws subscriber_taken where somebody else has CUPTI's subscriber, unless `calls_instead`;
@@ -218,11 +223,12 @@ public:
     /// own. The stream isn't null. As long as something is in flight there, the client is present.
     /// Where launches aren't gated the binding goes before the stream. Throws std::bad_alloc.
     [[nodiscard]] binding bind(const client& c, cudaStream_t stream) {
+        std::uint64_t number = 0;
         if (calls_)
             state_->adopt(c.who_, stream);
         else
-            detail::launch_hub::of_process().bind(stream, state_, c.who_);
-        return binding(state_, c.who_, stream, calls_);
+            number = detail::launch_hub::of_process().bind(stream, state_, c.who_);
+        return binding(state_, c.who_, stream, number);
     }
     /// A request of the client's is there, or will be in a moment: those below hold back already.
     /// For a queue in front of the engine.

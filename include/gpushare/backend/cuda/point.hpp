@@ -61,11 +61,7 @@ namespace detail {
 /// The driver's answer. Both events must be of one device.
 [[nodiscard]] inline CUresult time_between(point_state& a, point_state& b, float& ms) noexcept {
     const primary_context& context = a.device->context();
-    const CUresult code = context.api().event_elapsed_time(&ms, a.event, b.event);
-    if (code != CUDA_ERROR_INVALID_CONTEXT) return code;  // the thread has some context
-    auto entered = cudaSuccess;
-    const device_guard on(context, entered);
-    return entered == cudaSuccess ? context.api().event_elapsed_time(&ms, a.event, b.event) : code;
+    return in_some_context(context, [&] { return context.api().event_elapsed_time(&ms, a.event, b.event); });
 }
 
 /// One turn of waiting: CUDA can wake a thread for one event, not for any of several nor at a deadline, so we look,

@@ -288,11 +288,8 @@ public:
     void ends(CUstream s) noexcept override {
         const std::lock_guard lock(mutex_);
         for (client_state& c : clients_)
-            for (const auto& in : c.streams) {
-                if (in->stream() != s) continue;
-                (void)in->end();
-                in->stream_gone();
-            }
+            for (const auto& in : c.streams)
+                if (in->stream() == s && !in->gone()) in->stream_gone();
     }
 
     // ---- captures
@@ -328,7 +325,8 @@ public:
         c = find(who);
         if (c == nullptr) return {};
         core_.launched(who.client, {call.predicted, call.predicted}, call.begun, false);
-        for (const auto& in : c->streams) in->begin(call.begun);
+        for (const auto& in : c->streams)
+            if (!in->gone()) in->begin(call.begun);
         present(*c, who.client, call.begun);
         return call;
     }
@@ -352,19 +350,22 @@ public:
     /// A stream of the client's, whose events tell when its calls are over. Throws std::bad_alloc.
     void adopt(launch_owner who, CUstream s) {
         const std::lock_guard lock(mutex_);
-        if (client_state* const c = find(who)) (void)c->on_or_new({.stream = s}, device_);
+        if (client_state* const c = find(who)) c->on_or_new({.stream = s}, device_).adopt();
     }
-    /// The client's binding to the stream is over; `gone`: nobody tells when the stream is.
-    void unbound(launch_owner who, CUstream s, bool gone) noexcept {
+    /// The end of adopt(). Nobody tells when the stream is gone, so the last one is that end.
+    void abandon(launch_owner who, CUstream s) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
-        client_state* const c = find(who);
-        if (c == nullptr) return;
-        for (const auto& in : c->streams) {
-            if (in->stream() != s || in->gone()) continue;
-            (void)in->end();
-            if (gone) in->stream_gone();
-        }
+        if (client_state* const c = find(who))
+            if (launch_batches* const in = c->on({.stream = s}); in != nullptr && in->abandon()) in->stream_gone();
+    }
+    /// The client's binding to the stream is over.
+    void unbound(launch_owner who, CUstream s) noexcept {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        if (const client_state* const c = find(who))
+            for (const auto& in : c->streams)
+                if (in->stream() == s) (void)in->end();
     }
 
     // ---- what it tells
@@ -619,7 +620,7 @@ private:
         for (const auto& in : clients_[number].streams) (void)in->end();
         settle(number, now);
         for (const auto& in : clients_[number].streams)
-            if (in->in_flight()) waits_.keep_memory();
+            if (in->may_wait()) waits_.keep_memory();
     }
     void open_overdue(std::uint32_t number, instant now) noexcept {
         const client_state& c = clients_[number];

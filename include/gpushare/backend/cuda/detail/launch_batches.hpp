@@ -82,16 +82,33 @@ public:
     [[nodiscard]] bool within_reach(CUcontext of_thread) const noexcept {
         return stream_ != CU_STREAM_PER_THREAD && (of_thread == context_ || !is_default());
     }
-    /// The stream is destroyed: what is in flight is over some time, and nothing is added.
-    void stream_gone() noexcept { gone_ = true; }
+    /// The stream is about to be destroyed: what is in flight is over some time, and nothing is
+    /// added. Launches for which there is no room as a batch get an end of their own.
+    void stream_gone() noexcept {
+        if (!end() && !captured()) {
+            const relaxed_capture relaxed(device_->api());
+            open_.to = record();
+        }
+        gone_ = true;
+    }
     [[nodiscard]] bool gone() const noexcept { return gone_; }
-    [[nodiscard]] bool drained() const noexcept { return gone_ && count_ == 0 && open_.launches == 0; }
+    /// One more binding says that the stream is there, and one less. True where none is left.
+    void adopt() noexcept { ++adopted_; }
+    [[nodiscard]] bool abandon() noexcept { return --adopted_ == 0; }
+    [[nodiscard]] bool drained() const noexcept { return gone_ && !may_wait(); }
 
     /// What was launched last, which tells the next one's time.
     [[nodiscard]] const gpushare::detail::launch_history& history() const noexcept { return history_; }
     /// Launches that no event is behind.
     [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
     [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
+    /// Whether the stream may not be through its waits. The last one may have no launch behind it:
+    /// the driver refused the launch.
+    [[nodiscard]] bool may_wait() const noexcept {
+        if (in_flight() || waited_) return true;
+        const relaxed_capture relaxed(device_->api());
+        return open_.from != nullptr && !reached(*open_.from);
+    }
 
     /// The end of the batch that is over first, to be looked at without the lock and let go under
     /// it; null where there is none.
@@ -134,6 +151,7 @@ public:
     /// What is enqueued from here on runs behind the last batch of `other`, too.
     void run_behind(const launch_batches& other) noexcept {
         if (gone_ || captured() || other.edge_ == nullptr || other.edge_->event == nullptr) return;
+        const context_guard any(device_->context());
         const relaxed_capture relaxed(device_->api());
         (void)handled(cudaStreamWaitEvent(stream_, other.edge_->event, 0));
     }
@@ -179,10 +197,10 @@ public:
         return true;
     }
     /// Behind the last launch of a batch; `prompt`: at once. False where that can't be told: the
-    /// stream is captured, or there is no room for more batches, so it goes on.
+    /// stream is captured or gone, or there is no room for more batches, so it goes on.
     bool end(bool prompt = false) noexcept {
         if (open_.launches == 0) return true;
-        if (count_ == ring_.size() || captured()) return false;
+        if (gone_ || count_ == ring_.size() || captured()) return false;
         const relaxed_capture relaxed(device_->api());
         open_.prompt = prompt;
         open_.busy = open_.from != nullptr && !reached(*open_.from);
@@ -199,7 +217,8 @@ public:
     /// lost with the device are over.
     template <class F>
     void settle(F over) noexcept {
-        if (count_ == 0) return;
+        const bool last_is_open = gone_ && open_.launches != 0;
+        if (count_ == 0 && !last_is_open) return;
         const relaxed_capture relaxed(device_->api());
         while (count_ != 0) {
             launch_batch& b = ring_[head_];
@@ -208,6 +227,10 @@ public:
             release(b);
             pop();
         }
+        if (!last_is_open || (open_.to != nullptr && !reached(*open_.to))) return;
+        over(std::as_const(open_), took(open_));
+        release(open_);
+        open_ = {};
     }
 
 private:
@@ -223,8 +246,11 @@ private:
         try {
             point_state& p = device_->acquire();
             p.references.store(1, std::memory_order_relaxed);
+            // Driver API, cuEventRecord: the function may want a context, and a thread that ends a
+            // request may have none.
+            const auto record_it = [&] { return device_->api().event_record(p.event, stream_); };
             const CUresult code =
-                p.event != nullptr ? device_->api().event_record(p.event, stream_) : CUDA_ERROR_UNKNOWN;
+                p.event != nullptr ? in_some_context(device_->context(), record_it) : CUDA_ERROR_UNKNOWN;
             if (code == CUDA_SUCCESS) return &p;
             (void)device_->health().note(code, "cuEventRecord");
             device_->release(p);
@@ -236,7 +262,8 @@ private:
     [[nodiscard]] std::optional<ns> took(const launch_batch& b) const noexcept {
         if (b.from == nullptr || b.to == nullptr) return std::nullopt;
         float ms = 0;
-        if (device_->api().event_elapsed_time(&ms, b.from->event, b.to->event) != CUDA_SUCCESS) return std::nullopt;
+        const auto ask = [&] { return device_->api().event_elapsed_time(&ms, b.from->event, b.to->event); };
+        if (in_some_context(device_->context(), ask) != CUDA_SUCCESS) return std::nullopt;
         return ns{std::llround(static_cast<double>(ms) * 1e6)};
     }
     void release(point_state*& p) noexcept { let_go(*device_, std::exchange(p, nullptr)); }
@@ -253,6 +280,7 @@ private:
     CUstream stream_;
     CUcontext context_;
     bool gone_ = false;
+    std::uint32_t adopted_ = 0;
     bool waited_ = false;  // there is a wait behind the last batch, whose end isn't the beginning of the next one then
     std::uint64_t closings_ = 0;
     gpushare::detail::launch_history history_;

@@ -77,7 +77,8 @@ public:
     virtual void ends(CUstream s) noexcept = 0;
 };
 
-/// The calling thread's launches are the client's, until it is destroyed, by the same thread. The innermost one counts.
+/// The calling thread's launches are the client's, until it is destroyed, by the same thread. Of
+/// those that are there the one made last counts; they may go in any order.
 class thread_binding {
 public:
     thread_binding(launch_listener& gate, launch_owner who) noexcept : gate_(&gate), who_(who), outer_(innermost()) {
@@ -85,7 +86,11 @@ public:
     }
     thread_binding(const thread_binding&) = delete;
     thread_binding& operator=(const thread_binding&) = delete;
-    ~thread_binding() { innermost() = outer_; }
+    ~thread_binding() {
+        thread_binding** at = &innermost();
+        while (*at != nullptr && *at != this) at = &(*at)->outer_;
+        if (*at == this) *at = outer_;
+    }
 
     /// Null: the thread is bound to nobody.
     [[nodiscard]] static thread_binding*& innermost() noexcept {
@@ -144,26 +149,26 @@ public:
     }
 
     /// All launches into the stream are the client's, in whatever thread, one that is bound to another client too. It replaces what
-    /// the stream was bound to. Throws std::bad_alloc.
-    void bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
+    /// the stream was bound to. Returns the binding's number, never 0. Throws std::bad_alloc.
+    [[nodiscard]] std::uint64_t bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
         if (at != streams_.end()) {
-            *at = {s, gate, who};
-            return;
+            *at = {s, gate, who, ++bindings_};
+            return bindings_;
         }
-        streams_.push_back({s, gate, who});
+        streams_.push_back({s, gate, who, ++bindings_});
         count(s, 1);
+        return bindings_;
     }
-    /// Only if it is still that client's.
-    void unbind(CUstream s, const launch_listener& gate, launch_owner who) noexcept {
+    /// Ends that binding, unless a later one has replaced it: of the same stream, or of a later
+    /// stream that has the same handle.
+    void unbind(std::uint64_t number) noexcept {
         if (in_child()) return;
         const std::lock_guard lock(mutex_);
-        const auto at = std::ranges::find_if(streams_, [&](const bound_stream& b) {
-            return b.stream == s && b.gate.get() == &gate && b.who.client == who.client && b.who.turn == who.turn;
-        });
+        const auto at = std::ranges::find(streams_, number, &bound_stream::number);
         if (at == streams_.end()) return;
-        count(s, -1);
+        count(at->stream, -1);
         streams_.erase(at);
     }
 
@@ -175,6 +180,7 @@ private:
         CUstream stream = nullptr;
         std::shared_ptr<launch_listener> gate{};
         launch_owner who{};
+        std::uint64_t number = 0;  // of the binding
     };
 
     launch_hub() noexcept {
@@ -310,6 +316,7 @@ private:
     std::mutex mutex_;
     std::vector<std::shared_ptr<launch_listener>> gates_;
     std::vector<bound_stream> streams_;
+    std::uint64_t bindings_ = 0;  // ever
 };
 
 }  // namespace detail
