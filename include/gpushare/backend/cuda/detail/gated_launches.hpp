@@ -339,7 +339,7 @@ public:
         const auto last = std::ranges::find_if(all.rbegin(), all.rend(), [](const auto& s) { return !s->gone(); });
         const instant now = time_.now();
         if (last != all.rend()) {
-            (*last)->begin(call.begun);
+            if (!(*last)->has_begun()) (*last)->begin(call.begun);  // bound since
             (*last)->add_call(call.predicted);
             if ((*last)->end()) return settle(who.client, now);
         } else {

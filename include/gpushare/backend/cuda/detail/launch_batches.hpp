@@ -158,6 +158,8 @@ public:
     /// Whether another batch can end.
     [[nodiscard]] bool has_room() const noexcept { return count_ + 1 < ring_.size(); }
 
+    /// Whether there is a beginning, launches or not.
+    [[nodiscard]] bool has_begun() const noexcept { return open_.from != nullptr; }
     /// Before the first launch of a batch, if none is open. `shared`, `of_others`: as in launch_batch.
     void begin(instant now, bool shared = false, std::uint64_t of_others = 0) noexcept {
         if (open_.launches != 0) return;
