@@ -9,8 +9,8 @@
 //
 // The word has two halves, because the device may open the word of the last request after the next
 // request has arrived. Each request closes a half that is open, so a late write of the device opens
-// only its own request's half. A third request finds no half where the device is two requests
-// behind. The word is closed then as well, and keep() takes the next half that the device opens.
+// only its own request's half. If the device is two requests behind, a third request finds no open
+// half. The word is closed then as well, and keep() takes the next half that the device opens.
 //
 // Not thread-safe on the host: its user locks. The device writes concurrently.
 #pragma once
@@ -55,16 +55,16 @@ public:
         wanted_ = false;
         if (mine_) store(*std::exchange(mine_, std::nullopt), 0);
     }
-    /// The request is over, and its work isn't: the device is to write 0 to that half behind the
-    /// work. None: earlier requests have both halves.
+    /// Ends the request, whose work may still run. Returns the half to which the device has to
+    /// write 0 behind that work, or no half if earlier requests have both.
     [[nodiscard]] std::optional<unsigned> hand_over() noexcept {
         wanted_ = false;
         return std::exchange(mine_, std::nullopt);
     }
     /// Opens the half that hand_over() gave: the device can't be told to.
     void open(unsigned half) noexcept { store(half, 0); }
-    /// Opens the word for as long as nobody calls keep() or close(), beside a request that is there. Halves that the
-    /// device opens stay: its work ends by itself.
+    /// Opens the word until the next keep() or close(), although a request is there. Halves that
+    /// the device opens stay closed, because the device's work ends by itself.
     void force() noexcept {
         if (mine_) store(*mine_, 0);
     }
@@ -84,8 +84,8 @@ private:
             return;
         }
     }
-    // The word carries no data. release: the store is visible before the request's launches are. acquire: whoever sees
-    // the device's write sees the end of the work before it.
+    // The word carries no data. release: the store is visible before the request's launches are.
+    // acquire: a thread that sees the device's write also sees the end of the work before it.
     void store(unsigned half, std::uint32_t value) noexcept {
         std::atomic_ref(at_->half[half]).store(value, std::memory_order_release);
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Erases from vectors and plain lists, and asks whether a range has something, by one plain loop.
-// The standard library erases by a loop that it unrolls four times, so each condition is compiled eight
-// times, and std::ranges::any_of takes ten functions. Headers that most programs compile use this.
+// Plain loops that erase from vectors and plain lists, and that search a range. The standard
+// library unrolls its loop four times, so each condition is compiled eight times, and
+// std::ranges::any_of takes ten functions. Headers that most programs compile use these loops
+// instead.
 //
 //   std::vector<int> v{1, 2, 3};
 //   gpushare::detail::erase_where(v, [](int i) { return i > 1; });      // v is {1}

@@ -28,12 +28,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Safe from any thread, as device_order_lock. A gang waits only for gangs that were there before it, and all its
-/// devices are locked when it enters, so no cycle can form. The gangs that may run beside each other on a device always
-/// fit there, since the last of them waits for others until it fits.
+/// Safe from any thread, as device_order_lock. A gang waits only for earlier gangs, and all its
+/// devices are locked when it enters, so no cycle can form. The gangs that may run side by side on
+/// a device always fit there, since the last of them waits for others until it fits.
 ///
-/// However many gangs are in flight, a gang costs each of its devices a wait, a query and a point; where the gangs of
-/// several channels don't fit beside each other, three more operations for each other channel.
+/// The cost of a gang doesn't depend on how many gangs are in flight: a wait, a query and a point
+/// for each of its devices. If the gangs of several channels don't fit side by side, each other
+/// channel adds three operations.
 template <timeline_point Point>
 class gang_residents {
     // Gangs of a channel run one after the other: there is one entry for the last of them.
@@ -56,9 +57,9 @@ public:
     /// Parts of a device are counted in these.
     static constexpr std::uint64_t whole_device = std::uint64_t{1} << 32;
 
-    /// The part of a device that `blocks` take if `at_most` of their kind fit. Several kinds fit
-    /// together if their parts do: exact where a block takes an SM, and where SMs are shared as
-    /// exact as devices spread blocks evenly.
+    /// The part of a device that `blocks` take if `at_most` blocks of their kind fit. Several kinds
+    /// fit together if the sum of their parts does. That is exact if each block takes a whole SM.
+    /// If blocks share SMs, it is as exact as the device spreads blocks evenly.
     [[nodiscard]] static constexpr std::uint64_t part_of(std::uint32_t blocks, std::uint32_t at_most) noexcept {
         return blocks >= at_most ? (blocks == at_most ? whole_device : 2 * whole_device)
                                  : whole_device / at_most * blocks;
@@ -67,9 +68,9 @@ public:
     /// Holds the devices that were entered until it is destroyed.
     class [[nodiscard]] guard {
     public:
-        /// Lets `stream`, of device `d`, wait for those before that a gang with `part` of it in all
-        /// doesn't fit beside, and for those of the same `channel`. Throws what the stream's wait
-        /// throws.
+        /// Lets `stream`, of device `d`, wait for the earlier gangs beside which this one doesn't
+        /// fit, and for those of the same `channel`; `part` is this gang's part of the device.
+        /// Throws what the stream's wait throws.
         template <copier S>
         requires std::same_as<typename S::point, Point>
         void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {

@@ -50,8 +50,8 @@ public:
         if (tail_ == nullptr) tail_ = &element;
     }
 
-    /// Before the first that `goes_behind(it)`, or as the last. Linear, unless it is the last and
-    /// the one before it says no.
+    /// Inserts the element before the first one that `goes_behind(it)`, or as the last. Linear,
+    /// unless the last element doesn't go behind it.
     template <class F>
     void insert(T& element, F goes_behind) noexcept {
         if (tail_ == nullptr || !goes_behind(*tail_)) return push(element);

@@ -8,13 +8,13 @@
 //   behind.add(key);
 //   times.learn({&e, 1}, 1, measured, true);
 //
-// The same function with the same grid and block may take ten times as long for other arguments,
-// which nobody tells. What the stream launched before tells most of it: programs repeat themselves.
-// So each launch has an entry for each history that it is seen behind, and one for them all, which
-// is the guess for a new history.
+// The same function with the same grid and block may take ten times as long with other arguments,
+// which the gate can't see. The stream's earlier launches say most about the arguments, because
+// programs repeat themselves. So each launch has an entry for each history of launches before it,
+// and one entry for all histories, which is the guess for a new history.
 //
-// A table of a fixed size, made once: nothing is allocated later, and a launch that nobody has seen
-// for long loses its place. Not thread-safe: its user locks.
+// The table has a fixed size and is made once. Nothing is allocated later, and a launch that hasn't
+// come for long loses its place. Not thread-safe: the user locks.
 #pragma once
 
 #include <algorithm>
@@ -96,8 +96,9 @@ public:
     /// Whether it is worth a batch of its own: true once for each history.
     [[nodiscard]] bool first_time(entry e) noexcept { return !std::exchange(table_[e].tried, true); }
 
-    /// These, of a batch of `launches`, took `measured` together with the others: `exact`, or at
-    /// most that, since the device may have waited for the host meanwhile.
+    /// Learns the time of these entries of a batch with `launches` launches, which took `measured`
+    /// together. `exact`: they took just that long; otherwise at most that long, since the device
+    /// may have waited for the host meanwhile.
     void learn(std::span<const entry> batch, std::size_t launches, ns measured, bool exact) noexcept {
         if (batch.empty() || measured <= ns{0}) return;
         double expected = 0;  // by now, which others may have changed since they were launched

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses numbers: whole ones, with a unit, in percent, as Kubernetes writes them. All of the text
-// must be the number; nothing is guessed, and a number that is too large is told apart from text
-// that is no number.
+// Parses numbers: whole numbers, numbers with a unit, in percent, or as Kubernetes writes them. The
+// whole text must be the number, and the parser guesses nothing. A number that is too large and a
+// text that is no number have different results.
 #pragma once
 
 #include <array>
@@ -125,8 +125,8 @@ struct text_unit {
     return true;
 }
 
-/// A quantity in any form that Kubernetes writes: "3k", "1.5Gi", "1e3", "3000m", "+2". One that
-/// isn't whole is no number here, nor is one below 0. The grammar is that of apimachinery's
+/// A quantity in any form that Kubernetes writes: "3k", "1.5Gi", "1e3", "3000m", "+2". A quantity
+/// that isn't whole or is below 0 counts as no number. The grammar is that of apimachinery's
 /// pkg/api/resource/quantity.go.
 [[nodiscard]] constexpr parsed parse_quantity(std::string_view text) noexcept {
     if (text.starts_with('+')) text.remove_prefix(1);

@@ -43,8 +43,8 @@ public:
     void erase(const void* key) noexcept {
         if (find(key) == nullptr) return;
         std::size_t hole = seek(key);
-        // No tombstones: an entry that was displaced past the hole from its home, or from before
-        // it, moves back into it.
+        // There are no tombstones: an entry moves back into the hole if the hole lies between its
+        // home and its place.
         for (std::size_t i = next(hole); slots_[i].key != nullptr; i = next(i)) {
             if (distance(home(slots_[i].key), i) < distance(hole, i)) continue;
             slots_[hole] = slots_[i];

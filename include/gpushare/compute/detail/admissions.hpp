@@ -192,8 +192,8 @@ public:
         core_.arrive(s.client, now, &s.facts);
         if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
-    /// describe() and arrive() for a thread that comes to the gate. There is entry. True: nobody
-    /// else waits and there is room, so it is admitted.
+    /// describe() and arrive() for a thread at the gate. Call if there is entry. Returns true if no
+    /// other submission waits and there is room: then the submission is admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
@@ -277,8 +277,8 @@ public:
 
     /// Nothing is admitted any more.
     void lose_device() noexcept { lost_ = true; }
-    /// Says once of each client that it had work in flight when the device was lost. Not of one
-    /// that has left it there: its index may be somebody else's.
+    /// Reports each client that had work in flight when the device was lost, once. It doesn't
+    /// report a client that has left this work behind, since another client may have its index.
     void tell_of_loss(client_id c) noexcept {
         if (!core_.contains(c)) return;
         if (!std::exchange(queue(c).told_of_loss, true))
@@ -286,8 +286,8 @@ public:
     }
 
 private:
-    // At most its client's ceiling, which none may raise itself beyond. A request's below its
-    // client's level doesn't count.
+    // The level of a submission, at most its client's ceiling, which no submission may exceed. If a
+    // request's level is below its client's level, the client's level counts.
     [[nodiscard]] priority level_of(client_id c, const submit_options& o) const noexcept {
         const auto& its = core_.settings(c);
         if (o.of_request && o.priority < its.level) return no_priority;

@@ -6,11 +6,13 @@
 //   batches.place(submission, s, now);       // then, under no lock, the points that it asks for, and the work
 //   batches.enqueued(submission);            // or, by a permit's holder, under no lock: announce_enqueued()
 //
-// A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch, which
-// ends at one point. It ends when it is predicted to take as long as the limiter's quantum, when a thread waits for a
-// member, or when other work follows on its stream. Members with equal facts are one record with a count, so that
-// admitting costs something for each of them and completing only once a batch. The device may have idled within a batch
-// that ends later than predicted, or that was joined after its predicted end: its span is doubtful.
+// A point costs as much as a short kernel does. So short submissions of one client on one stream
+// share a batch, which ends at one point. The batch ends when it is predicted to take as long as
+// the limiter's quantum, when a thread waits for a member, or when other work follows on its
+// stream. Members with equal facts are one record with a count. So each admission costs something
+// for the batch, but completion costs something only once a batch. The device may have idled within
+// a batch that ends later than predicted, or that was joined after its predicted end. Then its span
+// is doubtful.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +58,8 @@ struct timeline_handle<Stream> {
 };
 
 /// Submissions that share one point at their end: of one client on one stream, one after the other.
-/// `phase` is how far the batch has come, with what belongs to that; the members below it are known
-/// from begin_with() on.
+/// `phase` says how far the batch has come, with the data of that phase. The members below it are
+/// valid from begin_with() on.
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
@@ -209,8 +211,8 @@ struct batch {
     [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
     [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
-    /// Whether the device hasn't reached its end, which is recorded. Asking costs as much as
-    /// another point where points are dear: there, as far as is known.
+    /// Whether the end is recorded and the device hasn't reached it. On a backend where a query
+    /// costs as much as another point, the answer comes from earlier queries alone.
     [[nodiscard]] bool is_to_come(instant now) const noexcept {
         if constexpr (shares)
             return !known || now < busy_until;
@@ -252,9 +254,9 @@ struct batch {
     }
 };
 
-/// Submissions that permits' holders have enqueued. Anybody adds, under no lock; who holds the
-/// limiter's mutex takes all at once (Treiber, IBM RJ 5118, 1986): nothing is taken out of the
-/// middle, so it doesn't matter that records are used again.
+/// Submissions that permits' holders have enqueued. Any thread adds, under no lock; the thread that
+/// holds the limiter's mutex takes all at once (Treiber, IBM RJ 5118, 1986). No thread takes from
+/// the middle, so records can be used again.
 template <timeline Stream>
 class enqueued_list {
 public:
@@ -263,8 +265,9 @@ public:
     /// True if somebody waits for that and is to be told under the mutex.
     [[nodiscard]] bool push(submission& s) noexcept {
         s.next = latest_.load(std::memory_order_relaxed);
-        // Releases what the holder wrote. seq_cst: either who enqueued sees that somebody waits, or
-        // who is about to wait, having said so, sees what was enqueued.
+        // release: publishes what the holder wrote. seq_cst: either the thread that enqueued sees
+        // that a thread waits, or the thread that is about to wait, having said so, sees the
+        // enqueued submission.
         while (!latest_.compare_exchange_weak(s.next, &s, std::memory_order_seq_cst, std::memory_order_relaxed)) {
         }
         return is_awaited();
@@ -283,7 +286,7 @@ public:
         while (first != nullptr) f(*std::exchange(first, first->next));
     }
 
-    /// Whether threads that add from now on are told to say so. Submissions added before can be
+    /// Whether threads that add from now on are asked to report it. Submissions added before can be
     /// taken at once.
     void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
     [[nodiscard]] bool is_awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
@@ -303,14 +306,15 @@ public:
     using submission = detail::submission<Stream>;
     static constexpr std::size_t none = submission::no_batch;
 
-    /// Whether streams of different clients wait for each other, where their work doesn't fit side
-    /// by side: its points tell nothing otherwise. Not on a device that tells what each used.
+    /// Whether streams of different clients wait for each other if their work doesn't fit side by
+    /// side. Otherwise their points would say nothing. Not needed on a device that tells how much
+    /// of it each client used.
     static constexpr bool turns = joining_timeline<Stream> && !sm_timeline<Stream>;
 
     /// `quantum`: how long a batch may be predicted to take.
     explicit batches(ns quantum) : quantum_(quantum) {
-        // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
-        // allocated later unless there are many levels.
+        // Reserves room for one, so that running out of memory delays waiting work but never
+        // strands it. With this reserve, nothing is allocated later unless there are many levels.
         batches_.reserve(most_in_flight);
     }
 
@@ -344,8 +348,8 @@ public:
     [[nodiscard]] bool is_in_permit(client_id c) const noexcept {
         return at_gate_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
     }
-    /// This one is no longer in flight. At the gate its record is free, unless a permit's holder may
-    /// ask how the work went, or an exception is left to be destroyed under no lock.
+    /// This submission is no longer in flight. Its record at the gate is free, unless a permit's
+    /// holder may ask how the work went, or an exception is left to be destroyed under no lock.
     void release(submission& s) noexcept {
         --slots_taken_;
         s.begin.reset();
@@ -358,8 +362,9 @@ public:
     /// `s` is about to be enqueued on `stream`, with the points around it that it says then. After collect().
     void place(submission& s, Stream& stream, instant now) noexcept {
         const admission& a = s.admitted;
-        // The usual case: another one for the batch that was joined before. It takes nobody once
-        // another begins behind it, or another client's elsewhere.
+        // The usual case: another member for the batch that was joined last. A batch takes no more
+        // members once another batch begins after it on its stream, or another client's batch
+        // begins elsewhere.
         if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
             batches_[latest_].takes(a, quantum_))
             return join(s, latest_, now);
@@ -383,9 +388,9 @@ public:
         s.needs_end = !s.may_stay_open;
         if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
     }
-    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    /// while others are in flight elsewhere, everything has points of its own. Where they take turns, a batch ends with
-    /// the turn.
+    /// Batches of two clients on two streams would overlap, and their points would say nothing of
+    /// either. So while other batches are in flight elsewhere, every submission has points of its
+    /// own. If clients take turns, a batch ends with the turn.
     void mark_others(const admission& a, const Stream& s) noexcept {
         collect();
         (void)look_around(a, s, instant::min());
@@ -403,8 +408,8 @@ public:
         }
         return beside <= 1 + ratios::width_error;
     }
-    /// Sets whether alike members of a batch are kept apart from now on, because somebody looks at
-    /// each of them.
+    /// Sets whether alike members of a batch stay apart from now on, because a thread looks at each
+    /// of them.
     void keep_apart(bool each) noexcept { apart_ = each; }
 
     // ---- enqueue: how that went
@@ -451,8 +456,8 @@ public:
             enqueued(s);
         });
     }
-    /// The same for a permit, by the thread that holds it, under no lock. True if somebody waits for it: then lock, and
-    /// keep_awaiting() says when not to any longer.
+    /// The same for a permit, by the thread that holds it, under no lock. Returns true if a thread
+    /// waits for it: then lock. keep_awaiting() ends these announcements.
     [[nodiscard]] bool announce_enqueued(submission& s) noexcept { return enqueued_.push(s); }
     /// Threads that enqueue from now on are asked to announce it; the next query sees work enqueued
     /// before.
@@ -476,8 +481,8 @@ public:
 
     /// Finds open batches whose end is wanted: the batch of `wanted`; every batch if `quiet` and
     /// there is nothing else to watch; and marked batches. The caller records a point on
-    /// `handle(i)` under no lock and says so with ended() or not_ended(). `now()` is asked only
-    /// where there is one.
+    /// `handle(i)` under no lock and reports it with ended() or not_ended(). `now()` is called only
+    /// if there is such a batch.
     template <std::invocable F>
     [[nodiscard]] std::size_t next_to_end(const submission* wanted, bool quiet, F now) noexcept {
         collect();
@@ -582,8 +587,9 @@ public:
         return first;
     }
 
-    /// Predictions err, and each rests on the one before it. A question that came too early makes us later by much, one
-    /// that came in time, perhaps late, earlier by little: so few come too early, as each costs as much as a launch.
+    /// Predictions err, and each one rests on the prediction before it. A query that comes too
+    /// early delays later queries by much. A query in time, perhaps late, makes later ones earlier
+    /// by little. So few come too early, which matters because each costs as much as a launch.
     void end_was_asked_for_too_early(const batch& b, instant now) noexcept {
         if (b.known) shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);
     }
@@ -594,8 +600,8 @@ public:
             else if (b.known)
                 shift_ends(b, -lasting(b.predicted, b.width) / in_time_part);
         }
-        // Beside others' work, what costs a certain time lasts longer: they take turns, or share
-        // it. By how much is learnt, so that few ends are asked for too early.
+        // Beside others' work, work of a certain cost lasts longer: they take turns, or share the
+        // device. The limiter learns by how much, so that few queries for ends come too early.
         if (!b.beside_others || b.predicted <= ns{0}) return;
         const auto seen =
             static_cast<double>(b.when.length().count()) / static_cast<double>(lasting(b.predicted, b.width).count());
@@ -603,8 +609,9 @@ public:
     }
 
 private:
-    // Parts of a batch's length by which ends are predicted later after a question that came too
-    // early, and earlier after one in time: about one question in thirty comes too early.
+    // The steps by which predicted ends move, as parts of a batch's length: later after a query
+    // that came too early, earlier after one in time. With these, about one query in thirty comes
+    // too early.
     static constexpr ns::rep too_early_part = 2, in_time_part = 64;
     static constexpr double most_stretch =
         16;  // of what is learnt of work beside others': one slow batch isn't believed
@@ -726,10 +733,10 @@ private:
 };
 
 /// Finds the first batch numbered above `after` whose end `s` has to await before `a` is enqueued
-/// there (batches::turns). The batch counts as awaited from then on, an open one until it ends.
-/// Batches that another thread is about to enqueue aren't considered, nor are written-off ones. If
-/// each client has one stream, one wait for each change of clients suffices: a wait of the client
-/// before needn't be repeated.
+/// there (batches::turns). The batch counts as awaited from then on; an open one counts so until it
+/// ends. Batches that another thread is about to enqueue aren't considered, nor are written-off
+/// ones. If each client has one stream, one wait for each change of clients is enough, and an
+/// earlier client's wait needn't be repeated.
 template <timeline Stream>
 [[nodiscard]] batch<Stream>* turn_before(std::span<batch<Stream>> in_flight, std::uint64_t after, const admission& a,
                                          const Stream& s) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The submissions that are done and have a callback, in the order of their ends, and whom their callbacks hold up. Used
-// under the limiter's mutex; the callbacks run under none.
+// The submissions that are done and have a callback, in the order of their ends, and the work that
+// their callbacks hold up. Used under the limiter's mutex; the callbacks run under no lock.
 //
 //   detail::callback_queue<stream> told;
 //   told.add(submission);                                         // it is done
@@ -78,8 +78,8 @@ public:
     [[nodiscard]] bool any_above(priority level) const noexcept { return highest_ > level; }
     /// Whether the next submission, of this level, waits until callbacks of higher levels have run,
     /// since these may bring work that goes first. The submission waits only for callbacks that
-    /// were due when its wait began, since new callbacks might come without end. Once the
-    /// submission is no longer next, its wait begins anew, for the work that they brought.
+    /// were due when its wait began, since new callbacks might come without end. Once another
+    /// submission is next, the wait begins anew, for the work that the callbacks brought.
     [[nodiscard]] bool holds(priority level) noexcept {
         if (!any_above(level)) return false;
         if (held_level_ == no_priority) {

@@ -6,9 +6,9 @@
 //   auto all = detail::charge_for({.client = c, .span = {{begin, end}}, .predicted = 80us}, meter, usual, give_back);
 //   const auto one = all.next(20us, false);          // each member's part, in order
 //
-// A submission is charged its duration times its width, the part of the device that it can fill. Where the device tells
-// how much of it a stream used, that is the charge. Elsewhere the span between the points is too long in four cases,
-// each with a rule of its own below:
+// A submission is charged its duration times its width, the part of the device that it can fill. If
+// the device tells how much of it a stream used, that is the charge. Elsewhere the span between the
+// points is too long in four cases, each with its own rule below:
 //   others' work lies within it           every instant of the device is charged once (span_meter)
 //   the device may have been idle         a doubtful span: at most what was predicted
 //   its thread was held up in enqueuing   the span less the gap, at least what was predicted (usual_enqueue_time)
@@ -41,19 +41,19 @@ struct interval {
     [[nodiscard]] constexpr ns length() const noexcept { return ns{end - begin}; }
 };
 
-/// Turns spans on one device into device time, so that no instant is charged more than once: the
-/// sum of all charges, less what is given back, is the union of the spans, in whatever order they
-/// come, if each fills the device; and otherwise the sum of the widths at each instant, 1 at the
-/// most.
+/// Turns spans on one device into device time, so that no instant is charged more than once, in
+/// whatever order the spans come. If each span fills the device, the sum of all charges, less the
+/// time given back, is the union of the spans. Otherwise it is the sum of the widths at each
+/// instant, 1 at the most.
 ///
 /// If spans' widths fit side by side, they ran at once. If other spans overlap, either the kernels
-/// ran at once, and each is to get half of that time, or the later one only waited. Points can't
-/// tell these cases apart. The least time that the later one takes can: it ran for that long before
+/// ran at once and each should get half of that time, or the later one only waited. Points can't
+/// tell these cases apart, but the least time of the later kernel can: it ran for that long before
 /// its end. This part of the overlap is proven, and split equally. The rest goes to the span that
-/// ended first, which is exact where kernels fill the device and so run one after the other.
+/// ended first, which is exact if kernels fill the device and so run one after the other.
 ///
-/// A value; not thread-safe. Remembers at least the latest 64 stretches of time, busy or not:
-/// nothing before them changes any more.
+/// A value; not thread-safe. It remembers at least the latest 64 stretches of time, busy or not.
+/// Time before them no longer changes.
 class span_meter {
 public:
     /// Charges work of `who` for the span between these moments. The work takes at least `at_least`
@@ -130,8 +130,8 @@ private:
         ns::rep cost = 0;
         for (auto i = tail; i < num_before; ++i) {
             const stretch& s = before[i];
-            // Where there was room beside the others, time is the span's from its begin on, else
-            // from where it is proven.
+            // If there was room beside the others, the span shares time from its begin on;
+            // otherwise from the moment at which that is proven.
             const interval common{std::max(s.when.begin, s.fits(mine) ? span.begin : proven_from),
                                   std::min(s.when.end, span.end)};
             if (common.begin >= common.end || !s.takes(mine)) {
@@ -142,7 +142,7 @@ private:
             shared.when = common;
             shared.owners[shared.num_owners++] = mine;
             // The device's idle part covers the charge first. The owners of the time give the rest,
-            // in proportion to their widths: both sides are rounded alike, so nothing is lost.
+            // in proportion to their widths. Both sides are rounded alike, so no time is lost.
             const double before_it = s.width(), with_it = before_it + static_cast<double>(mine.width);
             const auto length = common.end - common.begin;
             cost += part_of(length, std::min(with_it, 1.0) - std::min(before_it, 1.0));
@@ -206,19 +206,19 @@ GPUSHARE_INLINE void span_meter::remember(const stretch& s) noexcept {
 struct enqueue_time {
     ns took{}, idle{};
 
-    /// From the begin of enqueuing to its end. `in_front`: what the device had to do until it got
-    /// to that work, as predicted.
+    /// The time from the begin of enqueuing to its end. `in_front`: the predicted time that the
+    /// device needed to reach that work.
     [[nodiscard]] static constexpr enqueue_time between(instant begin, instant end, ns in_front) noexcept {
         if (end <= begin) return {};
         return {end - begin, std::max(end - begin - in_front, ns{0})};
     }
 };
 
-/// How long one client usually takes to enqueue. Between the point in front of the work and the
-/// work itself a host thread may lose its core for milliseconds; the device stands idle, and the
-/// points tell nothing of that. Where a call always takes long, as an engine's of hundreds of
-/// launches does, the span is all that is known, and the device was kept for the client meanwhile.
-/// A value; not thread-safe.
+/// How long one client usually takes to enqueue. A host thread may lose its core for milliseconds
+/// between the point in front of the work and the work itself. The device then idles, and the
+/// points don't show it. If a call always takes long, as an engine's call of hundreds of launches
+/// does, only the span is known, and the device was kept for the client meanwhile. A value; not
+/// thread-safe.
 class usual_enqueue_time {
 public:
     /// Whether a thread was held up: `t.took` is far longer than usual, and the device may have

@@ -23,9 +23,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The longest of the latest 512 to 1023 measurements, and what at most one in a hundred of them
-/// exceeds; a longer one before these is forgotten. One that may be cold (memory, code that is
-/// compiled) counts as the longest for the next 16 only, and never among the hundred. A value.
+/// The longest of the latest 512 to 1023 measurements, and the value that at most one in a hundred
+/// of them exceeds. Older measurements are forgotten. A measurement that may be cold (memory, code
+/// that is compiled) counts as the longest for the next 16 only, and never among the hundred. A
+/// value.
 class recent_longest {
 public:
     /// One more measurement. `cold`: the first of a kind.
@@ -66,8 +67,8 @@ public:
     static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
-    // Of 512 measurements, five exceed the sixth longest. Of more, the tenth would do, so the value
-    // is slightly high then.
+    // Of 512 measurements, five exceed the sixth longest. Of more measurements the tenth longest
+    // would be right, so the value is slightly high then.
     static constexpr std::uint32_t few = window / 100 + 1;
     struct measurements {
         std::array<ns, few> longest{};  // in falling order
@@ -82,8 +83,8 @@ private:
         }
     };
 
-    // Longer ones are forgotten at multiples of this, of which all of these numbers are: a window,
-    // the latest few, and the hundreds that p99() counts.
+    // Old maxima are forgotten at multiples of this number. All of these are multiples of it: a
+    // window, the latest few, and the hundreds that p99() counts.
     static constexpr std::uint32_t forget = 4;
     static_assert(window % lately == 0 && lately % forget == 0 && 100 % forget == 0);
 
@@ -103,8 +104,8 @@ struct cost_estimate {
     std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
     std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
 
-    /// One more took this much device time and lasted so long; `alone`: with the device to itself;
-    /// `cold`: the first of a kind.
+    /// Learns one more measurement: its device time and its duration. `alone`: the device had no
+    /// other work; `cold`: the first of a kind.
     void learn(ns took, ns lasted, bool alone, bool cold = false) noexcept {
         learn_mean(took);
         longest.learn(lasted, cold);
@@ -112,9 +113,9 @@ struct cost_estimate {
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
     }
-    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is
-    /// narrower by and by; in a `mixture` of kinds, where a few narrow ones in a row say little of
-    /// the next, eight times as slowly.
+    /// Learns the part of the SMs that one more submission filled. A wider part counts at once, a
+    /// narrower one gradually. In a `mixture` of kinds the width falls eight times as slowly,
+    /// because a few narrow submissions in a row say little about the next.
     void learn_width(sm_width seen_now, bool mixture = false) noexcept {
         const double most = width.known() ? width.part() : 0, now = seen_now.part();
         width = sm_width(now >= most ? now : most - (most - now) / (mixture ? 64 : 8));
@@ -143,8 +144,8 @@ struct cost_estimate {
     static constexpr std::uint32_t enough_of_a_mixture = 64;  ///< So many tell what the next takes at least.
 };
 
-/// Remembers up to `capacity` kinds: those used last, in sets of four by a hash, in which no
-/// client's new kinds push out those of clients who have no more of them. Every call is constant
+/// Remembers the last used kinds, up to `capacity`, in sets of four by a hash. In a set, a client's
+/// new kinds don't replace those of clients that have no more kinds there. Every call is constant
 /// time, and nothing is allocated after the constructor, which throws std::bad_alloc. A value; not
 /// thread-safe.
 class cost_model {
@@ -184,7 +185,7 @@ public:
                 .width = kind.width};
     }
 
-    /// Where to write what one of this kind took; it may take the place of the kind that was used
+    /// The place for the measurements of this kind, which may replace the kind that was used
     /// longest ago. Valid until the next call. Null for key 0.
     [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
         if (key == 0) return nullptr;
@@ -214,9 +215,9 @@ private:
         cost_estimate estimate{};
     };
 
-    // Whose place a new kind of `c` takes: a free one, the one that `c` used longest ago, or that
-    // of who has most here. So a client that makes up kinds makes others forget theirs only as far
-    // as they have more than their part.
+    // The place that a new kind of `c` takes: a free one, the one that `c` used longest ago, or one
+    // of the client with the most kinds here. So a client that invents kinds displaces others'
+    // kinds only if they have more than their part.
     [[nodiscard]] static std::size_t place_for(const std::array<entry, ways>& set, client_id c) noexcept {
         const auto count = [&](client_id of) {
             return std::count_if(set.begin(), set.end(), [=](const entry& e) { return e.key != 0 && e.client == of; });

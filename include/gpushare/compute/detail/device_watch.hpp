@@ -15,13 +15,13 @@
 //   or among those of the thread that watches for all (watched),
 //   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
 //   or some thread was called, or drives, and does one of these, or leaves, next.
-// Code that could break this invariant calls limiter_engine::keep_watch() there: a batch that is recorded
-// (drive, enqueued_by_holder), a thread that leaves for whatever reason (wait), one that is
-// about to be long in a callable (enqueue). keep_watch() calls the watcher for points that it
+// Code that could break this invariant calls limiter_engine::keep_watch(): after recording a batch
+// (drive, enqueued_by_holder), in a thread that leaves for whatever reason (wait), and in one that
+// is about to run a long callable (enqueue). keep_watch() calls the watcher for points that it
 // doesn't watch or, if there is no watcher, a sleeping thread, unless one has a timer. A holder
-// that enqueues under no lock tells because await_enqueued() comes before the questions that
-// such a wait rests on. wake_all() reports all else that threads wait for (room, a client that
-// closes or sleeps, a stop).
+// that enqueues under no lock reports it, because await_enqueued() comes before the queries on
+// which such a wait rests. wake_all() reports everything else that threads wait for (room, a client
+// that closes or sleeps, a stop).
 #pragma once
 
 #include <algorithm>
@@ -92,9 +92,10 @@ public:
     [[nodiscard]] bool is_watched() const noexcept { return watched_; }
     [[nodiscard]] ns slice() const noexcept { return slice_.length(); }
 
-    /// Whether there is something to watch. If the latest wait for a client's work was by a thread
-    /// that isn't in here now (`attendant(client)`), that thread is expected to come and wait again,
-    /// unless it is `me`. `all`: counts that client's work, too. `mine` doesn't count.
+    /// Whether there is a point that no thread watches. If the latest wait for a client's work was
+    /// by a thread that isn't in here now (`attendant(client)`), the limiter expects that thread to
+    /// come and wait again, unless it is `me`. `all`: counts that client's work, too. `mine`
+    /// doesn't count.
     template <std::invocable<client_id> F>
     [[nodiscard]] bool any_unwatched(F attendant, bool all, const submission* mine = nullptr,
                                      std::thread::id me = {}) noexcept {
@@ -103,8 +104,8 @@ public:
             return !all && whose != std::thread::id{} && whose != me && !sleepers_.contains(whose);
         });
     }
-    /// Whether a thread that looks at the device has to look up now and then by itself. Else it is
-    /// called like one that sleeps.
+    /// Whether a thread that looks at the device has to look up now and then by itself. Otherwise
+    /// other threads call it as they call a sleeping one.
     [[nodiscard]] bool needs_slices() const noexcept { return !interruptible_point<point> || !slice_.is_quiet(); }
 
     /// The calling thread watches for all from now on, until hand_over(): the points to look at.
@@ -112,9 +113,9 @@ public:
         watched_ = true;
         return observer_.begin_watch(batches_);
     }
-    /// Until one of the points is reached, which observe() sees and this returns, or the thread,
-    /// which waits for `own`, is called. It has its duties until hand_over(): nobody else is called
-    /// for what it sees next.
+    /// Looks until one of the points is reached, which observe() then sees, or until a thread calls
+    /// this one, which waits for `own`. The thread has its duties until hand_over(): no other
+    /// thread is called for the ends that it sees next.
     [[nodiscard]] bool look_at(std::unique_lock<std::mutex>& lock, std::span<const point> points, const submission* own,
                                duty<submission>& mine, look_end until) noexcept {
         if (mine.looks_at != nullptr) {
@@ -150,8 +151,8 @@ public:
         mine.came = batches_.latest_order() != newest;
         return reached;
     }
-    /// The thread stops looking at the device. A thread that goes on without the mutex says so by
-    /// keep_watch().
+    /// The thread stops looking at the device. A thread that goes on without the mutex reports this
+    /// with keep_watch().
     void hand_over(duty<submission>& d) noexcept {
         if (d.looks_at == nullptr && !d.watches) return;
         if (d.looks_at != nullptr) --d.looks_at->looked_at;

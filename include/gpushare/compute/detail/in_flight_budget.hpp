@@ -5,21 +5,22 @@
 //   const auto level = budget.open(priority{1});                        // levels have indices, and stay
 //   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
 //
-// A few long submissions keep a device full; of short ones it takes many. So there is always room
+// A few long submissions keep a device full; short submissions take many. So there is always room
 // for `depth` submissions, and for more of them while all together take no longer than the horizon.
-// Nothing goes behind what lasts fifty times as long as it lately took to hand over (to notice an
-// end, and to enqueue what is next), where that is known: who is next is decided when that ends,
-// and the device waits for 2 % of the time or so. Each submission counts there with the longest
-// time that its kind lately took, since this time bounds a wait. Three cases get less:
+// Behind work that lasts fifty times as long as a hand-over lately took (to notice an end, and to
+// enqueue the next submission), no submission goes if that time is known. The next one is then
+// chosen when the long work ends, and the device idles for about 2 % of the time. Each submission
+// counts there with the longest time that its kind lately took, since this time bounds a wait.
+// Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
 //   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
 //
-// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let
-// in beside that part. The part is lent to short work, which ends within the horizon, and to work
-// that usually ends or yields within the time that the level states (`back_within`). Work too wide
-// for the rest can't be kept off the part, and goes as if nothing were kept.
+// A level may keep a part of the SMs (client_settings::keeps). Long work of lower levels is
+// admitted beside that part. The part is lent to short work, which ends within the horizon, and to
+// work that usually ends or yields within the level's stated time (`back_within`). Work too wide
+// for the rest can't be kept off the part, and is admitted as if nothing were kept.
 //
 // The numbers in all of that are in namespace `ratios`; a fraction's constant is its denominator:
 //
@@ -137,8 +138,8 @@ public:
     void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept;
     /// A client of this level declared or showed these lengths.
     void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept;
-    /// Looks at all of its clients anew, since old maxima are forgotten. The shortest `back_within`
-    /// of the clients that keep a part counts. Linear.
+    /// Computes a level's values from all of its clients anew, since old maxima are forgotten. The
+    /// shortest `back_within` of the clients that keep a part counts. Linear.
     template <class Clients>
     void survey(std::uint32_t level, const Clients& clients) noexcept {
         auto& l = of(level);
@@ -155,9 +156,9 @@ public:
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// Whether there is room for one more submission. Even if this one has to wait, others may go:
-    /// if its stream has enough (not_on_stream), or if the kept part isn't lent to it
-    /// (not_beside_kept).
+    /// Whether there is room for one more submission. If this one has to wait, others may still go:
+    /// not_on_stream means that its stream has enough, and not_beside_kept that the kept part isn't
+    /// lent to it.
     enum class room : std::uint8_t { yes, no, not_on_stream, not_beside_kept };
     /// Whether there is room for `a`. `alone`: no other client has anything waiting or in flight.
     /// `others`: the room reserved for clients that are about to come back.
@@ -170,14 +171,15 @@ public:
     /// `predicted`: its probable time. `alone`: no other client has anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept;
 
-    /// After something long it took so long to notice its end (0: not known), and to enqueue: for
-    /// so long the device may wait for what is next.
+    /// Learns from the end of long work how long the limiter took to notice the end (0: not known)
+    /// and to enqueue the next: for that long the device may idle.
     void learn_hand_over(const charge& o, ns lasted) noexcept;
 
     /// Whether nothing else is on its stream.
     bool enter(const admission& a) noexcept;
-    /// `times`: so many, all like this, with the sum of what was predicted. If nothing else is on
-    /// its stream: the index of the client that was the first there; else no_client.
+    /// Removes `times` equal submissions from the flight; `a` has the sum of their predictions. If
+    /// nothing else is on their stream, returns the index of the client that was the first there;
+    /// otherwise no_client.
     std::uint32_t leave(const admission& a, std::uint32_t times) noexcept;
 
     /// `n`: so many, all like this. `predicted`: of all of them.
@@ -197,27 +199,28 @@ public:
     [[nodiscard]] bool is_held_until(instant t) const noexcept;
     [[nodiscard]] bool any_hold() const noexcept;
 
-    /// The longest that what is admitted at this level waits for those below, if nothing takes
-    /// longer than the longest of its level; with none below in use, that it waits for those of its
-    /// own level that are in flight. 0: nothing is known. `width`: of what waits; if it fits on
-    /// what its level keeps, it doesn't wait for long work below, but for what is lent that.
+    /// The longest time for which work admitted at this level waits for lower levels, if no call
+    /// takes longer than the longest of its level. If no lower level is in use: the longest wait
+    /// for work of its own level in flight. 0: nothing is known. `width`: that of the waiting work.
+    /// If it fits on the part that its level keeps, it waits only for work that borrows the part,
+    /// and not for other long work below.
     [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept;
-    /// The same of what is admitted now: at least what is in flight may take, as declared, seen, or
-    /// as it has taken already.
+    /// The same for work admitted now: at least the time that the work in flight may take, as
+    /// declared, seen, or already taken.
     [[nodiscard]] ns bound_now(std::uint32_t level, sm_width width = {}) const noexcept;
     /// Work in flight of this level has exceeded its longest expected time by `by`.
     void set_overdue(std::uint32_t level, ns by) noexcept;
-    /// Whether what is in flight ends by then, whatever it takes of what is declared or was seen;
-    /// or `a` may run beside it.
+    /// Whether all work in flight ends by then, by its declared and seen times; or `a` may run
+    /// beside it.
     [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept;
     /// Whether more than one level is in use.
     [[nodiscard]] bool several_levels() const noexcept { return only_ == none; }
     /// The same of the highest level in use.
     [[nodiscard]] ns bound() const noexcept;
 
-    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as
-    /// lengths_of(i) says. A level of which that isn't known counts with the longest of all. A
-    /// stretch between yields is no guess at what doesn't yield.
+    /// The bound of a level, as without `width`, if the work in flight of level `i` lasts as
+    /// lengths_of(i) says. A level of unknown length counts with the longest of all. The stretches
+    /// between yields say nothing of work that doesn't yield.
     template <std::invocable<std::uint32_t> F>
     [[nodiscard]] ns bound_if(std::uint32_t level, F lengths_of) const noexcept {
         work_lengths any;
@@ -243,9 +246,9 @@ public:
         return below > ns{0} ? below : own;
     }
 
-    /// When what is in flight probably leaves room for one more, as if all of it had just begun: at
-    /// once where some of the device is free; where all of it is running side by side, at the next
-    /// end, as if these came evenly; else when all has ended.
+    /// When the work in flight probably leaves room for one more, as if all of it had just begun:
+    /// at once if some of the device is free; at the next end, with evenly spread ends, if all of
+    /// it runs side by side; otherwise when all has ended.
     [[nodiscard]] ns until_room() const noexcept;
     /// Whether this level keeps a part of the SMs.
     [[nodiscard]] bool keeps(std::uint32_t level) const noexcept { return levels_[level].keeps > 0; }
@@ -267,28 +270,28 @@ private:
     [[nodiscard]] bool has_stream(const admission& a) const noexcept;
     static constexpr double uncertain = ratios::width_error;
 
-    // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go
-    // by themselves beside it.
+    // The first submissions of a kind may fill a part of the device. Below a level that keeps a
+    // part, they run one at a time beside it.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
     // How long higher levels wait for work that may take `longest`: until the work ends or yields.
     [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
-    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill
-    // more of them. One call that was unusually long, as its thread had no core, is no reason to
-    // lend nothing for the hundreds of calls for which it is remembered.
+    // The same for work that borrows SMs. Work that may take any time, or may fill more SMs, has no
+    // sure time. One unusually long call, whose thread had no core, is no reason to lend nothing
+    // for the hundreds of calls during which it is remembered.
     [[nodiscard]] static ns back_after(const admission& a) noexcept;
     // In so much time what `above` keeps is given back by work of this level that is lent it.
     [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept;
     [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept;
-    // The part that higher levels keep, don't lend to this level, and haven't used up: by long work
-    // of their own, or by work they lent it to, which makes room for them.
+    // The part that higher levels keep, don't lend to this level, and haven't used up. Long work of
+    // their own uses it up, and so does borrowing work, which makes room for them.
     [[nodiscard]] double still_kept(const admission& a) const noexcept;
-    // Whether nothing long lies on what this level keeps that it doesn't lend, as it does while
-    // what was there before hasn't ended.
+    // Whether no long work lies on the part that this level keeps and doesn't lend. Such work may
+    // be there until the earlier work ends.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept;
     void note_if_on_kept(const admission& a) noexcept;
-    // How long what is in flight below this level, or of it, may take where all of that runs side
-    // by side; else for ever.
+    // How long the work in flight below this level, or of it, may take if all of that runs side by
+    // side; otherwise for ever.
     [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept;
     // Work that ends within this time isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
@@ -299,11 +302,11 @@ private:
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
     // Room among work that doesn't fill the device. Long work keeps its SMs. The rest is for work
-    // that ends soon and for the next comer, which goes as long as some of it is free, though it
-    // may want more than that. As much again may queue ahead of it, or behind work of its own
-    // stream, since an SM would otherwise idle until an end is noticed. The first submissions of a
-    // kind may fill the device or part of it: no work waits for that part, and only `depth` are in
-    // flight with such a one among them.
+    // that ends soon and for the next submission, which goes as long as some of it is free, even if
+    // it wants more. As much again may queue ahead of it, or behind work of its own stream, since
+    // an SM would otherwise idle until the end is noticed. The first submissions of a kind may fill
+    // the device or part of it: no work waits for that part, and only `depth` are in flight while
+    // one of them is among these.
     [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept;
 
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
@@ -311,11 +314,11 @@ private:
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept;
 
     void update() noexcept;
-    // The longest time of `depth` submissions in flight that last at most `each`. Work let in under
-    // an older lead is still there: that lead was less than twice as long.
+    // The longest time of `depth` submissions in flight that last at most `each`. Work admitted
+    // under an older lead is still there: that lead was less than twice as long.
     [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept;
     // The longest work that may occupy the part that this level keeps: short work, longer work that
-    // is lent the part, and work that couldn't be kept off.
+    // borrows the part, and work that couldn't be kept off.
     [[nodiscard]] ns on_kept(const level_state& level) const noexcept;
 
     static constexpr std::uint32_t none = static_cast<std::uint32_t>(-1);
@@ -403,8 +406,8 @@ GPUSHARE_INLINE bool in_flight_budget::has_room(std::uint32_t level, ns longest,
 
 GPUSHARE_INLINE void in_flight_budget::learn_hand_over(const charge& o, ns lasted) noexcept {
     if (o.noticed <= ns{0}) return;
-    // More than it lasted changes nothing now, and would be remembered for longer: as of a
-    // first call, which loads and compiles.
+    // A hand-over longer than the work itself changes nothing now, but would be remembered for
+    // long: for example a first call, which loads and compiles.
     const ns took = std::min(saturating_add(o.noticed, std::max(o.enqueuing, ns{0})), lasted);
     hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? ratios::smoothing : 1);
     lead_ = std::max(hand_over_ * ratios::idle_part, horizon_);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clients of a limiter's core. For each one: its settings, the head of its queue, its account,
-// and whether it comes back soon after an end. For all: for whom the device is kept, when a
-// submission that comes now would probably begin, and whether an objective can be met at all. A
-// part of limiter_core.hpp.
+// The clients of a limiter's core. For each client: its settings, the head of its queue, its
+// account, and whether it comes back soon after an end. For all: the clients for which the device
+// is kept, when a submission that comes now would probably begin, and whether an objective can be
+// met at all. A part of limiter_core.hpp.
 //
 //   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
 //   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
@@ -87,20 +87,20 @@ GPUSHARE_INLINE void client_list::add(std::uint32_t index) noexcept {
     return told != 0 ? told : ~std::uint64_t{c.index};
 }
 
-/// The time in flight that neither its own length nor work of its level and above explains; this
-/// work has had `served` so far. Its own length counts as the longest of its kind, so only a
-/// certain wait counts.
+/// The part of the submission's time in flight that neither its own length nor work of its level
+/// and above explains; this work has had `served` so far. Its own length counts as the longest of
+/// its kind, so only a certain wait counts.
 [[nodiscard]] inline ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
     if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
     return saturating_add(o.in_flight - std::max(lasted, g.longest), g.served_before - served);
 }
 
-/// Whether a client submits again soon after an end: a thread that waits for each call before the
-/// next one. Between two of them it has nothing waiting, and the device would go to others for a
-/// whole call of theirs, whatever the shares. So the device is kept for one that is behind its
-/// share and lately came back in time (like anticipatory scheduling of disks: Iyer, Druschel, SOSP
-/// 2001). The cost is always bounded: after an end, the device waits for at most 1/50 of the time
-/// that the ended work took. A value.
+/// Whether a client submits again soon after an end, as a thread that waits for each call before
+/// the next one does. Between two calls the client has nothing waiting, and the device would go to
+/// others for a whole call of theirs, whatever the shares. So the limiter keeps the device for a
+/// client that is behind its share and lately came back in time (like anticipatory scheduling of
+/// disks: Iyer, Druschel, SOSP 2001). The cost is always bounded: after an end, the device waits
+/// for at most 1/50 of the time that the ended work took. A value.
 class return_habit {
 public:
     /// The device is idle for at most this part of the time that such a client uses: 2 %.
@@ -111,8 +111,8 @@ public:
     /// Whether the end of work that lasted this long must be reported, with the time.
     [[nodiscard]] static constexpr bool is_concerned(ns lasts) noexcept { return lasts >= shortest; }
 
-    /// Work that lasted this long has ended, and nothing waits. `now` is no time (instant{}) if it
-    /// isn't known.
+    /// Work that lasted this long has ended, and no work of the client waits. `now` is no time
+    /// (instant{}) if it isn't known.
     void ended(ns lasted, instant now) noexcept {
         if (is_concerned(lasted) && now > instant{}) until_ = saturating_add(now, lasted / part);
     }
@@ -122,8 +122,8 @@ public:
         if (now > instant{}) in_time_ = now <= until_ ? std::min(in_time_ + 1, most) : in_time_ / 2;
         until_ = never;
     }
-    /// Whether the client is known to come back, and is due back once its work in flight has ended
-    /// or is about to end. Nothing waits.
+    /// Whether the client usually comes back, and is due back now that its work in flight has ended
+    /// or is about to end. No work of it waits.
     [[nodiscard]] bool is_expected(instant now, bool in_flight) const noexcept {
         return in_time_ >= enough && is_watched(now, in_flight);
     }
@@ -162,8 +162,9 @@ struct limiter_client {
     submission_facts next{};     // while something waits: of what waits first
     bool cost_declared = false;  // of what waits first
     client_usage usage{};
-    // Charged, and not yet in `usage`, since others in flight may have shared it: lately, and
-    // before that. And what was given back of time that is in `usage`, and isn't charged again.
+    // Time charged but not yet in `usage`, since other work in flight may have shared it: the
+    // latest charges, and those before. And time in `usage` that was given back and isn't charged
+    // again.
     ns unsettled{}, nearly_settled{}, given_back{};
 
     /// It is charged so much. Whether there is something of it to settle later.
@@ -184,8 +185,8 @@ struct limiter_client {
         }
         given_back = saturating_add(given_back, time);
     }
-    /// All that was in flight when it was last called has ended, or, if `all`, nothing is in
-    /// flight. Whether that was all of it.
+    /// Call when all work that was in flight at the last call has ended or, with `all`, when
+    /// nothing is in flight. Returns whether the account is settled in full.
     bool settle(bool all) noexcept {
         usage.device_time = saturating_add(usage.device_time, nearly_settled);
         nearly_settled = std::exchange(unsettled, ns{0});
@@ -204,16 +205,16 @@ struct limiter_client {
     [[nodiscard]] ns usual_longest() const noexcept { return std::max(settings.longest, costs.longest.usual()); }
     /// How long the bounds of others count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
-    /// The same without the longest one in a hundred, if so many were seen. Without knowledge of
-    /// the client, forever.
+    /// The same without the longest one in a hundred, if a hundred were seen. Forever if nothing is
+    /// known of the client.
     [[nodiscard]] work_lengths mostly_lasts() const noexcept {
         const ns most = costs.longest.seen() >= 100 ? costs.longest.p99() : longest();
         return lengths(most > ns{0} ? most : ns::max());
     }
 
     /// Learns the facts of the first waiting submission, which came at `now`; null if nothing is
-    /// known of it. Then `next` holds the facts, completed by predictions where its submitter
-    /// didn't state them.
+    /// known of it. Afterwards `next` holds the facts. Predictions complete those that its
+    /// submitter didn't state.
     void learn_next(const submission_facts* from, instant now, client_id c, const cost_model& kinds,
                     ns first_guess) noexcept {
         static constexpr submission_facts nothing{};
@@ -230,8 +231,8 @@ struct limiter_client {
         if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
     }
 
-    /// Describes its first submission, apart from the policy and the bound. `horizon`: as in
-    /// limiter_options.
+    /// Describes the client's first submission, without the policy's and the bound's facts.
+    /// `horizon`: as in limiter_options.
     void describe(admission& a, client_id c, const cost_model& kinds, ns horizon) const noexcept {
         const ns quantum = horizon / 2;
         const auto kind = kinds.next(c, next.head.key, costs);
@@ -299,8 +300,8 @@ struct limiter_client {
         usage.longest = std::max(usage.longest, lasted);
     }
 
-    /// Learns the width of a submission that was seen to fill part of the SMs; or that may have
-    /// filled all, which counts where narrower ones are known. `kind` as for learn().
+    /// Learns the width of a submission that was seen to fill part of the SMs. Or of one that may
+    /// have filled all SMs, which counts if narrower ones are known. `kind` as for learn().
     void learn_width(const charge& o, cost_estimate* kind) noexcept {
         const auto learn = [&](cost_estimate& e, bool mixture) {
             if (o.width.known())
@@ -324,7 +325,7 @@ struct limiter_client {
     }
 
     /// Learns from the time of a measured submission, or of several together, whether it exceeded
-    /// its settings' declared length, or filled more SMs than believed.
+    /// the length that its settings declare, or filled more SMs than `believed`.
     void learn_trust(const charge& o, ns lasted, sm_width believed) noexcept {
         constexpr ns tolerance{20'000};
         constexpr double percents = 0.1;
@@ -332,8 +333,8 @@ struct limiter_client {
         if (o.from == charge::source::doubt || settings.longest <= ns{0}) return;
         if (lasted / std::max<ns::rep>(o.times, 1) > saturating_add(settings.longest, tolerance)) overran = true;
     }
-    /// How long all that it has in flight lasts at most, and `more` of them. Without a bound if its
-    /// settings declare no length, or if it has taken or now takes longer than they declare.
+    /// How long the client's work in flight and `more` submissions last at most. Without a bound if
+    /// its settings declare no length, or if its work has exceeded that length or exceeds it now.
     [[nodiscard]] ns surely_within(std::uint32_t more, instant now) const noexcept {
         const auto n = static_cast<ns::rep>(usage.in_flight) + more;
         if (n == 0) return ns{0};
@@ -359,8 +360,8 @@ struct limiter_client {
     }
 
 private:
-    // A time that its submitter declares counts in the bounds of others if it exceeds the times
-    // seen. If none was seen, the submission isn't relied on to be short.
+    // A time that the submitter declares counts in the bounds of others if it exceeds the times
+    // seen. If no time was seen, the limiter doesn't rely on the submission to be short.
     static void count_declared(admission& a, ns horizon) noexcept {
         a.unproven = a.longest <= ns{0};
         for (ns* of : {&a.longest, &a.usual_longest}) *of = std::max(*of > ns{0} ? *of : horizon, a.length);
@@ -383,8 +384,8 @@ private:
     }
 };
 
-/// The room reserved for clients that may be back soon and that `policy` would serve before `c`,
-/// which waits. Removes from `watched` clients that show no sign of coming back.
+/// The room reserved for clients that may be back soon and that `policy` would serve before the
+/// waiting client `c`. Removes clients that show no sign of coming back from `watched`.
 template <class Policy>
 [[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const plain_list<limiter_client>& clients,
                                                const Policy& policy, client_id c, instant now) noexcept {
@@ -398,8 +399,9 @@ template <class Policy>
     return kept;
 }
 
-/// As if the policy shared each level's time by weight, and nobody else came (generalised processor
-/// sharing; Parekh, Gallager, IEEE/ACM ToN 1, 1993). Linear in the clients, for each level.
+/// Estimates as if the policy shared each level's time by weight, and no other client came
+/// (generalised processor sharing; Parekh, Gallager, IEEE/ACM ToN 1, 1993). Linear in the clients,
+/// for each level.
 [[nodiscard]] inline submission_estimate estimate(const plain_list<limiter_client>& clients, const cost_model& kinds,
                                                   const in_flight_budget& budget, client_id c, std::uint64_t key,
                                                   ns first_guess, ns bound) noexcept {
@@ -421,8 +423,9 @@ template <class Policy>
     submission_estimate e;
     e.bound = bound;
     const auto kind = kinds.next(c, key, own.costs);
-    // Its own go one after the other on each stream, of which it has as many as it ever used. While
-    // some of the device is free, what waits of others waits for their streams.
+    // The client's submissions go one after the other on each stream, of which there are as many as
+    // it ever used. While some of the device is free, the waiting work of others waits for their
+    // streams.
     const double of_streams = static_cast<double>(own.usage.in_flight) + own.usage.waiting + 1 - own.abreast;
     const auto each = lasting(own.predict(0, c, kinds, first_guess), own.width_of(c, 0, {}, kinds));
     const auto as_time = [](double t) { return ns{static_cast<ns::rep>(std::clamp(t, 0.0, 9e18))}; };
@@ -445,11 +448,11 @@ template <class Policy>
     return e;
 }
 
-/// Why a client's objective can't be met: what another one may have there when it comes, the
-/// longest that it declared or lately showed, leaves too little. Work above isn't counted, nor that
-/// below a level that keeps SMs and doesn't lend them to it. Figures in ns: the objective, what is
-/// left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps its
-/// objective.
+/// The reason why a client can't meet its objective: the longest work that another client declared
+/// or lately showed, and may have there when this one comes, leaves too little time. Work above
+/// doesn't count, nor does work below a level that keeps SMs and doesn't lend them to it. Figures
+/// in ns: the objective, the time left of it, and the time needed. `self`: the client with other
+/// settings, which isn't counted and keeps its objective.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};

@@ -10,8 +10,8 @@
 //
 // The engine has no thread. drive() does all of that for all clients, on the calling thread; wait()
 // sleeps or watches the device in between (device_watch.hpp). One mutex guards everything:
-// functions that take a `lock` release it while they run code of the user or of the device; the
-// others hold it throughout.
+// functions that take a `lock` release it while they run the user's or the device's code; other
+// functions hold it throughout.
 #pragma once
 
 #include <algorithm>
@@ -54,12 +54,12 @@ namespace detail {
 /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
 enum class look : bool { if_due, now };
 
-/// Beyond what it came for, a thread runs callables of others and calls back for so long at the
-/// most, and ends the one that it is at then. If a callback is due, it calls one.
+/// The longest time for which a thread runs callables and callbacks of others beyond its own need.
+/// It finishes the one that is running at the end of that time. If a callback is due, it calls one.
 inline constexpr ns beyond_need{100'000};
 
-/// A question that the caller answers: a callable, which outlives the question, or always the same
-/// answer. Not a template's argument, so that one engine is compiled for all callers.
+/// A question that the caller answers: a callable, which outlives the question, or a constant
+/// answer. It is no template argument, so that one engine is compiled for all callers.
 class question {
 public:
     /// For the same answer each time.
@@ -79,9 +79,9 @@ private:
 };
 
 /// The reason why a thread is here. It drives for others until the need is met, and after that for
-/// at most `beyond`. It leaves the rest to a thread that sleeps in the limiter or, if none does, to
-/// the next that comes. So an endless supply of work keeps no thread. The need is met when `done`
-/// is true, at the deadline, or by a stop request.
+/// at most `beyond`. It leaves the rest to a thread that sleeps in the limiter or, if there is
+/// none, to the next thread that comes. So an endless supply of work keeps no thread. The need is
+/// met when `done` is true, at the deadline, or by a stop request.
 template <class Submission>
 struct need {
     question done{true};
@@ -155,8 +155,8 @@ public:
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop);
     /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
     [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
-    /// Takes note of what has been on the device for longer than it was to be, for bounds and for
-    /// what goes behind it. Reads the clock if anything is in flight.
+    /// Notes which work has been on the device for longer than predicted, for bounds and for the
+    /// work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
     /// When to look up though nothing happens: for a policy, or for what is late then.
     [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.late().next()); }
@@ -169,7 +169,7 @@ public:
     void place(submission& s, Stream& stream, instant now) noexcept;
     /// The same after a while. Takes the mutex.
     void place(submission& s, Stream& stream) noexcept;
-    /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex.
+    /// Makes `stream` wait for others' work, if `s` isn't to run beside it. Takes the mutex.
     /// Exceptions are the stream's.
     void await_turn(const submission& s, Stream& stream);
     /// A permit's holder has enqueued it. Takes the mutex only if somebody waits for that.
@@ -198,9 +198,8 @@ public:
 
     /// Notes finished work and admits what can go, for a caller that came for nothing else.
     void drive(lock_type& lock, look how) noexcept;
-    /// The same, and stays as long as `stay` says. One thread at a time enqueues the work of a
-    /// level. That thread also picks up other threads' submissions, which keeps the order of
-    /// admission.
+    /// The same, and stays while `stay` says so. One thread at a time enqueues the work of a level.
+    /// That thread also takes other threads' submissions, which keeps the order of admission.
     void drive(lock_type& lock, instant now, look how, need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, now, how, stay);
@@ -208,15 +207,15 @@ public:
             drive_once(lock, policy_time(), look::if_due, stay);
     }
 
-    /// Notes and charges what the device has done. If asking the device is a driver call, the mutex
-    /// is released meanwhile: the driver may be busy with a slow free, which must not delay threads
-    /// at a gate. One thread asks at a time, on behalf of the others; a thread that needs the
-    /// answer now waits for that thread.
+    /// Observes and charges the device's work. If asking the device is a driver call, the mutex is
+    /// released meanwhile: the driver may be busy with a slow free, which must not delay threads at
+    /// a gate. One thread asks at a time, on behalf of the others; a thread that needs the answer
+    /// now waits for that thread.
     void observe(lock_type& lock, look how) noexcept;
 
-    /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up
-    /// for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if
-    /// nothing will end it.
+    /// Waits for `done`, and drives meanwhile: watches the device while no other thread does. Wakes
+    /// up for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if no
+    /// event will end the wait.
     errc wait(lock_type& lock, question done, submission* own, instant deadline, const std::stop_token& stop) {
         const presence here(*this);
         const need stay{.done = done, .own = own, .deadline = deadline, .stop = &stop};
@@ -264,9 +263,9 @@ public:
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop);
 
-    /// For one who waits by a callback and goes: that isn't called from now on, unless it is just
-    /// being called; the callable has run when this returns, or never runs, but for one from which
-    /// this is called. Takes the mutex.
+    /// For a thread that leaves and had a callback. From now on the callback isn't called, unless
+    /// it is running. The callable has run when this returns, or never runs; the exception is a
+    /// callable from which this is called. Takes the mutex.
     void abandon(submission& s) noexcept;
     /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
     bool cancel_waiting(submission& s);
@@ -305,8 +304,8 @@ public:
     }
 
 private:
-    // A thread that drives, or that waits in here and so drives when needed. Under the mutex. On a
-    // stepped clock time passes only as its program says.
+    // Marks a thread that drives, or that waits in here and so drives when needed. Under the mutex.
+    // On a stepped clock time passes only when its program moves it.
     class presence {
     public:
         explicit presence(limiter_engine& of) noexcept : of_(&of) {
@@ -601,10 +600,10 @@ private:
     // The end of `b` is reached: its members are charged, and threads that wait for them are told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
-        // Reading the clock costs a good part of a permit. While nobody waits, nothing else is in
-        // flight and one level is in use, the time of an end before it serves. Where others come then,
-        // work in flight looks longer by up to `some` ends and the pauses between them. So the first
-        // bounds that they are told may be too long, never too short.
+        // Reading the clock costs a good part of a permit. While no thread waits, nothing else is
+        // in flight and one level is in use, the time of an earlier end serves. When others come,
+        // work in flight looks longer by up to `some` ends and the pauses between them. So the
+        // first bounds that they are told may be too long, never too short.
         constexpr std::uint64_t some = 16;
         if (b.order % some == 1 || batches_.in_use().size() > 1 || core_.num_waiting() > 0 || core_.several_levels())
             last_end_ = clock_.now();
@@ -668,9 +667,10 @@ private:
         if (of.logged) log_.completed(s, code, of.owner, part, beyond, of.end, now);
         return code;
     }
-    // How late the end was noticed, at most where points don't say when they were reached: since it
-    // was last seen pending, or its work was enqueued. On another clock than the device's that says
-    // nothing: cut to the length, it changes nothing.
+    // How late the end was noticed. If points don't say when they were reached, this is the longest
+    // possible delay: since the end was last seen pending, or its work was enqueued. On another
+    // clock than the device's, the delay says nothing: it is cut to the length, and changes
+    // nothing.
     [[nodiscard]] static ns noticed([[maybe_unused]] const submission& s, [[maybe_unused]] const settling& of,
                                     instant now) noexcept {
         if (now <= instant{}) return ns{0};
@@ -718,10 +718,10 @@ private:
         told_.add(s);  // the user's code, or its destructor: not under the lock
     }
 
-    // Runs callbacks. One thread at a time, so that a callback whose submission completes at once
-    // isn't called from within itself. A thread that has stayed for long leaves the rest to a
-    // thread that sleeps or, after one callback, to the next that comes. Without that one callback,
-    // none might ever run if all who come have a long callable to run.
+    // Runs callbacks, in one thread at a time, so that a callback whose submission completes at
+    // once isn't called from within itself. A thread that has stayed for long leaves the rest to a
+    // sleeping thread or, after one callback, to the next thread that comes. Without that one
+    // callback, no callback might ever run if all threads that come have a long callable to run.
     void call_back(lock_type& lock, need& stay) noexcept {
         const auto turn = told_.take_turn();
         if (!turn) return;
@@ -794,8 +794,8 @@ private:
     [[nodiscard]] auto attendants() const noexcept {
         return [this](client_id c) noexcept { return clients_.queue(c).attendant; };
     }
-    // A thread that leaves, or brings work, calls a sleeping thread if that doesn't wake up in time
-    // by itself.
+    // A thread that leaves, or brings work, calls a sleeping thread that doesn't wake up in time by
+    // itself.
     void keep_watch() noexcept {
         if (sleepers().empty()) return;
         if (ready_left_) return sleepers().call_one(instant::min());

@@ -30,8 +30,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Asks points one by one. Where a backend has a cheaper way for several, its point names it:
-/// `questions`, with the same members.
+/// Queries points one by one. If a backend has a cheaper way for several points, its point names
+/// it: `questions`, with the same members.
 template <timeline_point Point>
 struct one_by_one {
     /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
@@ -52,8 +52,8 @@ struct point_questions<Point> {
     using type = typename Point::questions;
 };
 
-/// Whether the device is asked under no lock: where that is a call of a driver's, which may have to
-/// wait for another thread's, such as a free that waits for the device.
+/// Whether the device is queried under no lock: if a query is a driver call, it may wait for
+/// another thread's call, such as a free that waits for the device.
 template <timeline Stream>
 inline constexpr bool asks_unlocked = shared_timeline<Stream>;
 
@@ -61,9 +61,9 @@ inline constexpr bool asks_unlocked = shared_timeline<Stream>;
 template <timeline_point Point>
 class device_axis {
 public:
-    /// When that was: a span of `length`. Asking the device for a time isn't free: `between(point,
-    /// point)` is asked at most once, and not for what begins where the latest span ended that
-    /// follow() was told of.
+    /// The place in time of a span of `length`. Asking the device for a time isn't free:
+    /// `between(point, point)` is called at most once, and not for a span that begins at the end of
+    /// the latest span given to follow().
     template <std::invocable<const Point&, const Point&> F>
     [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
         if (!known_) {
@@ -131,8 +131,8 @@ public:
 
     // ---- the same with questions under no lock, by one thread at a time, from choose() until next_done() gives no more
 
-    /// Chooses what to ask for, as next_done() does, up to the batch of order `newest`. False if
-    /// there is nothing. Without memory for all, some.
+    /// Chooses the batches to query, as next_done() does, up to the batch of order `newest`. False
+    /// if there is none. Without memory for all, it chooses some.
     [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway, std::uint64_t newest) noexcept {
         asked_.clear();
         try {
@@ -186,8 +186,8 @@ public:
 
     // ---- the watch: which points to look at, for one thread at a time
 
-    /// The ends of what was enqueued and no thread looks at that waits for it: they stay until the
-    /// next call. Without memory for all, some of them; any_unknown() tells.
+    /// The ends of enqueued work at which no thread looks that waits for the work; they are valid
+    /// until the next call. Without memory for all, some of them; any_unknown() tells.
     [[nodiscard]] std::span<const point> begin_watch(batches<Stream>& all) noexcept {
         const auto in_flight = all.all();
         watching_ = true;
@@ -212,8 +212,8 @@ public:
                 e != nullptr && ((watched && e->watched) || (own != nullptr && b.holds(own))))
                 e->pending_at = std::max(e->pending_at, then);
     }
-    /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only
-    /// just recorded, or the thread that looked at it is gone.
+    /// Whether there is a point that isn't among these and at which no thread looks: it is new, or
+    /// was only just recorded, or the thread that looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
         return all.any_ended() && any_where(all.in_use(), [](const batch& b) {
                    const auto* const e = b.ended();
@@ -226,8 +226,8 @@ public:
         watching_ = false;
         return std::exchange(missed_, false);
     }
-    /// Whether there is a point that no thread looks at which waits for it, other than of `mine`
-    /// and of clients whose work `is_expected` to be waited for soon.
+    /// Whether there is a point at which no thread looks that waits for its work. Work of `mine`
+    /// doesn't count, nor that of clients for whose work a thread `is_expected` to wait soon.
     template <std::predicate<client_id> F>
     [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
         return all.any_ended() && any_where(all.in_use(), [&](const batch& b) {
@@ -304,8 +304,8 @@ private:
     // known.
     [[nodiscard]] std::optional<interval> span_up_to_next(batches<Stream>& all, const batch& b) noexcept {
         const batch* const next = all.next_on_stream(b);
-        // The thread that enqueues behind it may not have said yet where it began; or it never
-        // came.
+        // The thread that enqueues the next batch may not have reported yet where it began, or it
+        // never came.
         if (next != nullptr && next->timed == batch::timing::unknown) return std::nullopt;
         // Or it began behind the end all the same, on another thread.
         if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.ended()->end) < ns{0}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a client's requests arrived that aren't over: the first of them is due first.
+// The arrival times of a client's open requests: the earliest one is due first.
 //
 //   detail::open_requests open;
 //   open.arrived(now);  open.arrived(now + 1ms);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cap on device time, kept as one point in time: when a client, or a group of clients, may next have some.
+// A cap on device time, kept as one point in time: when a client, or a group of clients, may next
+// have device time.
 //
 //   detail::pacer p{.per_million = 300'000};            // 30 %
 //   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms
 //
-// A client that is within its cap may still wait: others' work is on the device, and isn't
-// interrupted. What its cap would have let it have meanwhile is kept for it, so that it reaches its
-// cap beside calls of any length. Only time counts in which others had the device.
+// A client that is within its cap may still wait, because others' work is on the device and isn't
+// interrupted. The time that its cap would have allowed meanwhile is kept for it, so that the
+// client reaches its cap beside calls of any length. Only time in which others had the device
+// counts.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +22,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value. Over any span of time, what is spent is at most the rate times (the span + the time
+/// A value. Over any span of time, the client spends at most the rate times (the span + the time
 /// kept), and the last submission begun. The time kept is how long the client waited for others'
-/// work before the span and hadn't made up for: at least `catch_up`, at most `most_kept`. The
-/// generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token bucket
-/// needs two numbers.
+/// work before the span without having made up for it: at least `catch_up`, at most `most_kept`.
+/// The generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token
+/// bucket needs two numbers.
 struct pacer {
     /// So much of the time in which it waited and wasn't served is kept for it, whatever the reason.
     static constexpr ns catch_up{5'000'000};
@@ -37,8 +39,8 @@ struct pacer {
     ns all_had{};                          // the device time that all had had by then
 
     [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
-    /// It wants device time, after it wanted none: the time until now isn't kept for it. `all`: the
-    /// device time that all have had so far, itself among them.
+    /// The client wants device time again: the time before isn't kept for it. `all`: the device
+    /// time of all clients so far, including its own.
     void begin(instant now, ns all = {}) noexcept {
         from = std::max(from, now);
         spent_at = now;
@@ -72,8 +74,8 @@ struct pacer {
         per_million = rate;
         from = std::min(from, now) + lasts(before);
     }
-    /// In so much time it is entitled to this device time. An hour at once is beyond any kernel,
-    /// and at a millionth still fits.
+    /// How long the client takes to earn this device time. An hour at once exceeds any kernel, and
+    /// still fits at a rate of a millionth.
     [[nodiscard]] ns lasts(ns device_time) const noexcept {
         constexpr std::int64_t most = 3'600'000'000'000;
         const auto cost = std::clamp<std::int64_t>(device_time.count(), -most, most);
@@ -88,9 +90,9 @@ struct pacer {
     }
 };
 
-/// A quota: so much device time in each period, which comes back evenly and is saved up to one
-/// period's. A value, and the same algorithm as pacer's, by the quota itself instead of a rate: a
-/// millisecond an hour is no whole number of millionths.
+/// A quota: so much device time in each period. It comes back evenly, and up to one period's is
+/// saved. A value, with the same algorithm as pacer's, by the quota itself instead of a rate,
+/// because a millisecond an hour is no whole number of millionths.
 struct refill {
     ns time{};                      // 0: nothing comes back
     ns each{};                      // 0: there is no quota
@@ -129,8 +131,9 @@ private:
 };
 
 /// When a client's work is due, and when it counts as due where deadlines order clients: no earlier
-/// than the client's pace allows, as under a constant bandwidth server (Abeni, Buttazzo, RTSS 1998).
-/// Otherwise the late work of a client that floods its queue would always be the most urgent.
+/// than the client's pace allows, as under a constant bandwidth server (Abeni, Buttazzo, RTSS
+/// 1998). Otherwise the late work of a client that floods its queue would always be the most
+/// urgent.
 struct due_time {
     pacer pace{};
     instant at{};

@@ -35,8 +35,8 @@ namespace detail {
 class watch_slice {
 public:
     static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
-    /// How long a sleeping thread leaves the watch to a thread that isn't there yet, but lately
-    /// came to wait for its client's work.
+    /// How long a sleeping thread leaves the watch to an absent thread that lately came to wait for
+    /// its client's work.
     static constexpr ns patience = 2 * shortest;
 
     [[nodiscard]] ns length() const noexcept { return length_; }
@@ -46,8 +46,8 @@ public:
         length_ = missed ? shortest : std::min(2 * length_, longest);
         quiet_ = came ? 0 : std::min(quiet_ + 1, looks);
     }
-    /// Whether lately nothing came during a look. Then a look needs no end, if the thread is woken
-    /// when something comes.
+    /// Whether lately nothing came during a look. Then a look needs no time limit if an arrival
+    /// wakes the thread.
     [[nodiscard]] bool is_quiet() const noexcept { return quiet_ == looks; }
 
 private:
@@ -121,8 +121,8 @@ public:
         sleeper self;
         self.waits_for = waits_for;
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
-        // Not by its place in the row: a thread that is called and sleeps again is the last, and
-        // those before it may have no timer.
+        // This doesn't follow the place in the row: a thread that is called and sleeps again is the
+        // last, and the threads before it may have no timer.
         if (!any_wakes_by(resume_at)) self.until = std::min(self.until, resume_at);
         threads_.push(self);
         self.woken.wait_for(lock, self.until - now);

@@ -32,8 +32,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The exception thrown on the device by work with this outcome, or before its end, which is
-/// reached; where the device keeps it.
+/// The exception that work with this outcome threw on the device, or work before its end, which is
+/// reached; only if the device keeps it.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] std::exception_ptr thrown_by(const Outcome& own, const Point& end) noexcept {
     if constexpr (requires { std::exception_ptr(own.exception()); })
@@ -68,9 +68,9 @@ struct launch_notes_of<Stream> {
     using type = typename Stream::launch_notes;
 };
 
-/// Runs a submission's `work`. Returns what its launches fill, where the stream notes that. Throws
-/// what the work throws, and operation_error if a launch past the stream (<<<>>>) failed, on a
-/// backend whose streams can tell. The error can still be read from the backend.
+/// Runs a submission's `work`. Returns the part that its launches fill, if the stream notes it.
+/// Throws the work's exceptions, and operation_error if a launch past the stream (<<<>>>) failed,
+/// on a backend whose streams can tell. The error can still be read from the backend.
 template <timeline Stream, std::invocable<Stream&> F>
 sm_fill run_work(Stream& s, F& work) {
     typename launch_notes_of<Stream>::type notes(s);
@@ -90,9 +90,9 @@ enum class submission_stage : std::uint8_t { waiting, admitted, done };
 /// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
 enum class enqueued_part : std::uint8_t { nothing, work, all };
 
-/// Under its limiter's mutex, but for two times. While work is enqueued, who does that has to
-/// itself what is filled in by enqueuing. Once `at` says that it is done, `status`, `error`,
-/// `finished_at` and `device_time` are final, and the ticket's holder reads them.
+/// Used under its limiter's mutex, with two exceptions. The thread that enqueues the work has the
+/// fields of that stage to itself meanwhile. Once `at` says that the work is done, `status`,
+/// `error`, `finished_at` and `device_time` are final, and the ticket's holder reads them.
 template <timeline Stream>
 struct submission {
     using point = typename Stream::point;
@@ -120,8 +120,8 @@ struct submission {
     std::uint32_t log_number = 0;  // of the log that was kept when it was admitted; 0: none
     instant admitted_at{};         // if it was
 
-    // Its batch: which one, the batch that `begin` is the end of, and the points that are to be
-    // recorded around the work. `may_stay_open`: an end that can't be recorded now may be later.
+    // Its batch: the index, the batch that `begin` is the end of, and the points to record around
+    // the work. `may_stay_open`: if the end can't be recorded now, a later thread may record it.
     std::size_t batch = no_batch, ends = no_batch;
     bool needs_begin = false, needs_end = false, may_stay_open = false;
     ns in_front{};  // what the device is predicted to have to do before it gets there
@@ -145,8 +145,8 @@ struct submission {
     instant finished_at{};
     ns device_time{};
 
-    // Interested parties: threads that wait for it and look at the device, and the latest of them;
-    // and owners of the record.
+    // Interested threads: how many wait for it and look at the device, and the latest of them; and
+    // the number of owners of the record.
     std::uint32_t looked_at = 0;
     std::thread::id looker{};
     std::atomic<int> owners{0};  // limiter and ticket or permit; acq_rel when it falls: the last one sees all
@@ -164,7 +164,7 @@ struct submission {
     }
 
     /// The part of the SMs that it can fill: as launched, or as expected. The declared width counts
-    /// where it is more, and where the launched width is unknown.
+    /// if it is more, and if the launched width is unknown.
     [[nodiscard]] double filled() const noexcept {
         if (admitted.declared)
             return std::max(admitted.width.part(), fills.width.known() && !fills.opaque ? fills.width.part() : 0.0);
@@ -185,8 +185,8 @@ struct submission {
         status = errc::none;
     }
 
-    /// Runs the callable, with the points around it that its batch asks for. Sets `status` and
-    /// `error` if something threw. Runs code of the user's: under no lock.
+    /// Runs the callable, with the points around it that its batch needs. Sets `status` and `error`
+    /// after an exception. Runs the user's code: call under no lock.
     enqueued_part enqueue() noexcept {
         const auto failed = [this] {
             status = errc::submission_failed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records of submissions that are over, if asked for: when each arrived, was admitted, ran and was seen to be done. Off
-// at first. Memory is bounded: the latest records are kept until they are taken.
+// Records of completed submissions: when each arrived, was admitted, ran and was seen to be done.
+// Off at first. Memory is bounded: only the latest records are kept until they are taken.
 //
 //   log.start(4096, now);   log.admitted(submission, now);   log.completed(submission, ...);   log.take(into);
 #pragma once
@@ -24,14 +24,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Where the points of one device lie on the host's clock. A point is seen to be reached some time after it is, so the
-/// least such delay so far gives the offset between the two, and every later point is as exact. Clocks drift apart:
-/// a point never lies after it was seen nor before its work was admitted. A value.
+/// Where the points of one device lie on the host's clock. A point is seen to be reached some time
+/// after it is, so the least such delay so far gives the offset between the two clocks, and every
+/// later point is as exact. Clocks drift apart: a point never lies after it was seen nor before its
+/// work was admitted. A value.
 template <timeline_point Point>
 class point_clock {
 public:
-    /// `p`, which is reached, of work that was admitted at `admitted`. Points that follow each
-    /// other give the best result.
+    /// The time of `p`, which is reached, of work that was admitted at `admitted`. Consecutive
+    /// points give the best result.
     [[nodiscard]] instant place(const Point& p, instant admitted, instant seen) {
         const auto at = known_ ? std::min(at_ + elapsed(latest_, p), seen) : seen;
         latest_ = p;
@@ -68,8 +69,8 @@ public:
         s.admitted_at = now;
     }
 
-    /// It is over: logs it, if it was admitted while this log was on. `arrived`: when it came,
-    /// unless the log was off. `end`: its batch's end; `part`: its own part of that batch.
+    /// Logs a completed submission that was admitted while this log was on. `arrived`: when it
+    /// came, unless the log was off. `end`: its batch's end; `part`: its own part of that batch.
     void completed(const submission& s, errc status, const client_settings& owner, const charges::part& part, ns beyond,
                    const typename Stream::point& end, instant now) noexcept {
         if (s.log_number != number_) return;
@@ -89,8 +90,8 @@ public:
         } catch (...) {  // copying a point may need memory
             r.ended = now;
         }
-        // A stream that was idle reaches the point before the work at once: what it was charged
-        // says when the device came.
+        // An idle stream reaches the point before the work at once, so the charged time says when
+        // the device began.
         r.began = std::max(r.ended - (part.took > ns{0} ? std::min(part.took, part.span) : part.span), r.let_in);
         push(r);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Submissions that wait and are dropped when they are late, the most urgent first: so each is told
-// at its deadline, and not when its turn comes. Used under the limiter's mutex.
+// Waiting submissions that are dropped when they are late, the most urgent first. So the limiter
+// reports each at its deadline, and not when its turn comes. Used under the limiter's mutex.
 //
 //   detail::waiting_deadlines<submission> late;      late.add(s);
 //   while (auto* s = late.first_at(now)) { late.drop(*s); tell(*s); }

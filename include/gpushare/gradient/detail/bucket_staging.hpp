@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket goes over a transport: as a list of arrays where it takes one, or as one array
-// where they lie behind each other, else packed; in 16 bits what is asked to. To all ranks, or to
-// each its shards.
+// How one bucket goes over a transport: as a list of arrays if the transport takes lists, as one
+// array if the gradients are adjacent, or otherwise packed; in 16 bits for the gradients that ask
+// for it. All ranks get the whole sum, or each rank its shards.
 #pragma once
 
 #include <algorithm>
@@ -63,8 +63,8 @@ struct registered_gradient {
     bool rounded;                              // in this step
 };
 
-/// How many buckets of a channel are under way at once: between processes, one goes over the link
-/// while another one's last answers come.
+/// How many buckets of a channel are under way at once. Between processes, one bucket goes over the
+/// link while the last answers of another one arrive.
 inline constexpr std::uint32_t most_buckets_at_once = 2;
 template <class Net>
 inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
@@ -75,8 +75,8 @@ class bucket_staging {
     using registered = registered_gradient<T>;
 
 public:
-    /// Begins to combine those of `all` that are in `bucket`, and doesn't wait. All ranks begin and
-    /// end theirs in the same order.
+    /// Begins to combine those of `all` that are in `bucket`, without waiting. All ranks begin and
+    /// end their buckets in the same order.
     template <bool Sharded, host_transport Net, class Op>
     void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
         parts_ = Sharded ? net.size() : 1;

@@ -20,8 +20,8 @@ namespace detail {
 /// Adds `weight * x` to a sum. The product is rounded by itself, whatever instructions there are.
 GPUSHARE_HD inline void add_weighted(float& sum, float weight, float x) noexcept { sum += product_of(weight, x); }
 
-/// `out` becomes the weighted sum of a rank's and its neighbours' arrays, added in the order in
-/// which they came. Of more arrays than a launch lists, a further launch adds to what is there.
+/// `out` becomes the weighted sum of a rank's and its neighbours' arrays, added in the order of the
+/// list. If there are more arrays than a launch lists, a further launch adds the rest to the sum.
 struct gossip_sum {
     struct part {
         const float* data;

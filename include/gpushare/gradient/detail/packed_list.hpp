@@ -33,8 +33,8 @@ struct part_range {
 template <class T>
 class packed_list {
 public:
-    /// If the arrays already lie like this, data() is their own memory. Otherwise data() is a copy
-    /// of `which` parts; other parts, and gaps between shards, have any content.
+    /// If the arrays already have this layout, data() is their own memory. Otherwise data() is a
+    /// copy of `which` parts; other parts, and gaps between shards, have any content.
     void pack(std::span<const std::span<T>> list, std::uint32_t parts, part_range which) {
         parts_ = parts;
         std::size_t elements = 0, slots = 0;

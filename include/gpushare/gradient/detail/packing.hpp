@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves arrays that lie anywhere on a device into one flat array, and back: one pass, in which
-// elements change their type if both have different ones. The list of arrays goes with the launch.
-// And the other kernels of gradients on devices.
+// Moves arrays that lie anywhere on a device into one flat array, and back, in one pass. Elements
+// change their type if the two sides have different types. The list of arrays goes with the launch.
+// This header also has the other kernels of gradients on devices.
 //
 //   packing<float, bfloat16, true> k{flat, {}, 0};   k.add(data, n);   stream.launch(k.shape(), k);
 #pragma once
@@ -49,8 +49,8 @@ template <class Piece>
     return low;
 }
 
-/// Calls f(array, where it begins in the flat one, the part of the flat one) for each array that has
-/// elements of this block's part.
+/// Calls f(array, its beginning in the flat array, its part of the flat array) for each array with
+/// elements in this block's part.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class C, class Piece, class F>
 GPUSHARE_HD void each_part(const C& ctx, const Piece* pieces, std::uint32_t count, const F& f) {
@@ -128,9 +128,9 @@ private:
     return (__builtin_bit_cast(std::uint32_t, x) & 0x7f80'0000U) != 0x7f80'0000U;
 }
 
-/// Packs floats into 16 bits with error feedback, as to_wire (gradient/wire.hpp): adds what each
-/// element is owed, rounds, and keeps the rest `next` elements further on, so that a step can be
-/// packed again, or forgotten.
+/// Packs floats into 16 bits with error feedback, as to_wire (gradient/wire.hpp): adds each
+/// element's residual, rounds, and keeps the new residual `next` elements further on, so that a
+/// step can be packed again, or forgotten.
 template <class Wire>
 struct packing_owing {
     struct piece {
@@ -192,8 +192,9 @@ struct finite_look {
     }
 };
 
-/// What top-k sends, added up: first zeros, then each rank's choice by a launch of its own, in the
-/// order of ranks, then the mean. A rank's places differ from each other, so its launch has no order.
+/// Adds up the choices of top-k: first zeros, then each rank's choice by a launch of its own, in
+/// the order of ranks, then the mean. The places of one rank differ from each other, so the order
+/// within its launch doesn't matter.
 struct clear_floats {
     float* data;
     std::size_t count;

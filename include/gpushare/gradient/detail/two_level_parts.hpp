@@ -56,8 +56,8 @@ template <class T, class Op>
         return op;
 }
 
-/// The part of an average that one process adds to those of the others, however many ranks it has:
-/// none is larger than the largest input, nor is any sum of them.
+/// The part of an average that one process adds to those of the others, however many ranks the
+/// process has: neither a part nor a sum of parts is larger than the largest input.
 struct part_of_average {
     float of_ranks;  ///< in all processes
     static constexpr bool elementwise = true;
@@ -97,9 +97,9 @@ public:
     }
     [[nodiscard]] std::uint32_t processes() const noexcept { return static_cast<std::uint32_t>(first_.size() - 1); }
 
-    /// Moves what lies rank by rank so that each process's blocks begin where those of the largest
-    /// one would: `block` bytes a rank, in room for processes() * largest() of them. Gaps get a
-    /// copy of the block before, so no operator sees what isn't an input.
+    /// Moves rank-by-rank data so that each process's blocks begin where those of the largest
+    /// process would: `block` bytes a rank, in room for processes() * largest() of them. Gaps get a
+    /// copy of the block before, so no operator sees a value that isn't an input.
     void spread(std::byte* blocks, std::size_t block) const noexcept {
         for (std::uint32_t p = processes(); p-- > 0;) {
             std::byte* const to = blocks + std::size_t{p} * largest_ * block;
@@ -146,7 +146,7 @@ template <class T>
 }
 
 /// Collective over `outer`: the processes tell each other how many ranks they have, and take the
-/// least of their chunks. Throws operation_error: what `outer` fails for.
+/// least of their chunks. Throws operation_error for the faults of `outer`.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
     const std::uint64_t mine[] = {ranks, chunk.count()};
@@ -157,14 +157,15 @@ template <class Outer>
         sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
         chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
     }
-    // Nobody goes on, and fails, before all know the sizes: by these a fault names its rank. So a fault from here on is
-    // told by the first call of each rank, as the transport keeps it.
+    // No process goes on, or fails, before all processes know the sizes, because a fault names its
+    // rank by these. From here on, the transport keeps a fault, and the first call of each rank
+    // reports it.
     (void)outer.barrier(deadline);
     return ranks_of_processes(sizes);
 }
 
-/// The rank that a fault of the transport between processes names: where a process knew no better,
-/// it is named by its first rank.
+/// The rank that a fault of the transport between processes names. If the process knew no better,
+/// the fault names the process's first rank.
 [[nodiscard]] inline std::uint32_t named_rank(const ranks_of_processes& ranks, std::uint32_t rank) noexcept {
     return rank < ranks.processes() ? ranks.first(rank) : rank - ranks.processes();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds nodes that are alike, of the same description with the same free: of a thousand nodes,
-// mostly some tens differ as long as many are empty.
+// Finds nodes that are alike: the same description and the same free resources. Of a thousand
+// nodes, usually only some tens differ while many are empty.
 //
 //   alike_nodes seen;
 //   seen.clear(nodes.size());
@@ -26,8 +26,8 @@ public:
     /// Forgets all; then room for so many.
     void clear(std::size_t nodes) { first_.assign(std::bit_ceil(2 * nodes + 1), none); }
 
-    /// The first node asked about of those that are like this one; the node itself, if there is
-    /// none. The nodes mustn't change in between.
+    /// The first of the nodes asked about that is like this one; the node itself, if there is none.
+    /// The nodes mustn't change between the calls.
     [[nodiscard]] node_id first_like(const cluster& nodes, node_id id) noexcept {
         const node_view n = nodes[id];
         for (std::size_t at = hash(n);; ++at) {

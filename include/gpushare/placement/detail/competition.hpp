@@ -6,11 +6,11 @@
 //   if (waits.harmed_by(p)) ...                  // p delays it: on a node where it could go, p takes what it then lacks
 //   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
 //
-// A placement harms a waiting request only where it takes a resource that is short for the request.
-// If enough of a resource is left beside the placement, it harms nobody; nor does it by taking a
-// device if enough others are free. Of a gang, the members count that could be on the placement's
-// node at once if it were empty. Members that share no node with the others wait for nothing if
-// they all fit now, beside the placement: then they leave that capacity to others.
+// A placement harms a waiting request only if it takes a resource that is short for the request. It
+// harms nobody if enough of each resource, and enough free devices, are left beside it. Of a gang,
+// only those members count that could be on the placement's node at once if the node were empty.
+// Members that share no node with the others wait for nothing if all of them fit now, beside the
+// placement: then they leave that capacity to others.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,9 @@ public:
         return takes_wanted(p, w) && !fit_beside(p);
     }
 
-    /// Takes of `left`, which is the cluster, what is kept for it, so that no placement there harms
-    /// it; `by`: who is to be placed there. `shares`: whether these want of the same device time.
+    /// Takes the capacity that is kept for this request out of `left`, a copy of the cluster, so
+    /// that no placement there harms the request. `by`: the request to be placed there. `shares`:
+    /// whether both want the same device time.
     void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
         const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {

@@ -23,11 +23,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A knapsack over the sizes of the parts (a request for several devices has several), solved for every free share at
-/// once. Which kind takes a part of a given size is a matter of chance and of profit: a logit choice, in which kinds come
-/// in proportion to their frequency, and a kind that brings `temperature` more is taken e times as often. A size that is
-/// rarely asked for is worth less than its share for that reason alone. (McFadden, "Conditional logit analysis of
-/// qualitative choice behavior", 1974.)
+/// A knapsack over the sizes of the parts (a request for several devices has several), solved for
+/// every free share at once. The kind that takes a part of a given size depends on chance and
+/// profit: a logit choice, in which kinds come in proportion to their frequency, and a kind that
+/// brings `temperature` more is taken e times as often. For that reason alone, a size with few
+/// requests is worth less than its share. (McFadden, "Conditional logit analysis of qualitative
+/// choice behavior", 1974.)
 class device_filling {
 public:
     static constexpr std::uint32_t whole = 1000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks for places for all members of a gang, by trying one after the other and going back: for
-// gangs that a greedy plan doesn't place, and to tell whether one can be placed at all.
+// Looks for places for all members of a gang by backtracking, for gangs that a greedy plan doesn't
+// place, and to tell whether a gang can be placed at all.
 //
 //   detail::gang_search search(cluster, members, order, 2'000);
 //   if (search.run([](const cluster&, const placement&) { return true; })) use(search.placements());
@@ -23,8 +23,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One search. Alike nodes, devices with the same free capacity, and equal members are tried in one
-/// order only. A step is one node, or one choice of devices, looked at.
+/// One search. It tries alike nodes, devices with the same free capacity, and equal members in one
+/// order only. A step looks at one node, or at one choice of devices.
 class gang_search {
 public:
     /// `order`: the members' numbers in the order in which they are tried. `members` must outlive it.
@@ -35,8 +35,9 @@ public:
         labels_ = std::ranges::any_of(members_, [](const placement_request& r) { return has_labels(r); });
     }
 
-    /// Whether there is a plan each of whose placements `allowed(cluster, placement)` admits, where the cluster has the
-    /// placements before it. With `any_device`, devices with the same free aren't the same to `allowed`.
+    /// Whether there is a plan in which `allowed(cluster, placement)` admits each placement, with
+    /// the placements before it in the cluster. With `any_device`, `allowed` may tell apart devices
+    /// with the same free capacity.
     template <class Allowed>
     [[nodiscard]] bool run(Allowed allowed, bool any_device = false) {
         distinct_ = any_device;

@@ -40,8 +40,8 @@ struct reduced_node {
     }
 };
 
-/// The devices that a request could take and that differ in what is free: every one of them for one device, the tightest
-/// for several. Calls `use` with each choice.
+/// Calls `use` with each choice of devices for a request that differs in free capacity: every such
+/// device for one device, and the tightest ones for several.
 template <class Use>
 void for_each_choice(const node_view& n, const placement_request& r, Use use) {
     if (r.devices != 1) return use(tightest_devices(n, r));

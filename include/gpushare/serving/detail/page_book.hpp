@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages of a page store are free, and which slabs of chunks are there: the store's decisions, as a value. Pages are taken from
-// the lowest slab that has one, so that the upper ones become empty and can be given back.
+// The decisions of a page store, as a value: which pages are free, and which slabs of chunks exist.
+// It takes pages from the lowest slab that has one, so that the upper slabs become empty and can be
+// given back.
 //
 //   page_book book(pages_per_slab, slabs);
 //   if (!book.take(out)) { auto more = book.plan(out.size()); ... book.landed(slab) each; book.take(out); }
@@ -78,8 +79,8 @@ public:
         offer(page);
     }
 
-    /// The lowest slabs that aren't there, enough for so many more pages; all of them arrive from now on. Fewer, and nothing
-    /// happens, if there aren't enough.
+    /// The lowest missing slabs that are enough for `more` pages; all of them count as arriving
+    /// from now on. If there aren't enough, it returns fewer and nothing happens.
     [[nodiscard]] std::vector<std::uint32_t> plan(std::uint32_t more) {
         const auto wanted = (std::uint64_t{more} + per_slab_ - 1) / per_slab_;
         std::vector<std::uint32_t> chosen;
@@ -92,8 +93,8 @@ public:
     void landed(std::uint32_t s) noexcept { come(s); }
     void fell_through(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
 
-    /// The highest slab that is there with no page out or left, if more than `keep` slabs are there: it is leaving from now on.
-    /// Or slabs(), if there is none.
+    /// The highest present slab without a page out or left, if more than `keep` slabs are present;
+    /// it counts as leaving from now on. slabs() if there is none.
     [[nodiscard]] std::uint32_t begin_leaving(std::uint32_t keep) noexcept {
         const auto all = static_cast<std::uint32_t>(slabs_.size());
         if (there_ <= keep) return all;

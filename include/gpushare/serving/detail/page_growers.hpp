@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a page store that bring memory at the moment: what others may wait for, and whom pages
-// make content that somebody freed. Guarded by the store's lock.
+// Calls of a page store that are bringing memory at the moment, with the pages that others may wait
+// for, and the callers that get pages which another caller freed. Guarded by the store's lock.
 //
 //   page_growers now;
 //   page_grower here{deadline, wants};
@@ -27,8 +27,8 @@ struct page_grower {
     page_grower* next = nullptr;
 };
 
-/// How long a call that lacks pages waits for those of others. `again`: then it looks again; else
-/// it gives up then, for want of `why`.
+/// How long a call that lacks pages waits for the pages of other calls. `again`: the call then
+/// looks again; otherwise it gives up, for want of `why`.
 struct page_look {
     bool again = false;
     failure why{};

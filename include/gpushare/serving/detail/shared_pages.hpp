@@ -7,9 +7,9 @@
 //   if (auto q = pages.find(parent, tokens); q != shared_pages::none) pages.use(q);
 //   pages.drop(p);
 //
-// A prefix is found by its tokens and the serial number of the page before it, both compared whole:
-// a hash that two texts have in common gives neither the other's page. Serials aren't used again,
-// so what was behind an evicted page isn't found.
+// A prefix is found by its tokens and the serial number of the page before it. Both are compared in
+// full, so two texts with the same hash don't get each other's pages. Serials aren't used again, so
+// pages after an evicted page aren't found.
 #pragma once
 
 #include <algorithm>

@@ -223,8 +223,8 @@ private:
             return false;
         }
     }
-    // Pages that are still to come to texts which run: of its tenant, or of its level and those
-    // above.
+    // The pages still to come for running texts: those of the same tenant, or those of its level
+    // and the levels above.
     static std::uint64_t promised(text_book& b, const text_flow& f, bool of_tenant) noexcept {
         std::uint64_t sum = 0;
         for (const auto* r : b.running())

@@ -73,7 +73,7 @@ public:
         if (needs > all) return {errc::no_room, needs, 0, all, reason::count_limit};
         return {};
     }
-    /// A text that begins with `before`, and waits. `q` isn't too long, and its tenant is known.
+    /// Adds a waiting text that begins with `before`. `q` isn't too long, and its tenant is known.
     /// Strong guarantee.
     text_record& add(const text_request& q, std::span<const text_token> before) {
         auto& f = flow_of(*find_tenant(q.tenant), q.level);
@@ -180,8 +180,8 @@ private:
         const auto below = std::ranges::find_if(flows_, [&](const auto& g) { return g->level < level; });
         return **flows_.insert(below, std::move(f));
     }
-    // A tenant that comes has no credit for the time when it had no texts: it begins where the
-    // neediest of the others is, or where the last one was.
+    // A tenant gets no credit for the time when it had no texts. It begins where the neediest of
+    // the other tenants is, or where the last one was.
     void lift(text_flow& f) const noexcept {
         std::uint64_t least = ~std::uint64_t{0}, most = 0;
         for (const auto& g : flows_) {

@@ -57,7 +57,7 @@ public:
         const auto all = pages_for(r.known());
         return all - std::min(all, static_cast<std::uint32_t>(r.pages.size()));
     }
-    /// Of `n` tokens more in this step, for how many there are pages, of the tenant's quota as
+    /// For how many of `n` further tokens in this step there are pages, in the tenant's quota as
     /// well.
     [[nodiscard]] std::uint32_t fits(const text_record& r, std::uint32_t n) const noexcept {
         const std::uint64_t end = r.computed + r.planned;
@@ -70,8 +70,8 @@ public:
     [[nodiscard]] static std::uint32_t quota_left(const text_tenant& t) noexcept {
         return t.pages - std::min(t.pages, t.held);
     }
-    /// Whether one token more doesn't fit for want of the tenant's quota, whatever there is of
-    /// pages.
+    /// Whether one token more doesn't fit for want of the tenant's quota, however many pages are
+    /// free.
     [[nodiscard]] bool wants_quota(const text_record& r) const noexcept {
         return quota_left(*r.flow->tenant) == 0 && fits(r, 1) == 0;
     }
@@ -122,8 +122,8 @@ public:
         }
     }
 
-    /// Takes its pages away: they are moved to the host where `moves` and there is room, else it is
-    /// computed again. Whether they were moved.
+    /// Takes the text's pages away: they move to the host if `moves` and there is room, otherwise
+    /// the text is computed again. Returns whether they moved.
     bool yield(text_record& r, bool moves) noexcept {
         const bool parks = moves && r.computed != 0 && pages_for(r.computed) <= host_free_.size();
         for (std::uint32_t i = 0; parks && i < pages_for(r.computed); ++i) {
@@ -140,8 +140,8 @@ public:
         for (const auto h : r.parked) host_free_.push_back(h);
         r.parked.clear();
     }
-    /// Pages that became full are prefixes from now on. One that another text has published
-    /// meanwhile is given back for that one.
+    /// Makes pages that became full into prefixes. If another text has published the same page
+    /// meanwhile, the text gives its own page back and uses that one.
     void publish(text_record& r) noexcept {
         while (shares_ && (std::uint64_t{r.chained} + 1) * tokens_ <= r.computed) {
             const auto mine = r.pages[r.chained];
@@ -158,12 +158,12 @@ public:
         }
     }
 
-    /// So that no plan of so many texts allocates: a text begins and yields once in it, and what
-    /// begins isn't made to yield.
+    /// Makes room so that no plan of so many texts allocates. A text begins and yields at most once
+    /// in a plan, and no text yields in the plan in which it begins.
     void reserve(std::size_t texts) { moves_.make_room(2 * (pages_.total() + texts) + host_pages_); }
 
 private:
-    // Whether the first page that the text writes to in this step is one that somebody else reads,
+    // Whether the first page that the text writes to in this step is one that another text reads,
     // or may read.
     [[nodiscard]] bool copies_first(const text_record& r) const noexcept {
         const auto at = (r.computed + r.planned) / tokens_;
@@ -191,8 +191,7 @@ private:
         r.chain = pages_.serial(page);
         ++r.chained;
     }
-    // The last ones first: of prefixes that nobody uses, the end goes before what is in front of
-    // it.
+    // The last pages leave first: of unused prefixes, the end is evicted before its beginning.
     void leave(text_record& r) noexcept {
         while (!r.pages.empty()) {
             drop(*r.flow->tenant, r.pages.back());

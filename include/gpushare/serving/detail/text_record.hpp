@@ -97,8 +97,8 @@ void make_room(std::vector<T>& v, std::size_t n) {
     if (n > v.capacity()) v.reserve(std::max(n, 2 * v.capacity()));
 }
 
-/// A list that a step shows. Room for more is made beside it, since the engine reads the list until
-/// the step is over; the next step has that room.
+/// A list that a step shows. If more room is needed, it is made beside the list, since the engine
+/// reads the list until the step is over; the next step uses that room.
 template <class T>
 class step_list {
 public:

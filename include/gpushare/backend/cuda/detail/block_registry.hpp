@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks are out, with size and alignment, which CUDA doesn't tell. Wrong frees are found here before CUDA sees
-// them. A part of the backend's allocators.
+// Records the blocks that are out, with size and alignment, which CUDA doesn't tell. The registry
+// finds wrong frees before CUDA sees them. A part of the backend's allocators.
 //
 //   detail::block_registry blocks;   blocks.add(p, {.size = 64, .alignment = 256, .base = p});
 //   detail::block b;                 blocks.remove(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave
@@ -61,8 +61,9 @@ public:
         return true;
     }
 
-    /// Takes the block out, if it was asked for like this; else errc::unknown_block or wrong_size, and nothing changes.
-    /// It stays charged until `release`.
+    /// Takes the block out if it was allocated with this size and alignment. Otherwise returns
+    /// errc::unknown_block or wrong_size, and nothing changes. The block stays charged until
+    /// `release`.
     [[nodiscard]] errc remove(void* p, std::size_t size, std::size_t alignment, block& b) noexcept {
         const std::lock_guard lock(mutex_);
         const block* const found = blocks_.find(p);
@@ -83,7 +84,7 @@ public:
     /// out_since() with the count.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
     /// A lower bound on the bytes that were out when the free memory was read, whatever came or
-    /// went meanwhile. `entered` is what entered() returned before that reading. A block enters
+    /// went meanwhile. `entered` is the result of entered() before that reading. A block enters
     /// after the device gave it, and leaves before the device gets it back.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a stream's captures: which of ours is under way, and whether others may begin some.
-// A part of the stream's state.
+// The state of a stream's captures: which of our captures is under way, and whether threads may
+// begin new ones. A part of the stream's state.
 //
 //   const auto turn = watch.turn();                       // a thread that records a point
 //   if (capture_watch::captures(turn)) refuse();
@@ -29,9 +29,9 @@ class capture_watch {
 public:
     /// Counts what our captures began and ended: it changes whenever one does.
     [[nodiscard]] std::uint64_t turn() const noexcept {
-        // acquire: a record that the driver put into a capture comes behind the beginning of that,
-        // by the driver's own lock, and this reading behind the record; so it sees what begin()
-        // wrote before.
+        // acquire: if the driver put a record into a capture, then by the driver's own lock the
+        // record comes after the capture's beginning. This reading comes after the record, so it
+        // sees what begin() wrote before the capture.
         return turn_.load(std::memory_order_acquire);
     }
     /// Whether one is under way at that turn.
@@ -49,9 +49,9 @@ public:
     /// After the driver has ended it.
     void end() noexcept { turn_.fetch_add(1, std::memory_order_release); }
 
-    /// None of ours begins until what is returned goes. Any number of threads may hold them off at
-    /// once, and none waits for another that is in a call of the driver's meanwhile: only the
-    /// beginning of a capture does.
+    /// No capture of ours begins until the returned lock goes. Any number of threads may hold
+    /// captures off at once. None of them waits while another one is in a driver's call; only the
+    /// beginning of a capture waits.
     [[nodiscard]] std::shared_lock<std::shared_mutex> hold_off() noexcept { return std::shared_lock(mutex_); }
 
     /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.

@@ -81,8 +81,8 @@ struct retired_partition {
     std::vector<point_state*> ends;    // of its streams
 };
 
-/// Counts bytes that came and went. The bytes out are computed around another reading, of the
-/// device's: see out_since().
+/// Counts bytes that came and went. out_since() combines these counts with another reading, the
+/// device's free memory.
 class flow {
 public:
     /// After the device gave them.
@@ -154,8 +154,8 @@ public:
         return all;
     }
 
-    /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
-    /// ever are. Throws std::bad_alloc and what making an event throws.
+    /// A pending point with an event of its own and one reference. Allocates only if more points
+    /// are out than ever before. Throws std::bad_alloc and the errors of making an event.
     [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self) {
         point_state& p = acquire();
         p.references.store(1, std::memory_order_relaxed);
@@ -184,9 +184,9 @@ public:
         points_.release(p);
     }
 
-    /// Destroys the partition, and gives its SMs back, once what its streams have enqueued is done:
-    /// cudaStreamDestroy and cuGreenCtxDestroy don't wait for that. It is looked at now, and before
-    /// new partitions are made.
+    /// Destroys the partition and gives its SMs back once the work of its streams is done:
+    /// cudaStreamDestroy and cuGreenCtxDestroy don't wait for that work. The state checks this now,
+    /// and before new partitions are made.
     void retire(std::unique_ptr<retired_partition> p) noexcept {
         {
             const std::lock_guard lock(mutex_);
@@ -202,8 +202,8 @@ public:
             return true;
         });
     }
-    /// Nobody who looks at the same time finds SMs taken whose work is done: they are free before
-    /// the driver destroys what had them.
+    /// SMs are free before the driver destroys the partition that had them. So a thread that looks
+    /// at the same time never finds SMs taken whose work is done.
     void collect_partitions() noexcept {
         gpushare::detail::fifo<retired_partition> gone;
         {
@@ -235,8 +235,9 @@ private:
         return points_.acquire();
     }
 
-    // In the device's primary context, to which its green contexts belong as well: the events of a device serve all
-    // its streams. On a lost device there are none, and recording them fails like everything else.
+    // Makes the event in the device's primary context, to which its green contexts belong as well:
+    // the events of a device serve all its streams. On a lost device there are no events, and
+    // recording them fails like every other call.
     void make_event(point_state& p) {
         cudaError_t code = cudaSuccess;
         {

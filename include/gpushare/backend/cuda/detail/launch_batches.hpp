@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One client's launches in flight on one stream: batches of launches, each between two events. The
-// end of a batch is the beginning of the next one where the device is still busy with the first, so
-// a batch costs one event and each launch of it nothing.
+// One client's launches in flight on one stream: batches of launches, each between two events. If
+// the device is still busy with a batch, its end is the beginning of the next batch. So a batch
+// costs one event, and its launches cost nothing.
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch
@@ -9,9 +9,9 @@
 //   in.end();                                       // behind the last one
 //   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });       // those that are over, in their order
 //
-// Timing-enabled events and not words that the stream writes: an event tells both that the batch is
-// over and how long it took, where words need a second mechanism for time; an event for each 100 us
-// or more costs the stream below one percent. Not thread-safe.
+// The batches use events with timing, and not words that the stream writes. An event tells both
+// that the batch is over and how long it took, whereas words need a second mechanism for the time.
+// An event for each 100 us or more costs the stream less than one percent. Not thread-safe.
 #pragma once
 
 #include <cuda.h>
@@ -52,8 +52,9 @@ struct launch_batch {
     point_state *from = nullptr, *to = nullptr;
     std::array<gpushare::detail::launch_times::entry, 48> entries{};
 
-    /// Whether its events are as far apart as its launches took: the device was busy before it, or
-    /// had one launch from the beginning to the end. Else it may have waited for the host.
+    /// Whether the time between the batch's two events is the time of its launches: the device was
+    /// busy before the batch, or worked on one launch from the beginning to the end. Otherwise the
+    /// device may have waited for the host.
     [[nodiscard]] bool exact() const noexcept { return busy || (launches == 1 && prompt); }
     /// Those that are known: of a longer batch the first.
     [[nodiscard]] std::span<const gpushare::detail::launch_times::entry> known() const noexcept {
@@ -110,8 +111,8 @@ public:
         return open_.from != nullptr && !reached(*open_.from);
     }
 
-    /// The end of the batch that is over first, to be looked at without the lock and let go under
-    /// it; null where there is none.
+    /// The end of the batch that ends first, kept for a look without the lock; the caller lets it
+    /// go under the lock. Null if there is none.
     [[nodiscard]] point_state* keep_next_end() const noexcept {
         point_state* const p = count_ != 0 ? ring_[head_].to : nullptr;
         if (p != nullptr) p->references.fetch_add(1, std::memory_order_relaxed);
@@ -198,8 +199,8 @@ public:
         open_.charge -= charge;
         return true;
     }
-    /// Behind the last launch of a batch; `prompt`: at once. False where that can't be told: the
-    /// stream is captured or gone, or there is no room for more batches, so it goes on.
+    /// Ends the batch after its last launch; `prompt`: at once. False if that isn't possible now:
+    /// the stream is captured or gone, or there is no room for more batches. Then the batch goes on.
     bool end(bool prompt = false) noexcept {
         if (open_.launches == 0) return true;
         if (gone_ || count_ == ring_.size() || captured()) return false;
@@ -215,8 +216,8 @@ public:
         open_ = {};
         return true;
     }
-    /// over(batch, took) for each whose end is reached; without a time where there is none. Batches
-    /// lost with the device are over.
+    /// Calls over(batch, took) for each batch whose end is reached; without a time if there is
+    /// none. Batches lost with the device are over, too.
     template <class F>
     void settle(F over) noexcept {
         const bool last_is_open = gone_ && open_.launches != 0;

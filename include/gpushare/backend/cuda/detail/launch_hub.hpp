@@ -7,8 +7,9 @@
 //   { const thread_binding inside(gate, client); engine(); }
 //   hub.leave(gate);
 //
-// CUPTI has one subscriber to a process, so this is one to a process as well, as long as a gate is there. A launch of a thread and a
-// stream that are bound to nobody costs a load and a look at a thread-local pointer.
+// CUPTI has one subscriber for each process, so there is one hub for each process while a gate
+// exists. If neither the thread nor the stream of a launch is bound, the launch costs a load and a
+// look at a thread-local pointer.
 #pragma once
 
 #include <cuda.h>
@@ -35,8 +36,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// Somebody else subscribes to CUPTI's callbacks in this process, which has room for one: a profiler, a debugger, a framework that
-/// profiles itself. errc::not_supported.
+/// Another part of the process subscribes to CUPTI's callbacks, which have room for one subscriber:
+/// a profiler, a debugger, or a framework that profiles itself. errc::not_supported.
 class subscriber_taken : public operation_error {
 public:
     /// `holder`: as CUPTI names it.
@@ -148,8 +149,9 @@ public:
         if (--joined_ == 0) unsubscribe();
     }
 
-    /// All launches into the stream are the client's, in whatever thread, one that is bound to another client too. It replaces what
-    /// the stream was bound to. Returns the binding's number, never 0. Throws std::bad_alloc.
+    /// Makes all launches into the stream the client's, in whatever thread, even in one that is
+    /// bound to another client. It replaces the stream's earlier binding. Returns the binding's
+    /// number, never 0. Throws std::bad_alloc.
     [[nodiscard]] std::uint64_t bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
@@ -276,8 +278,9 @@ private:
         return at != streams_.end() ? *at : bound_stream{};
     }
     void stream_ends(CUstream s) noexcept {
-        // By index, and each kept meanwhile: a gate's lock isn't taken under the hub's. From the last one on, so that none is left out
-        // where another one leaves meanwhile.
+        // The loop goes by index and keeps each gate meanwhile, because a gate's lock isn't taken
+        // under the hub's. It begins at the last gate, so that it leaves none out if another gate
+        // leaves meanwhile.
         std::size_t i = 0;
         {
             const std::lock_guard lock(mutex_);
@@ -294,8 +297,8 @@ private:
         }
     }
 
-    // How many streams are bound, in all and for each place in the filter. A launch that finds none
-    // there needs no lock.
+    // How many streams are bound, in all and for each place in the filter. A launch whose place has
+    // no bound stream needs no lock.
     [[nodiscard]] static std::size_t place_of(CUstream s) noexcept {
         const auto n = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(s));
         return static_cast<std::size_t>((n * 0x9e3779b97f4a7c15U) >> 56);

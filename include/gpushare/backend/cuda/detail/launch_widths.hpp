@@ -8,8 +8,8 @@
 //   s.widths.note({.width = sm_width(0.5)});                                             // by a graph of such
 //   s.widths.note_opaque();                                                              // by a copy, ...
 //
-// It sees only launches through the stream object. A caller that has got the native handle may
-// launch past it, so from then on all of the stream's work is opaque.
+// The width counts only launches through the stream object. A caller that has got the native handle
+// may launch past the object, so from then on all of the stream's work is opaque.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ public:
         return filled;
     }
 
-    /// Before a launch. `resident()` gives the blocks that fit at once, 0 if that isn't known; it
-    /// is asked when another kernel than the last comes.
+    /// Call before a launch. `resident()` gives the number of blocks that fit at once, or 0 if that
+    /// isn't known. It is called whenever the kernel differs from the last one.
     template <std::invocable F>
     void note(const void* entry, grid g, F resident) noexcept {
         // relaxed: only the calling thread writes its own number.
@@ -72,9 +72,9 @@ public:
     }
     /// Before anything else that runs on the device.
     void note_opaque() noexcept {
-        // relaxed: a submission ends after its threads have enqueued, and whatever they synchronise
-        // by orders this store before that end. A store from another submission's thread may reach
-        // the next submission instead, which then counts as opaque without need.
+        // relaxed: a submission ends after its threads have enqueued, and their synchronisation
+        // with it orders this store before that end. A store from another submission's thread may
+        // reach the next submission instead, which then counts as opaque without need.
         if (by_.load(std::memory_order_relaxed) != std::thread::id{}) opaque_.store(true, std::memory_order_relaxed);
     }
     /// Somebody has the native handle.

@@ -22,8 +22,8 @@ namespace detail {
 /// Safe from any thread.
 class occupancy_cache {
 public:
-    /// By the kernel's address on the host. Several files may have addresses of their own for the same kernel: that costs a
-    /// question for each, and no more.
+    /// The key is the kernel's address on the host. Several files may have addresses of their own
+    /// for the same kernel; each of them then costs one query.
     [[nodiscard]] std::optional<std::uint32_t> find(const void* entry, std::uint32_t threads) const noexcept {
         const std::lock_guard lock(mutex_);
         const auto known = blocks_.find({entry, threads});

@@ -27,8 +27,8 @@ struct partition_state {
     partition_state& operator=(const partition_state&) = delete;
     ~partition_state() { device->retire(std::move(own)); }
 
-    /// An event for the end of one more stream, and room for it, so that its destructor needs
-    /// nothing more. Under `mutex`.
+    /// Makes room and an event for the end of one more stream, so that the stream's destructor
+    /// needs nothing more. Call under `mutex`.
     [[nodiscard]] point_state& new_end() {
         device->drop_ended(own->ends);
         own->ends.reserve(own->ends.size() + streams + 1);
@@ -43,9 +43,9 @@ struct partition_state {
         --streams;
     }
 
-    /// A stream of it is somebody else's from now on, who doesn't say when that goes: the native
-    /// partition stays, and its SMs are nobody else's. (Driver API, cuGreenCtxDestroy: streams of a
-    /// context that is gone can't be used.)
+    /// From now on a stream of the partition belongs to an owner that doesn't say when the stream
+    /// goes. So the native partition stays, and its SMs belong to no other partition. (Driver API,
+    /// cuGreenCtxDestroy: streams of a destroyed context can't be used.)
     void keep() noexcept {
         const std::lock_guard lock(mutex);
         own->owned = false;

@@ -4,9 +4,9 @@
 //
 //   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(of_context{ordinal, context.id()});
 //
-// It lives as long as somebody holds it. The table behind it is the only thing in the backend that
-// no node owns. Without it, two nodes (say, of two libraries in a process) would hand out the same
-// SMs twice and enqueue their gangs in different orders.
+// The state lives as long as an object holds it. The table behind it is the only thing in the
+// backend that no node owns. Without it, two nodes (say, of two libraries in a process) would hand
+// out the same SMs twice and enqueue their gangs in different orders.
 #pragma once
 
 #include <map>
@@ -24,8 +24,8 @@ namespace detail {
 /// The key of a device's context. A reset makes a new context, without the state of the old one.
 using of_context = std::pair<int, unsigned long long>;
 
-/// The process's T of that key, made from `arguments` where there is none. Safe from any thread.
-/// Throws what making one throws.
+/// The process's T of that key, made from `arguments` if there is none. Safe from any thread.
+/// Throws what T's constructor throws.
 template <class T, class Key, class... Arguments>
 [[nodiscard]] std::shared_ptr<T> process_wide(const Key& key, Arguments&&... arguments) {
     struct table {

@@ -35,8 +35,9 @@ struct unpartitioned_stream {
 /// Safe from any thread.
 class sm_registry {
 public:
-    /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
-    /// not. `ask()` says them, once. They never change.
+    /// The smallest groups of SMs, which all come from one split: groups of one split can be
+    /// combined again, but groups of several splits can't. `ask()` returns them and is called once.
+    /// They never change.
     template <std::invocable F>
     [[nodiscard]] std::span<const CUdevResource> units(F ask) {
         const std::lock_guard lock(mutex_);
@@ -48,8 +49,8 @@ public:
         return {units_.data(), units_.size()};
     }
 
-    /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
-    /// All or none; throws as check_sms.
+    /// Takes free units for partitions of sms[i] SMs each. `into[i]` gets their indices and must
+    /// have room for them. All or none; throws as check_sms.
     void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<std::uint32_t>*> into) {
         const std::lock_guard lock(mutex_);
         check_sms(can, sms, static_cast<std::uint32_t>(std::count(taken_.begin(), taken_.end(), false)));

@@ -10,11 +10,12 @@
 //
 // A level has the same word for as long as the gate lives. Streams and graphs keep their waits for
 // the word while the level has no client, or has clients again. So the memory grows with the number
-// of levels that ever had a client, and nobody waits but for those who have the level now.
+// of levels that ever had a client, but work waits only for levels that have clients now.
 //
-// The words lie in pinned memory. Where waits or writes are enqueued when the gate goes, the memory
-// stays for ever: a page. (Driver API, Stream Memory Operations: waits need 64-bit support, which every device since Pascal
-// has, and drivers since CUDA 12 offer them by default.) Not thread-safe.
+// The words lie in pinned memory. If waits or writes are still enqueued when the gate is destroyed,
+// one page of memory is never freed. (Driver API, Stream Memory Operations: waits need 64-bit
+// support, which every device since Pascal has, and drivers since CUDA 12 offer them by default.)
+// Not thread-safe.
 #pragma once
 
 #include <cuda.h>

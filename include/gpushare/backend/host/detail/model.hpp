@@ -2,10 +2,11 @@
 // The model of a host node: streams, devices, the blocks that occupy their SMs, and when each event happens. It has no
 // thread, lock or clock: it is told the time and asked for blocks to run.
 //
-// Every block has a start and an end on its device's timeline. Ends are processed in the order of their times, and what
-// an end lets start starts at that time, even if the driving thread is late. So delays of the operating system don't
-// add up, and opaque work behaves as in a simulation with real submission times. Real time comes in only by
-// submissions, and by kernels that compute for longer than their hold.
+// Every block has a start and an end on its device's timeline. Ends are processed in the order of
+// their times. Work that an end lets start begins at the time of that end, even if the driving
+// thread is late. So delays of the operating system don't add up, and opaque work behaves as in a
+// simulation with real submission times. Real time enters only through submissions, and through
+// kernels that compute for longer than their hold.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +59,7 @@ public:
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
     /// Collects the waiters to wake for reached points. Call before the lock is released:
-    /// afterwards they may be gone.
+    /// afterwards the waiters may be gone.
     void wake_waiters(wake_list& woken) noexcept;
 
     // --- blocks to run
@@ -70,9 +71,9 @@ public:
     /// The blocks of `sm` have been computed, and its edges say from when to when they occupy it.
     void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept;
 
-    /// Pauses an SM whose one block is running, to run a block of a higher level there instead, if
-    /// one waits. Then come finish_nested() and, once none is left, `sm` is as before but for the
-    /// time.
+    /// Pauses an SM whose one block is running, to run a waiting block of a higher level there.
+    /// Call finish_nested() afterwards. Once no such block is left, `sm` is as before except for
+    /// the time.
     [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept;
     void finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept;
 

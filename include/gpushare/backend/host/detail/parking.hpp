@@ -31,9 +31,9 @@ public:
 
     explicit parking(std::size_t workers) { idle_.reserve(workers); }
 
-    /// Makes sure that somebody looks at work that waits, and is there at `next_event` (`never`: there is none).
-    /// Wakes at most one worker, and none while one is on its way: it looks at everything, and calls for more hands
-    /// if there is more than it can do.
+    /// Makes sure that a worker looks at waiting work, and that one is there at `next_event`
+    /// (`never`: there is none). Wakes at most one worker, and none while one is on its way: that
+    /// worker looks at everything, and calls others if there is more work than it can do.
     void call(bool work_waits, instant next_event, wake_list& woken) noexcept;
 
     /// Sleeps until called, or until `next_event` if nobody else looks out for it. May return early.

@@ -56,8 +56,8 @@ public:
         return static_cast<std::uint32_t>(sum);
     }
 
-    /// Sets `count` >= 1 of the SMs in group 0 apart, of which there are as many. Returns the
-    /// group, from 1; numbers are used again. Blocks of others that are on them stay to their end.
+    /// Sets apart `count` >= 1 of the SMs in group 0, which has as many. Returns the group, from 1;
+    /// numbers are used again. Blocks of others on these SMs stay to their end.
     [[nodiscard]] std::uint32_t set_apart(std::uint32_t count) {
         std::uint32_t made = 1;
         while (made < groups_.size() && groups_[made].sms != 0) ++made;
@@ -115,8 +115,8 @@ public:
         return std::nullopt;
     }
 
-    /// The head that has waited longest of the highest level above `level` and may run on `sm`,
-    /// which is taken: a block of it goes there now. As in next(), no head passes a cooperative
+    /// Among the heads above `level` that may run on `sm`, takes the one of the highest level that
+    /// has waited longest: a block of it goes there now. As in next(), no head passes a cooperative
     /// head that waits for this SM among others.
     [[nodiscard]] std::optional<claim> next_above(priority level, std::uint32_t sm) noexcept {
         for (auto at = heads_.size(); at-- > 0 && heads_[at].level > level;) {

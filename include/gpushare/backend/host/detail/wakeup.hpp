@@ -43,16 +43,16 @@ public:
         const timespec at{.tv_sec = static_cast<time_t>(left.count() / nanoseconds_per_second),
                           .tv_nsec = static_cast<long>(left.count() % nanoseconds_per_second)};
         while (raised_.load(std::memory_order_acquire) == 0) {
-            // Absolute, on CLOCK_MONOTONIC. The call may return for a signal, or for a thread that
-            // slept at this address before.
+            // The deadline is absolute, on CLOCK_MONOTONIC. The call may return for a signal, or
+            // for a thread that slept at this address before.
             const long result = ::syscall(SYS_futex, &raised_, FUTEX_WAIT_BITSET_PRIVATE, 0,
                                           deadline == never ? nullptr : &at, nullptr, FUTEX_BITSET_MATCH_ANY);
             if (result != 0 && errno != EAGAIN && errno != EINTR) break;
         }
         return raised();
     }
-    /// Ends the sleep without raising the wake-up. Call under no lock of the raising thread, and
-    /// keep the wake-up alive meanwhile.
+    /// Ends the sleep without raising the wake-up. Call without holding any lock, and keep the
+    /// wake-up alive meanwhile.
     void interrupt() noexcept {
         std::uint32_t neither = 0;  // release: pairs with wait()
         if (raised_.compare_exchange_strong(neither, interrupted, std::memory_order_release, std::memory_order_relaxed))
@@ -81,8 +81,8 @@ public:
         sleeping_[size_++] = &w.raised_;
         w.raised_.store(1, std::memory_order_release);  // pairs with raised()
     }
-    /// Under no lock. An address at which nobody sleeps any more costs a system call, and wakes nobody or somebody who
-    /// looks again.
+    /// Call under no lock. If no thread sleeps at an address any more, the system call wakes none,
+    /// or a thread that then checks its condition again.
     void wake_all() noexcept {
         while (size_ > 0) ::syscall(SYS_futex, sleeping_[--size_], FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }

@@ -91,8 +91,8 @@ struct stream_state {
     instant last_end{};
     ns used{};        // SM time of all its blocks that have ended
     double wide = 0;  // the same, each times the part of the SMs that its kernel could fill
-    // The first failure since the last point that is in no own_work; once that is reached it stays
-    // until other work is done.
+    // The first failure since the last point that belongs to no own_work. Once that point is
+    // reached, the failure stays until other work is done.
     errc status = errc::none;
     std::exception_ptr exception;
     bool told = false;                // that point is reached
