@@ -79,14 +79,15 @@ private:
         return t.leave();
     }
 
-    /// A part of the elements straight from all inputs to all outputs: the least traffic there is,
-    /// 2RS bytes. Within the block's own elements, because other blocks may go another way.
+    /// Combines a part of the elements straight from all inputs to all outputs, with the least
+    /// possible traffic, 2RS bytes. It stays within the block's own elements, because other blocks
+    /// may use another algorithm.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault two_shot(session<Context>& t, std::uint32_t blocks, element_range of_block) const {
         if (!t.meet(signature(blocks), in, out)) return t.fault();
         // All ranks cut at the cache lines of rank 0's output, which are mostly those of the
-        // others' too: nobody writes to a line that another rank writes to.
+        // others' outputs too, so no rank writes to a line that another rank writes to.
         constexpr std::size_t grain = cache_line_bytes / sizeof(T);
         const std::size_t first = reinterpret_cast<std::uintptr_t>(t.signal_from(0).out) / sizeof(T) + of_block.begin;
         const element_range part = shard_of_shifted(of_block.size(), first % grain, t.rank(), t.ranks(), grain);

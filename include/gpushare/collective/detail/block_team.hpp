@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a block that look at a few neighbouring elements together: on a device some lanes
-// of a warp, which tell each other their largest number, else one thread.
+// The threads of a block that look at a few neighbouring elements together. On a device these are
+// some lanes of a warp, which exchange their largest number; elsewhere it is one thread.
 //
 //   const auto team = block_team::of<8>(ctx);
 //   team.each(blocks, [&](std::size_t b) { most = team.largest(mine_of(b, team.lane())); });
@@ -15,7 +15,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Threads that work together. A team has one thread where a block has fewer threads than a whole
+/// Threads that work together. A team has one thread if a block has fewer threads than a whole
 /// team.
 class block_team {
 public:
@@ -34,8 +34,8 @@ public:
     }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
-    /// The first of this team's blocks, of `blocks`; `teams()` further on is the next one. Threads
-    /// that no team has have none.
+    /// The first of this team's blocks, of `blocks`; the next one is `teams()` further on. Threads
+    /// outside of all teams have none.
     [[nodiscard]] GPUSHARE_HD std::size_t first(std::size_t blocks) const noexcept {
         return index_ < teams_ ? index_ : blocks;
     }

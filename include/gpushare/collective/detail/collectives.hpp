@@ -48,8 +48,9 @@ struct reduce_scatter_body {
     }
 };
 
-/// Behind `meet`: reads this block's shard of `count` elements from each rank, `skip` elements behind where it told, into `out`, rank
-/// after rank. Everyone reads what the others have: writing would need a wait more where outputs are inputs.
+/// After `meet`: reads this block's shard of `count` elements from each rank, beginning `skip`
+/// elements after the signalled address, into `out`, rank after rank. Each rank reads the others'
+/// data: writing would need one more wait if outputs are inputs.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 GPUSHARE_HD void gather_parts(session<Context>& t, T* out, std::size_t count, std::size_t skip,
@@ -169,8 +170,8 @@ struct all_to_all_body {
     }
 
 private:
-    /// What two ranks have for each other changes places: one of them moves the first half, the other one the rest. So no
-    /// element is touched by two.
+    /// Exchanges the data that two ranks have for each other: one rank moves the first half, the
+    /// other one the rest. So no two ranks touch the same element.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD void swap_parts(session<Context>& t, std::uint32_t blocks) const noexcept {

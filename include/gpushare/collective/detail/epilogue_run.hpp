@@ -59,8 +59,8 @@ template <std::uint32_t I, class First, class... Rest>
         return known_at<I - 1>(k.rest);
 }
 
-/// Elements that a thread takes at once: a cache line where it is alone, else what one access
-/// moves, so that neighbouring threads take neighbouring bytes.
+/// Elements that a thread takes at once: a cache line if it is the only thread, otherwise the size
+/// of one access, so that neighbouring threads take neighbouring bytes.
 template <class Context>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t lanes_for() noexcept {
     if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })
@@ -79,8 +79,8 @@ requires requires {
 }
 inline constexpr bool is_repeated<S, Next> = std::same_as<typename S::rounded_type, typename Next::stored_type>;
 
-/// Works on one row at a time. It holds copies of all that it reads again and again: what sinks
-/// write may alias anything else, and would have it read from memory each time.
+/// Works on one row at a time. It holds copies of all values that it reads repeatedly: the sinks'
+/// writes may alias anything else, so the compiler would read the values from memory each time.
 template <std::uint32_t Width, class Context, class Source, class Outputs, class... Stages>
 class epilogue_run {
     using whole = epilogue<Stages...>;
@@ -323,7 +323,7 @@ private:
         return all_pieces(row, end, pass);
     }
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-    // With a row of its own: what sinks write may alias another's, which would be read and
+    // Takes a copy of the row: the sinks' writes may alias the original, which would be read and
     // multiplied again for each piece.
     template <class Pass>
     [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(place row, std::size_t end,

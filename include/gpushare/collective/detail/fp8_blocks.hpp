@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in blocks of 8 bits each with one scale: how a quantised all-reduce sends them. A code is
+// Numbers in blocks of 8 bits each with one scale, as a quantised all-reduce sends them. A code is
 // an e4m3; the scale is the smallest power of two with which none of the block's finite numbers
 // exceeds 448, the largest code. A byte b stands for 2^(b - 127), as in the MX formats.
 //
@@ -42,8 +42,8 @@ using coded_floats = floats<16>;
 [[nodiscard]] GPUSHARE_HD inline float inverse_scale(std::uint8_t byte) noexcept {
     return __builtin_bit_cast(float, (254U - byte) << 23);
 }
-/// The largest code that may stand beside such a scale. With the largest scale a code above 240
-/// would be infinite once it is scaled.
+/// The largest code that may have such a scale. With the largest scale a code above 240 would be
+/// infinite once it is scaled.
 [[nodiscard]] GPUSHARE_HD inline float largest_code(std::uint8_t byte) noexcept { return byte < 247 ? 448.0F : 240.0F; }
 
 /// The magnitude of what is finite, else 0.
@@ -110,7 +110,7 @@ template <std::uint32_t Block>
     return product_of(static_cast<float>(from.codes[i]), scale_of(from.scales[i / Block]));
 }
 
-/// Writes block `b` from the numbers that `source` has: `source(i)` is the 16 from element i on,
+/// Writes block `b` with numbers from `source`: `source(i)` is the 16 numbers from element i on,
 /// `source.one(i)` a single one.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t Block, class Context, class Source>

@@ -48,9 +48,9 @@ struct combined_rows {
     }
 };
 
-/// The same by a thread of a device, which has the addresses of up to eight ranks in registers, and
-/// loads from all of them before it combines anything: each load takes a microsecond where it comes
-/// from another device.
+/// The same for a thread of a device, which has the addresses of up to eight ranks in registers,
+/// and loads from all of them before it combines any: each load from another device takes a
+/// microsecond.
 template <class T, class Op>
 class held_rows {
 public:
@@ -190,8 +190,8 @@ private:
     [[nodiscard]] GPUSHARE_HD std::size_t scratch_bytes() const noexcept {
         return (what.width * sizeof(float) + interference_bytes - 1) / interference_bytes * interference_bytes;
     }
-    /// Whether this goes by one shot. The same for all blocks: a row that one of them leaves to
-    /// another rank would be nobody's.
+    /// Whether this call goes by one shot. The answer is the same for all blocks: otherwise no rank
+    /// would process a row that one block leaves to another rank.
     [[nodiscard]] GPUSHARE_HD bool works_alone(std::size_t slot, std::size_t rows,
                                                std::uint32_t blocks) const noexcept {
         if constexpr (Sharded || !epilogue<Stages...>::any_row) {

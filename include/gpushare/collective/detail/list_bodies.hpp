@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of collectives.hpp: a rank's part in collectives on lists, once it knows where all ranks'
-// lists are. For threads only: a device would need the lists in memory that all devices reach.
+// The bodies of collectives.hpp for lists: a rank's part in collectives on lists, once it knows
+// where all ranks' lists are. For threads only: a device would need the lists in memory that all
+// devices reach.
 #pragma once
 
 #include <algorithm>
@@ -120,8 +121,8 @@ void each_run(const session<thread_context>& t, const list_facts<T>& list, const
     if (run.size() != 0) f(first, run);
 }
 
-/// Combines `range` from the begin of array `a` on, by lines as far as there are any. Whether all
-/// of it is finite, if it `looks`.
+/// Combines `range` from the begin of array `a` on, in whole lines as far as possible. Returns
+/// whether all of it is finite, if it `looks`.
 template <class T, class Op>
 [[nodiscard]] bool combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range,
                                  bool to_all, bool looks) noexcept {
@@ -169,8 +170,9 @@ template <class T, class Op>
     return one_by_one(range);
 }
 
-/// Combines this rank's part, looking up now and then. `finite`, if not null, becomes whether all
-/// elements are, of all ranks' parts: each looks at its own while it has it at hand.
+/// Combines this rank's part, and checks now and then whether the group has been closed. `finite`,
+/// if not null, becomes whether all elements of all ranks' parts are finite: each rank checks its
+/// own part while it has the elements at hand.
 template <class T, class Op>
 [[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
                                             bool to_all, bool* finite) {

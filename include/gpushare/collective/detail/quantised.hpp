@@ -4,19 +4,20 @@
 //
 //   quantised_body<float, sum, 128>{in, out, n, {}}(session, blocks)
 //
-// A rank codes its elements of a chunk into its slot; each rank decodes its part of what all ranks
-// left, combines that in float in the order of ranks, and leaves the coded result; each rank
-// decodes the results of all. Nobody touches another rank's buffers.
+// A rank codes its elements of a chunk into its slot. Each rank decodes its part of all ranks'
+// slots, combines that in float in the order of ranks, and leaves the coded result. Each rank then
+// decodes the results of all. No rank touches another rank's buffers.
 //
 // At step s a rank codes chunk s, combines its part of chunk s - lag and takes the results of chunk
-// s - 2 lag, so that what it waits for was begun a step before. A slot holds 2 lag + 1 chunks, and
-// no rank waits until what it left was read:
-//   - who has taken chunk c knows that all ranks have combined chunk c, and so have read its codes.
-//     Before it codes chunk s it has taken chunk s - 1 - 2 lag, which lay where chunk s goes;
-//   - who has the codes of chunk c from all ranks knows that each had taken chunk c - 1 - 2 lag
+// s - 2 lag, so that it waits only for work that was begun a step before. A slot holds 2 lag + 1
+// chunks, and no rank waits until its own data was read:
+//   - a rank that has taken chunk c knows that all ranks have combined chunk c, and so have read
+//     its codes. Before it codes chunk s it has taken chunk s - 1 - 2 lag, which lay where chunk s
+//     goes;
+//   - a rank with the codes of chunk c from all ranks knows that each had taken chunk c - 1 - 2 lag
 //     before, whose results lay where those of chunk c go.
-// Read is behind a barrier of the rank's threads and before the release that tells of what came
-// next.
+// A chunk counts as read after a barrier of the rank's threads, and before the release that
+// publishes the next chunk.
 #pragma once
 
 #include <concepts>
@@ -38,8 +39,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How chunks lie in a slot. Each has so many blocks for every rank; their codes, then the codes of
-/// a rank's results, then the scales of both.
+/// How chunks lie in a slot. Each chunk has the same number of blocks for every rank: their codes,
+/// then the codes of a rank's results, then the scales of both.
 struct chunk_layout {
     std::size_t of_rank = 0;  // blocks of a chunk for each rank; 0: a slot is too small
     std::size_t stage = 0;    // bytes of a slot that a chunk has
@@ -75,8 +76,8 @@ struct brought_elements {
     }
 };
 
-/// To the type of the result. A code may round a sum that float16 holds up to 65536, which it
-/// doesn't: its largest number is nearer to any such sum than the bound asks.
+/// Converts to the type of the result. A code may round a sum that float16 holds up to 65536, which
+/// float16 doesn't hold: its largest number is nearer to any such sum than the bound asks.
 template <class T>
 struct result_lanes {
     template <class R>
@@ -294,8 +295,8 @@ struct quantised_body {
     static constexpr auto kind = collective_kind::all_reduce;
     static constexpr bool through_slots = true;
 
-    /// Blocks of threads are cut where blocks of numbers are, so the bits don't depend on how many
-    /// there are.
+    /// Blocks of threads are cut where blocks of numbers are, so the bits don't depend on the
+    /// number of threads' blocks.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {

@@ -110,8 +110,9 @@ GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n
     }
 }
 
-/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements begin; `sink` takes them.
-/// `Ranks` is their number where it is known when compiling, else 0.
+/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements
+/// begin; `sink` takes the results. `Ranks` is the number of ranks if it is known when compiling,
+/// otherwise 0.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t Ranks, class Context, class Op, class From, class Sink>
 GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
@@ -135,8 +136,8 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
     }
 }
 
-/// Combines what lies at element i of the arrays, and at P places in all, each `step` behind the one before: all is loaded before
-/// anything is combined.
+/// Combines element i of the arrays, and P places in all, each `step` behind the one before. All
+/// elements are loaded before any is combined.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class Values, std::uint32_t P, class T, std::uint32_t R, class Op, class To>
 GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, std::size_t i, std::size_t step,
@@ -152,8 +153,9 @@ GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, s
     }
 }
 
-/// As reduce_known, by a device's block, of R ranks whose arrays are all at multiples of 16: their addresses are in registers, and no
-/// load waits for another one. Returns what is left: less than 16 bytes, or all of it where an array lies elsewhere.
+/// As reduce_known, by a device's block, for R ranks whose arrays are all at multiples of 16: their
+/// addresses are in registers, and no load waits for another one. Returns the elements that are
+/// left: less than 16 bytes, or all of them if an array isn't aligned.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t R, class Context, class Op, class From, class To>
 [[nodiscard]] GPUSHARE_HD element_range reduce_held(Context& ctx, const Op& op, element_range range, const From& from,

@@ -4,16 +4,18 @@
 // whose parts start at different ranks. But here every element is combined in rank order, so the bits are those of the
 // other algorithms; for the same reason partial results travel in the type that they are computed in.
 //
-// At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits for the rank before it only, for something of
-// an earlier step or of the same one, so waits form no cycle.
+// At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits only for the
+// rank before it, for data of an earlier step or of the same one, so waits form no cycle.
 //
-// Nor does it wait until what it left in its slot `depth` chunks ago was taken: that is known, as lag < depth. A result was made by the
-// last rank, from what each rank had taken of the one before. So
-//   - who has the result of a chunk knows that its own part of that chunk was taken. All but the last have the result of chunk
-//     c - depth before they combine chunk c;
-//   - who has the result of chunk c, or as the last rank is about to make it, knows that all others have combined chunk c, and so have
-//     taken the result of chunk c - depth.
-// Taken is read, behind a barrier of the rank's threads and before the release that tells of what came of it.
+// A rank doesn't wait either until the next one took the data that it left in its slot `depth`
+// chunks ago, because lag < depth. The last rank made a result from data that each rank had taken
+// from the one before. So
+//   - a rank with the result of a chunk knows that its own part of that chunk was taken. All ranks
+//     but the last have the result of chunk c - depth before they combine chunk c;
+//   - a rank with the result of chunk c, or the last rank when it is about to make that result,
+//     knows that all others have combined chunk c, and so have taken the result of chunk c - depth.
+// A part counts as taken when its rank has read it: after a barrier of the rank's threads, and
+// before the release that publishes the work made from it.
 #pragma once
 
 #include <cstddef>

@@ -12,11 +12,12 @@
 // does the release, after ctx.sync(), which orders it after the writes of the whole block; one
 // thread's acquire holds for all threads after the next sync.
 //
-// Accesses to host memory over the bus (see host_report) are few and off the path from entering to
-// leaving: reads of one word are served one by one, half a microsecond each, and a release waits
-// for earlier writes over the bus. So a rank reports where it is once it has waited or worked for
-// long, and with one write behind the release by which it leaves. One thread looks for the host's
-// request while all wait for each other; a thread that waits or works for long looks now and then.
+// Accesses to host memory over the bus (see host_report) are few, and none lies between entering
+// and leaving: reads of one word are served one by one, half a microsecond each, and a release
+// waits for earlier writes over the bus. So a rank reports where it is once it has waited or worked
+// for long, and with one write after the release by which it leaves. One thread looks for the
+// host's request while all wait for each other; a thread that waits or works for long looks now and
+// then.
 #pragma once
 
 #include <chrono>
@@ -38,7 +39,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The context of a kernel body that a rank's own thread calls: one block of one thread, and a way
+/// The context of a kernel body that a rank's own thread calls: one block of one thread, with a way
 /// of waiting that suits as many threads as there are ranks. Functions that could run anywhere are
 /// marked so, since nvcc compiles them in its device pass, too.
 class thread_context {
@@ -63,8 +64,8 @@ public:
         if (turn >= busy_turns_) {
             std::this_thread::yield();
         } else {
-            // A flag that is looked at all the time comes later: a thread that writes the flag has
-            // to take its cache line away from the readers.
+            // Constant polling delays the flag: a thread that writes the flag has to take its cache
+            // line away from the readers.
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
@@ -91,8 +92,8 @@ struct smaller_word {
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
 
-/// How long a thread that gives up waits, beyond its deadline, for the others to leave its buffers:
-/// microseconds where they run.
+/// How long a thread that gives up waits, beyond its deadline, for the others to leave its buffers.
+/// That takes microseconds if they run.
 inline constexpr std::int64_t leaving_grace = 200'000'000;  // ns
 inline constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
 
@@ -140,10 +141,10 @@ public:
 
     /// False if the group is closed, or this rank's previous collective isn't done: nothing happened then.
     ///
-    /// This block says that it is inside, and then looks whether it is closed; who gives up closes
-    /// it, and then looks whether it is inside. At least one sees the other (see
+    /// This block says that it is inside, and then checks whether it is closed. A thread that gives
+    /// up closes it, and then checks whether the block is inside. At least one sees the other (see
     /// atomic_ref::store_crossing): either this block turns back, or the thread that gives up waits
-    /// for it to leave. Nobody touches a buffer of a rank that has returned.
+    /// for it to leave. So no rank touches a buffer of a rank that has returned.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
@@ -153,9 +154,9 @@ public:
             if (ctx_.thread_rank() == 0) last = own().epoch;  // beside `inside`: each load takes most of a microsecond
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
-                // It did nothing in there. On the host still a release: by C++20 this store hides
-                // that of the collective before it from a thread that finds it outside. On devices
-                // the others have waited for what that one did.
+                // This block did nothing inside. On the host the store is still a release: by C++20
+                // it hides the earlier collective's store from a thread that finds the block
+                // outside. On devices the others have waited for the earlier collective.
                 if constexpr (is_one_thread<Context>)
                     atomic_ref{own().inside}.store_release(0);
                 else
@@ -181,7 +182,7 @@ public:
     /// As many as `others` points to, if to any.
     static constexpr std::uint32_t shared_pointers = sizeof(peer_signal::other) / sizeof(void*);
 
-    /// Tells all ranks where this one's buffers are, and waits until all have done so. False:
+    /// Tells all ranks where this rank's buffers are, and waits until all have done so. False:
     /// fault() says why, and this rank has left.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
@@ -204,8 +205,8 @@ public:
             release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
         stage_ = collective_stage::waiting;
-        // For all threads: a short wait doesn't look. Called by a thread that mostly has nothing
-        // else to do.
+        // One thread looks on behalf of all, since a short wait doesn't look. That thread mostly
+        // has nothing else to do.
         if (rank_ == 0 && block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
@@ -253,8 +254,8 @@ public:
         return leave();
     }
 
-    /// The end of work that was looked up from: finishes if all threads of the block did the whole
-    /// of it, else gives up, for the group has been closed.
+    /// Ends work that was interrupted by still_open(): finishes if all threads of the block did the
+    /// whole work, otherwise gives up, since the group has been closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish_if(bool whole) noexcept {
         if (all_agree(whole)) return finish();
@@ -262,9 +263,9 @@ public:
         return fault_;
     }
 
-    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only
-    /// its slot. No barrier: behind `finish` all threads are done with others' buffers, and slots
-    /// stay as they are once somebody has given up.
+    /// Leaves without waiting, for collectives in which no rank touches another rank's buffers,
+    /// only its slot. There is no barrier: after `finish` all threads are done with others'
+    /// buffers, and slots stay as they are once a rank has given up.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {
@@ -277,7 +278,7 @@ public:
     }
 
     /// Call now and then in long work: false if the group has been closed. Each thread finds out by
-    /// itself: use all_agree() where barriers follow.
+    /// itself, so use all_agree() if barriers follow.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
         if (block_ == 0 && ctx_.thread_rank() == 0) {
@@ -352,9 +353,9 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
 
-    /// A word that only this block writes, which orders nothing. The host's threads may look at
-    /// those of their ranks at any time: relaxed. On a device nobody else does (see host_report),
-    /// one thread of the block writes it, and barriers are between.
+    /// Stores a word that only this block writes, and that orders nothing. relaxed: on the host,
+    /// other threads may read their ranks' words at any time. On a device no other thread does (see
+    /// host_report), one thread of the block writes the word, and barriers are between.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     [[nodiscard]] GPUSHARE_HD static Word kept(Word& word) noexcept {
@@ -373,7 +374,7 @@ private:
     }
 
     /// False if a collective is inside. Two of the host's threads may try at once, and the host's
-    /// memory tells them apart; on a device launches of one channel follow each other (see
+    /// memory decides between them. On a device, launches of one channel follow each other (see
     /// submit.hpp), and the word has one writer.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool say_inside() const noexcept {
@@ -394,30 +395,30 @@ private:
         stage_ = s;
         if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(s));
     }
-    /// Tells the host where the rank is, by its first block. relaxed: a snapshot for people.
-    /// Several threads may, between two barriers of the block: they tell the same.
+    /// The first block tells the host where the rank is. relaxed: a snapshot for people. Several
+    /// threads may do so between two barriers of the block, with the same value.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void report() const noexcept {
         if (view_.reports == nullptr || block_ != 0) return;
         atomic_ref{view_.reports[rank_].place}.store_relaxed(std::uint64_t{epoch_} << 32 | progress_word(stage_));
     }
-    /// From inside: proposes, unless somebody has closed this block: then all that is missing is
-    /// closed. relaxed: leaving is a release, and the choosing thread has seen this block leave.
+    /// From inside: proposes the fault, unless this block is closed already, and closes the group.
+    /// relaxed: leaving is a release, and the choosing thread has seen this block leave.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
         if (!closed()) atomic_ref{own().proposal}.store_relaxed(fault);
         close_group(view_);
     }
-    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the
-    /// host's memory. relaxed: the word is all there is to read.
+    /// Closes the group on the host's request, because the host can't reach the workspaces itself.
+    /// Reads the host's memory. relaxed: the request is this one word.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take_request() const noexcept {
         if (view_.reports == nullptr) return;
         const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_relaxed();
         if (asked != 0 && !closed()) close_for_host();
     }
-    /// Proposes no fault, since all ranks read the host's request where the host wrote it. So a
-    /// block that is outside the collective may call this as well.
+    /// Doesn't propose a fault, since all ranks read the host's request where the host wrote it. So
+    /// a block that is outside the collective may call this as well.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void close_for_host() const noexcept {
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_relaxed(1);
@@ -428,17 +429,17 @@ private:
         return view_.signal(rank_, from, block_, epoch_);
     }
 
-    /// Behind the group's end, by one thread, outside: waits for the others, and notes the fault
-    /// that all ranks take, for this block and for the host. Not out of line: on devices a call of
-    /// it took up to 16 registers more.
+    /// After the group's end, by one thread, outside: waits for the others, and notes the fault
+    /// that all ranks take, for this block and for the host. Inline: on devices a call of it took
+    /// up to 16 registers more.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
         if (kept(own().verdict) != 0) return;
         close_group(view_);  // all of it, whatever became of the thread that began
         const std::int64_t least = ctx_.now() + leaving_grace;
         const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
-        // The rank that closed the group had given its reason before. The ranks' proposals are here
-        // by now; the host's request comes in its own time.
+        // The rank that closed the group had stored its proposal before. The ranks' proposals are
+        // here by now; the host's request may come later.
         std::uint64_t chosen = chosen_proposal(view_);
         for (std::uint32_t turn = 0; chosen == 0 && ctx_.now() < least; ++turn) {
             ctx_.backoff(turn);
@@ -456,8 +457,8 @@ private:
         return collective_fault::unpacked(kept(own().verdict));
     }
 
-    /// Behind close_group. Blocks inside see that they are closed at their next step, which is
-    /// microseconds away. False if one is still inside when this one has waited long enough.
+    /// Call after close_group. Blocks inside see at their next step, within microseconds, that they
+    /// are closed. False if one is still inside at `until`.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool await_empty(std::int64_t until) const noexcept {
         for (std::uint32_t r = 0; r < ranks(); ++r)

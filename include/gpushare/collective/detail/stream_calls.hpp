@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on streams as values: what all ranks of one bring and get, and the body that each rank runs. submit.hpp and
-// submit_collectives.hpp make them of their arguments; detail/submit.hpp launches them.
+// Collectives on streams as values: the arrays that all ranks of a call bring and get, and the body
+// that each rank runs. submit.hpp and submit_collectives.hpp make them from their arguments;
+// detail/submit.hpp launches them.
 //
 //   broadcast_call<float>{data, n, root}.body(r, plan)
 #pragma once

@@ -35,16 +35,16 @@ inline namespace GPUSHARE_ABI {
 
 /// How a rank's kernel is launched, and how long it waits.
 struct launch_options {
-    /// The number of blocks of each rank, at most as many as the communicator has. 0: as many as the
-    /// tuning table says, as far as they exist and fit beside each other. The table is asked for an
-    /// all-reduce of as many bytes as the larger array of a rank has. Bodies that are submitted as
-    /// such have one block.
+    /// The number of blocks of each rank, at most as many as the communicator has. 0: the number
+    /// from the tuning table, as far as these blocks exist and fit side by side. The table is asked
+    /// for an all-reduce of as many bytes as the larger array of a rank has. Bodies that are
+    /// submitted as such have one block.
     std::uint32_t blocks = 0;
     std::uint32_t threads = 512;             ///< of a block, where a device has more than one
     ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
 };
 
-/// Ranks that one device can have: all bodies travel in the launch's arguments, so that a captured
+/// The most ranks of one device: all bodies travel in the launch's arguments, so that a captured
 /// launch needs no memory.
 inline constexpr std::uint32_t max_shared_ranks = 16;
 
@@ -130,9 +130,9 @@ public:
     gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
         : entered_(gangs.enter(devices)), channel_(channel) {}
 
-    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later.
-    /// errc::capturing where some of the streams are captured, by whomever, and others aren't: some
-    /// ranks would wait for the graph to be launched.
+    /// Does everything before the first launch that may fail, or wait for the device.
+    /// errc::capturing if some of the streams are captured, by whatever thread, and others aren't:
+    /// some ranks would wait for the graph to be launched.
     [[nodiscard]] errc prepare(std::span<Stream> streams) {
         std::size_t captured = 0;
         for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
@@ -174,8 +174,8 @@ template <class Body>
     return members[0].view().direct || works_through_slots<Body> ? errc::none : errc::not_supported;
 }
 
-/// How many blocks each rank gets: as the caller says or, if that is open, `planned`, as far as
-/// there are so many and, of each rank, `room` for them.
+/// How many blocks each rank gets: the caller's number or, if that is open, `planned`, limited by
+/// the number of blocks and by each rank's `room`.
 [[nodiscard]] inline std::uint32_t blocks_of(const member& of, const launch_options& options, std::uint32_t planned,
                                              std::uint64_t room) noexcept {
     if (options.blocks != 0) return options.blocks;
@@ -233,8 +233,8 @@ template <launcher Stream, class KernelOf>
     return blocks;
 }
 
-/// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
-/// `planned`: blocks, where `options` leaves that open.
+/// As submit() below, with `body_of(r)` for the body of rank r, which is made at its launch and not
+/// kept. `planned`: the number of blocks if `options` leaves it open.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,

@@ -40,7 +40,7 @@ struct tune_options {
     /// caches are slower to read.
     bool results_are_read = true;
     instant deadline = never;  ///< of all of it
-    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and comes into
+    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and goes into
     /// the table; 0 leaves it out.
     std::uint32_t most_blocks = 0;
 };
@@ -54,15 +54,15 @@ struct measured_plan {
 
 namespace detail {
 
-/// Whether so many bytes of a block go by `how` where a slot has `slot`: what doesn't fit goes
-/// another way, and would be timed under a false name.
+/// Whether `of_block` bytes of a block go by `how` with a slot of `slot` bytes. Data that doesn't
+/// fit goes by another algorithm, and would be timed under a false name.
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_block <= slot;
     return how != algorithm::ring || slot >= smallest_ring_slot;
 }
 
-/// The plan of the least cost. That of the size below where the best gains less than 10 %: what
-/// differs by noise isn't a row.
+/// The plan of the least cost. The plan of the size below if the best gains less than 10 %, so that
+/// noise doesn't add a row.
 [[nodiscard]] inline std::size_t cheapest(std::span<const all_reduce_plan> plans, std::span<const double> cost,
                                           const all_reduce_plan* below) {
     const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
@@ -96,8 +96,8 @@ public:
           in_(std::max(options.largest, options.arena).count() / sizeof(float)),
           out_(in_.size()) {}
 
-    /// All candidates take turns, sample by sample: what the machine does meanwhile happens to all of them. Every rank
-    /// returns the same.
+    /// All candidates take turns, sample by sample, so that the machine's other work affects all of
+    /// them. Every rank returns the same.
     [[nodiscard]] times measure(std::uint64_t size) {
         std::array<std::array<std::array<std::int64_t, samples>, uses>, plans.size()> took{};
         std::array<std::array<std::int64_t, uses>, plans.size()> repeats{};
@@ -148,8 +148,8 @@ public:
     static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
 
 private:
-    /// The plan that does the same as plan p where buffers are used so: nothing is streamed in
-    /// place, and nothing asked for ahead where it is.
+    /// The plan that does the same as plan p with this use of buffers: in place nothing is
+    /// streamed, and a plan that streams out of place prefetches nothing.
     [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
         all_reduce_plan plan = plans[p];
         if (!plan.streaming) return p;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives whose parts differ in length, as bodies that rank threads, blocks of the host backend and blocks of a device
-// run. The lengths lie in memory that the rank reads when it runs: so a captured launch takes those of the day.
+// Collectives whose parts differ in length, as bodies that rank threads, blocks of the host backend
+// and blocks of a device run. The lengths lie in memory that the rank reads when it runs, so a
+// captured launch takes the current lengths.
 //
 //   all_gatherv_body<float>{in, in_room, out, out_room, counts}(session, blocks)
 //
-// What a rank's own lengths don't leave room for, it says before it touches anything: it ends the collective with
-// errc::mismatch and its own number. What two ranks see differently, they learn when they meet.
+// If a rank's own lengths don't fit, the rank says so before it touches anything: it ends the
+// collective with errc::mismatch and its own number. If two ranks have different lengths, they find
+// out when they meet.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few elements of an array that a thread combines at once, in the type that they are computed in.
+// The few elements of an array that a thread combines at once, in the type of the computation.
 //
 //   using values = gpushare::detail::values_of<Context, bfloat16, sum>;
 //   auto x = values::load(a + i);    x.combine(sum{}, values::load(b + i));    x.store(out + i);
 //
-// A host thread takes 16 elements: floats in the vectors of floats.hpp, other numbers in a plain array, which compilers
-// make vectors of. A device's thread takes what one instruction moves, so that neighbouring threads read neighbouring
-// bytes. Most of what a CPU combines goes by whole cache lines instead: simd/cache_line.hpp.
+// A host thread takes 16 elements: floats in the vectors of floats.hpp, other numbers in a plain
+// array, which compilers vectorise. A device's thread takes the size of one instruction's access,
+// so that neighbouring threads read neighbouring bytes. Most of a CPU's combining works on whole
+// cache lines instead: simd/cache_line.hpp.
 #pragma once
 
 #include <concepts>
@@ -118,8 +119,8 @@ struct float_values {
     GPUSHARE_HD void store(T* to) const noexcept {
         store_floats(to, all);
     }
-    /// Past the caches where `to` is a multiple of 16, for what nobody reads soon. Before a later
-    /// release: finish_streaming().
+    /// Stores past the caches if `to` is a multiple of 16, for values that no thread reads soon.
+    /// Call finish_streaming() before a later release.
     template <class T>
     GPUSHARE_HD void stream(T* to) const noexcept {
         stream_floats(to, all);

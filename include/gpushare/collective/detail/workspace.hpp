@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory through which the ranks of a group talk, and its layout: one workspace per rank, allocated up front,
-// zeroed once and never reset. It holds plain pointers, so that it can be passed to kernels and stays valid in captured
-// graphs.
+// The memory through which the ranks of a group talk, and its layout: one workspace per rank,
+// allocated up front, zeroed once and never reset. The view holds plain pointers, so that it can be
+// passed to kernels and stays valid in captured graphs.
 //
 //   workspace of a rank = [state of each block][signals to each block from each rank, two by turns]
 //                         [slots of each block, two by turns]
 //
-// A block is a thread block of a rank's kernel, or the rank's one thread. The blocks i of all ranks work together and
-// touch nothing of other blocks. So each block counts its own epochs, and the number of blocks may change between
-// launches.
+// A block is a thread block of a rank's kernel, or the rank's one thread. The blocks i of all ranks
+// work together and don't touch other blocks' memory. So each block counts its own epochs, and the
+// number of blocks may change between launches.
 //
 // **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such an operation of one
 // device isn't atomic for another one. So each word has one writer, or all its writers store the same value.
@@ -99,9 +99,9 @@ struct workspace_view {
     [[nodiscard]] GPUSHARE_HD block_state& state(std::uint32_t rank, std::uint32_t block) const noexcept {
         return reinterpret_cast<block_state*>(workspaces[rank])[block];
     }
-    /// The signal of `from` to `rank` at `epoch`. Two signals by turns, and two slots below: a rank
-    /// that is one epoch ahead doesn't overwrite data that others still read, and no rank gets two
-    /// ahead, because every collective waits for all ranks to come.
+    /// The signal of `from` to `rank` at `epoch`. There are two signals, used in turn, and two
+    /// slots below. A rank that is one epoch ahead doesn't overwrite data that others still read,
+    /// and no rank gets two ahead, because every collective waits for all ranks to come.
     [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t rank, std::uint32_t from, std::uint32_t block,
                                                   std::uint32_t epoch) const noexcept {
         std::byte* const at = workspaces[rank] + blocks * sizeof(block_state);
@@ -133,22 +133,22 @@ struct workspace_view {
 
 // ---- how a group ends
 //
-// A block that gives up while it is inside writes a proposal where it alone writes, then closes all
-// blocks and leaves. Blocks that find themselves closed leave, and propose nothing. So once nobody
-// is inside, all proposals that there will ever be are there, and everyone chooses the same one.
-// The host's request comes last: it may be made at any time.
+// A block that gives up while it is inside writes a proposal to a place that it alone writes, then
+// closes all blocks and leaves. Blocks that find themselves closed leave, and propose nothing. So
+// once no block is inside, no more proposals come, and every rank chooses the same one. The host's
+// request comes last, because the host may make it at any time.
 
-/// Out of line, also on a device (by value: what is referred to would lie in local memory): there
-/// are many places from which a kernel gives up, and this loop in each was a third of it. See
-/// session::enter for the order.
+/// Out of line, also on a device, with the view by value: a referenced view would lie in local
+/// memory. A kernel gives up in many places, and this loop in each of them was a third of the
+/// kernel. See session::enter for the order.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)
         for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_crossing(1);
 }
 
-/// The proposal that stands: of the first rank that has made one, and its first block; the host's
-/// where no rank has. 0 if there is none. relaxed: each word is all there is to read. A rank's is
+/// The valid proposal: of the first rank that has made one, and its first block; the host's if no
+/// rank has made any. 0 if there is none. relaxed: each word stands alone. A rank's proposal is
 /// there once the rank has left.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {

@@ -211,8 +211,8 @@ struct batch {
     [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
     [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
-    /// Whether the end is recorded and the device hasn't reached it. On a backend where a query
-    /// costs as much as another point, the answer comes from earlier queries alone.
+    /// Whether the device hasn't reached the recorded end yet. On a backend where a query costs as
+    /// much as another point, the answer comes from earlier queries and the prediction alone.
     [[nodiscard]] bool is_to_come(instant now) const noexcept {
         if constexpr (shares)
             return !known || now < busy_until;

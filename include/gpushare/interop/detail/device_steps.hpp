@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of training by ranks that are threads of this process, with gradients on devices, for a
-// framework whose threads have current streams of their own. Without torch: the hooks for libtorch
-// are in interop/torch_gradients.hpp. The thread that brings a bucket's last gradient enqueues the
-// bucket for all ranks.
+// framework whose threads have current streams of their own. It doesn't use torch: the hooks for
+// libtorch are in interop/torch_gradients.hpp. The thread that brings a bucket's last gradient
+// enqueues the bucket for all ranks.
 //
 //   device_steps<node_type, combine_type, float> steps(node, streams, 2, combine, bucket, patience);
 //   steps.add(r, gradients, stream);      // once for each rank
 //   steps.ready(r, g, stream);            // what computes gradient g is enqueued on `stream`
 //   auto fault = steps.wait(r, stream);   // what `stream` is given from now on finds the averages
 //
-// Stream order: a rank's stream waits for `stream` where a gradient is ready, and `stream` waits for
-// the rank's stream behind the step's last bucket. The host waits only until the other ranks have
+// Stream order: when a gradient is ready, the rank's stream waits for `stream`. After the step's
+// last bucket, `stream` waits for the rank's stream. The host waits only until the other ranks have
 // enqueued as much.
 //
 // Other processes take part if `combine` says so (combines_with_others), as a combiner() of
 // two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
-// type by type, and faults have the numbers of all ranks. One rank here waits for the other processes
-// at a time: the last one in add(), and in ready() the one that brings a bucket's last gradient. It
-// waits without the lock, so the other ranks' calls answer meanwhile. A gradient that becomes ready
-// is noted, and the rank that waits takes it up when it is back. end() ends that wait.
+// type by type, and faults have the numbers of all ranks. One rank here waits for the other
+// processes at a time: the last one in add(), and in ready() the one that brings a bucket's last
+// gradient. It waits without the lock, so the other ranks' calls return meanwhile. A gradient that
+// becomes ready is noted, and the waiting rank takes it up when it is back. end() ends that wait.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ struct device_gradient {
     std::size_t count = 0;  // elements
 };
 
-/// What a framework's hooks ask of the ranks. `stream` is the native handle of the calling thread's
-/// current stream. A rank's calls come one after the other, on whatever threads.
+/// The calls that a framework's hooks make to the ranks. `stream` is the native handle of the
+/// calling thread's current stream. A rank's calls come one after the other, on any threads.
 class device_ranks {
 public:
     device_ranks() = default;
@@ -81,8 +81,8 @@ public:
     [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
     /// The rank has no batches left: blocks until another rank begins a step (true), or none will.
     [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
-    /// Every rank's wait() returns this from now on, unless a fault was there before. The other
-    /// processes hear of it. Doesn't wait for them.
+    /// From now on every rank's wait() returns this fault, unless there was one before. The other
+    /// processes learn of it. Doesn't wait for them.
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
@@ -124,10 +124,10 @@ private:
     std::size_t joined_ = 0;                  // ranks
 };
 
-/// A way to combine with other processes: agree_on compares a number of each, end tells them of a
-/// fault of a rank here, and fault() has theirs, numbered from first() on in this process. One
-/// thread at a time calls these. interrupt comes from any thread, and ends another one's call with
-/// a fault of a rank here.
+/// A way to combine with other processes. agree_on compares a number of each process, end tells
+/// them of a fault of a rank here, and fault() has their fault, with the ranks of this process
+/// numbered from first() on. One thread at a time calls these. interrupt may come from any thread,
+/// and ends another thread's call with a fault of a rank here.
 template <class C>
 concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
     { c.agree_on(number) } -> std::same_as<collective_fault>;
@@ -137,8 +137,8 @@ concept combines_with_others = requires(C& c, std::uint64_t number, errc why, st
     { c.first() } -> std::convertible_to<std::uint32_t>;
 };
 
-/// See above. `Combine` is called with each of the buckets' types, errc(device_buckets<T>&), and
-/// calls advance() on the same streams. Functions of different ranks are safe side by side.
+/// See above. `Combine` is called with each of the buckets' types, as errc(device_buckets<T>&), and
+/// calls advance() on the same streams. Functions of different ranks may run at the same time.
 template <node Node, class Combine, class... T>
 requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
     (... && std::is_invocable_r_v<errc, Combine&, device_buckets<T>&>)class device_steps : public device_ranks {
@@ -161,11 +161,12 @@ public:
                   "streams of ranks with gradients on devices");
     }
 
-    /// Throws operation_error: invalid_specification for a rank that isn't there, or is there
-    /// already; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
-    /// where another rank has others; and what borrowing the stream throws. The last rank here
-    /// waits for other processes, and throws their fault: mismatch, with the rank, where a process
-    /// has other parameters, types or buckets. It throws as well what ends that wait here.
+    /// Throws operation_error: invalid_specification for a rank that isn't there, or was added
+    /// before; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
+    /// if another rank has other parameters; and the errors of borrowing the stream. The last rank
+    /// here waits for other processes, and throws their fault: mismatch, with the rank, if a
+    /// process has other parameters, types or buckets. It also throws the fault that ends that wait
+    /// here.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         std::unique_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -322,8 +323,8 @@ private:
 
     // ---- one thread at a time combines, and none holds the lock meanwhile
 
-    /// Calls f without the lock. Until it is back, no other thread calls combine_, nor touches what
-    /// combine_ works on.
+    /// Calls f without the lock. Until the thread is back, no other thread calls combine_, or
+    /// touches the data of combine_.
     template <class F>
     auto away(std::unique_lock<std::mutex>& lock, const F& f) {
         struct trip {
@@ -361,8 +362,8 @@ private:
         }
         tell(lock);
     }
-    /// Of `taken_`: each rank's stream waits for what computes its gradients, and all buckets go that
-    /// are ready.
+    /// For the gradients in `taken_`: each rank's stream waits for the work that computes them, and
+    /// all buckets that are ready go.
     [[nodiscard]] errc take_up() {
         errc why = errc::none;
         for (const mark& m : taken_) {
@@ -395,8 +396,8 @@ private:
         --left_;
         return true;
     }
-    /// Until `over`. False once the ranks here have had their patience, which the time that one of
-    /// them is away doesn't count towards.
+    /// Waits until `over`. False once the ranks' patience here is over, which doesn't count the
+    /// time in which one of them is away.
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;
@@ -438,8 +439,8 @@ private:
         ((who = who ? std::move(who) : stalled_of(gradient_type_of<T>)), ...);
         return who ? who->second : 0;
     }
-    /// What stalled() tells of one type, whose last gradient is the first that is needed. `marked` knows
-    /// more than the buckets, while a thread is away.
+    /// The answer of stalled() for one type, whose last gradient is needed first. While a thread is
+    /// away, `marked` knows more than the buckets.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled_of(gradient_type type) const {
         if (here_ != of_.size()) return std::nullopt;
         const auto has = [&](std::uint32_t r, std::size_t g) { return !ledger_.has_next(r) && of_[r].marked[g]; };
@@ -464,8 +465,8 @@ private:
         }
         tell(lock);
     }
-    /// The other processes hear of a fault here once: from the thread that is away, when it is back,
-    /// or from this one.
+    /// Tells the other processes of a fault here, once: by the thread that is away, when it is
+    /// back, or by this thread.
     void tell(std::unique_lock<std::mutex>& lock) {
         if constexpr (between_processes)
             if (fault_ && !is_away_ && !std::exchange(told_, true))
@@ -492,8 +493,9 @@ private:
     Combine combine_;
     ns patience_;
     bytes bucket_;
-    // Of all that follows, but for of_[r].as, which is its rank's, and what the thread that is away
-    // has alone: combine_, all_, taken_ and left_. The gradients in of_ stay from then on.
+    // Guards all that follows, except of_[r].as, which belongs to its rank, and the data of the
+    // thread that is away: combine_, all_, taken_ and left_. The gradients in of_ stay from then
+    // on.
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;

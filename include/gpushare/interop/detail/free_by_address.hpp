@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees for libraries that free with another size than they allocated with, as PyTorch has. The
-// block is the caller's to free, and to refuse that would keep it charged for the tenant's life: it
-// goes back as it was allocated, and the memory's event tells of the wrong size.
+// Frees for libraries that free with another size than they allocated with, as PyTorch does. The
+// caller may free the block, and a refusal would keep it charged for the tenant's life. So the
+// block goes back as it was allocated, and the memory's event reports the wrong size.
 //
 //   return detail::free_by_address(memory, p, size, 256, [&](std::size_t n, std::size_t a) { return memory.deallocate(p, n, a); });
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI transport's other needs, beside messages: by how many threads the MPI may be called, a
+// An MPI transport's other needs, beside messages: how many threads may call the MPI, a
 // communicator without some ranks, and a function that combines received elements.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long to rest before asking an MPI again, where there is no other way to wait. Constant
-// polling would take the core from threads that compute. A small part of a chunk's time is soon
-// enough to keep a link filled. A value; time comes in.
+// How long to rest before querying an MPI again, if there is no other way to wait. Constant polling
+// would take the core from threads that compute. A small part of a chunk's time is short enough to
+// keep a link filled. A value; the caller passes the time.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ public:
     }
 
 private:
-    /// Many chunks are under way: what one takes is a small part of what keeps a link filled. At 10
-    /// Gbit/s and more a chunk of the usual size takes too short for sleep.
+    /// Many chunks are under way, so one chunk's time is a small part of the time that keeps a link
+    /// filled. At 10 Gbit/s and more a chunk of the usual size is too short for a sleep.
     static constexpr int part = 4;
     static constexpr ns shortest = std::chrono::microseconds(20), longest = std::chrono::microseconds(200);
 

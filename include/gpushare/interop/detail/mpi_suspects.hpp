@@ -58,8 +58,9 @@ private:
     std::vector<collective_fault> faults_;
 };
 
-/// The notices of ranks that left in order: such a rank takes part in its first `calls` calls alone.
-/// A notice is one word: a fault with that number in place of an epoch, and a mark. A plain value.
+/// The notices of ranks that left in order: such a rank takes part in its first `calls` calls
+/// alone. A notice is one word: a fault with that number in place of an epoch, and a mark. A plain
+/// value.
 class mpi_farewells {
 public:
     [[nodiscard]] static std::uint64_t notice(collective_fault why, std::uint32_t calls) noexcept {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One chunk of a collective on its way through an MPI: what is sent and received in each phase, and
-// what is done between them. A state machine that never waits; mpi.hpp drives it.
+// One chunk of a collective on its way through an MPI: the messages of each phase, and the work
+// between them. A state machine that never waits; mpi.hpp drives it.
 //
 //   auto t = mpi_transfer::one_shot(in, out, n, signature, &combine_floats);
 //   t.number(by, 17, signature);   t.begin(comm, rank, size);
 //   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
-// Ranks compare what they call in two ways. A message's tag holds a few bits of the call's
-// signature, so messages of different calls seldom meet, and a waiting rank finds another one there
-// instead (differs_from). Tags are too short to rule that out: each call also has one transfer in
-// one shot, whose messages end with the whole signature. Messages are sent even if they are empty.
+// Ranks compare their calls in two ways. A message's tag holds a few bits of the call's signature,
+// so messages of different calls seldom meet, and a waiting rank finds another call's message there
+// instead (differs_from). Tags are too short to rule that out, so each call also has one transfer
+// in one shot, whose messages end with the whole signature. Messages are sent even if they are
+// empty.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -120,8 +121,8 @@ public:
     /// How tags are made of a transfer's number, of what is called, and of the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// Where a tag is at most `last_tag`: a quarter of a million numbers, for that many chunks
-        /// of two arrays are told apart, and 4096 kinds, if there are as many tags.
+        /// Numbers for tags up to `last_tag`. If there are as many tags, a quarter of a million
+        /// numbers tell apart that many chunks of two arrays, and 4096 kinds.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
@@ -166,9 +167,8 @@ public:
         mpi_transfer* of;
         std::size_t which;
     };
-    /// Appends what isn't finished. All transfers' requests are tested by one call: each call is a
-    /// look at the network, and an MPI that gives its core away when there is nothing does so in
-    /// each.
+    /// Appends the unfinished requests. One call tests all transfers' requests, because each call
+    /// is a look at the network, and some MPIs yield the core in each call that finds nothing.
     void add_requests(std::vector<MPI_Request>& requests, std::vector<pending>& whose) {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) continue;

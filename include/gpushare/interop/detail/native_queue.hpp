@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA stream of somebody else's, and memory on its device, for adaptors that have no node:
-// beside captures that other threads have under way, whatever device is current, and leaving
-// nothing for cudaGetLastError().
+// A CUDA stream of another owner, and memory on its device, for adaptors that have no node. Its
+// calls work beside captures of other threads and whatever device is current, and leave no error
+// for cudaGetLastError().
 //
 //   detail::native_queue queue{stream};       void* word = queue.allocate(4, code);
 //   if (queue.state() == cudaErrorNotReady) ...
@@ -97,8 +97,8 @@ public:
     void free(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFree(p); });
     }
-    /// cudaSuccess once all that was enqueued is done; cudaErrorNotReady; or why it never will be.
-    /// With a relaxed_thread.
+    /// cudaSuccess once all enqueued work is done; cudaErrorNotReady; or the error because of which
+    /// it never will be. Call with a relaxed_thread.
     [[nodiscard]] cudaError_t state() const noexcept {
         // Which default stream that is depends on what is current; any other handle names one.
         return is_default() ? on_device([this] { return query(); }) : query();

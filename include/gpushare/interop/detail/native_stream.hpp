@@ -17,10 +17,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The point from which on nothing that is enqueued so far uses memory, on a stream that somebody else owns; under a capture, once
-/// the graph is gone. `d` is the device whose default stream is
-/// meant by a null handle. Where a node knows no handles, as that of the host, a handle is the address of one of its
-/// streams, and null means that nothing runs. Safe from any thread. Throws operation_error: capturing, no_device,
+/// The point after which no work enqueued so far uses memory, on a stream of another owner; under a
+/// capture, once the graph is gone. A null handle means the default stream of device `d`. If a node
+/// knows no handles, as the host's, a handle is the address of one of its streams, and null means
+/// that nothing runs. Safe from any thread. Throws operation_error: capturing, no_device,
 /// invalid_specification (a per-thread default stream); and std::bad_alloc.
 template <node Node, class Handle>
 [[nodiscard]] typename Node::stream::point point_after(Node& on, device_id d, Handle* stream) {
@@ -41,8 +41,8 @@ template <timeline Stream>
         return stream.record();
 }
 
-/// Reached once all of them are. Where the node's points can't say that, a stream of its own waits for them. Throws what making one
-/// throws.
+/// A point that is reached once all of these are. If the node's points can't do that, a stream of
+/// its own waits for them. Throws the errors of making a stream.
 template <node Node, class Point = typename Node::stream::point>
 [[nodiscard]] Point point_after_all(Node& on, device_id d, std::vector<Point> points) {
     if (points.size() == 1) return std::move(points.front());

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Torch's allocator for CUDA with tenants in front of it: what torch_blocks says is a tenant's
-// comes of that one's memory, all else of the allocator that was there before.
+// Torch's allocator for CUDA with tenants in front of it. Allocations that torch_blocks assigns to
+// a tenant come from that tenant's memory, all others from the allocator that was there before.
 //
 //   detail::torch_allocator::install();       // as often as one likes
 //
-// Torch's own way, a MemPool with a filter (beginAllocateToPool) in force, doesn't do for tenants:
-// while any filter of the device is in force, torch reclaims no block that several streams used,
-// gives no cache back before it says that memory is out, and fails an internal assertion where any
-// pool is emptied, as the end of every MemPool does. Captures have such filters; they are short.
+// Torch's own way, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants. While
+// any filter of the device is in force, torch reclaims no block that several streams used, and
+// gives no cache back before it reports that memory is out. It also fails an internal assertion
+// when any pool is emptied, as the end of every MemPool does. Captures have such filters, but they
+// are short.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -49,7 +50,8 @@ using torch_pool_id = c10::MempoolId_t;
 }
 
 /// An allocator of which only a few functions are called; the others refuse. Torch's pools take
-/// memory from one of a tenant's, and the allocator for all forwards what isn't about tenants.
+/// memory from one allocator for each tenant, and the allocator for all forwards calls that don't
+/// concern tenants.
 class torch_forwarding : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
 public:
     explicit torch_forwarding(c10::cuda::CUDACachingAllocator::CUDAAllocator& to) noexcept : next_(&to) {}
@@ -145,8 +147,8 @@ private:
     c10::cuda::CUDACachingAllocator::CUDAAllocator* next_;
 };
 
-/// What a torch pool for graphs takes its segments from: the memory of a tenant. Torch calls it
-/// under the lock of the device's allocator, during a capture.
+/// The source of a torch pool's segments for graphs: a tenant's memory. Torch calls it under the
+/// lock of the device's allocator, during a capture.
 class torch_graph_memory final : public torch_forwarding {
 public:
     torch_graph_memory(c10::cuda::CUDACachingAllocator::CUDAAllocator& next,
@@ -172,8 +174,8 @@ private:
 /// The allocator for all. Safe from any thread.
 class torch_allocator final : public torch_forwarding {
 public:
-    /// Puts the one of the process in front of torch's, if it isn't there. It is never taken away:
-    /// blocks of it may be anywhere.
+    /// Puts the process's allocator in front of torch's, if it isn't there yet. It stays for ever,
+    /// because its blocks may be anywhere.
     static void install() {
         static std::mutex one_at_a_time;
         const std::lock_guard lock(one_at_a_time);
@@ -290,8 +292,8 @@ private:
             return false;
         }
     }
-    // The pools whose graphs are all gone. Torch may empty none while it captures: then the end of
-    // the capture does.
+    // Empties the pools whose graphs are all gone. Torch may empty none while it captures; then the
+    // end of the capture empties them.
     void drop_graphs() noexcept {
         if (!underway_.empty()) return;
         std::erase_if(graphs_, [&](const auto& g) {

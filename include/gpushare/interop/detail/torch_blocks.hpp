@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose torch's allocations are. An allocation is the tenant's to whom the stream is bound, which
-// is the current one of the thread that allocates: autograd's threads work on the streams of the
-// forward pass. On a stream that is bound to nobody, it is the tenant's whose scope the thread is
-// in. A block goes back to whom it came from, on whatever thread, also when that scope is over.
+// Assigns torch's allocations to tenants. If the allocating thread's current stream is bound to a
+// tenant, the allocation is that tenant's: autograd's threads work on the streams of the forward
+// pass. On an unbound stream, it belongs to the tenant whose scope the thread is in. A block goes
+// back to its owner, on whatever thread, even after that scope is over.
 //
 //   auto& all = detail::torch_blocks::of_process();
 //   all.add(chat, 0, streams); // chat: a std::shared_ptr<torch_owner>
@@ -43,13 +43,13 @@ public:
 
     /// For work on `stream`; null, and the reason.
     [[nodiscard]] virtual void* try_allocate(std::size_t size, void* stream, failure& why) noexcept = 0;
-    /// In the order of `stream`, on which it was allocated, and behind the work of `others`. An
-    /// answer other than `none` says why the block stays charged.
+    /// Frees in the order of `stream`, on which the block was allocated, and after the work of
+    /// `others`. An answer other than `none` says why the block stays charged.
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
     /// A block that graphs use, behind the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
-    /// Tells that a capture of the stream begins or ends. No event is recorded on the stream during
-    /// a capture.
+    /// Reports that a capture of the stream begins or ends. No event is recorded on the stream
+    /// during a capture.
     virtual void captures(void* stream, bool begin) noexcept = 0;
     /// Gives back what is kept for the next allocation.
     virtual void give_back() noexcept = 0;
@@ -62,8 +62,8 @@ private:
     bool listed_ = false;
 };
 
-/// The scope that a thread is in. Ends on the thread that made it, the last one first; anything
-/// else would leave a thread in a scope that is gone, so it ends the program.
+/// The scope that a thread is in. It must end on the thread that made it, the last one first.
+/// Anything else would leave a thread in a destroyed scope, so it ends the program.
 class torch_inside {
 public:
     torch_inside(std::shared_ptr<torch_owner> who, int device) noexcept
@@ -97,8 +97,8 @@ private:
     const torch_inside* outer_;
 };
 
-/// Blocks that torch has of tenants, and the streams that are bound to these. Safe from any thread.
-/// Calls owners under no lock.
+/// The blocks that torch has from tenants, and the streams that are bound to tenants. Safe from any
+/// thread. Calls owners under no lock.
 class torch_blocks {
 public:
     /// What an allocation came to.
@@ -126,8 +126,8 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// No allocation is the owner's any more, but for threads that are in its scope. Blocks that
-    /// are out stay its own.
+    /// From now on no allocation is the owner's, except on threads in its scope. Blocks that are
+    /// out stay its own.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed under no lock
         const std::lock_guard lock(mutex_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Torch's allocator for the host with tenants in front of it: a thread in a scope allocates of the
-// tenant's memory, all else of the allocator that was there before.
+// Torch's allocator for the host with tenants in front of it: a thread in a scope allocates from
+// the tenant's memory, other threads from the allocator that was there before.
 //
 //   detail::torch_cpu_allocator::install();       // as often as one likes
 #pragma once
@@ -19,8 +19,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// An allocator of torch's by `get(n)`. Torch 1.13 declares allocate() const, and asks for no
-/// copies; later ones don't, and do.
+/// An allocator of torch's by `get(n)`. Torch 1.13 declares allocate() const and needs no copies;
+/// later versions don't declare it const, and need copies.
 template <class Base>
 class torch_allocator_by : public Base {
 public:

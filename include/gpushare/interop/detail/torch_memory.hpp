@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory for torch, on one device: a pool over the tenant's, with a cache for each of
-// the tenant's streams. A block that is freed on the stream that it was allocated on is free there
-// at once, as in torch's own cache: without an event, or any other call of the driver's. The pool
-// gives back what it keeps when the tenant sleeps, and when the tenant or a neighbour lacks it.
+// the tenant's streams. A block freed on the stream on which it was allocated is free there at
+// once, as in torch's own cache: without an event, or any other driver call. The pool gives its
+// free memory back when the tenant sleeps, and when the tenant or a neighbour lacks it.
 //
 //   auto mine = std::make_shared<torch_memory<memory, cuda::node>>(node, d, chat.memory(), streams);
 //   void* p = mine->try_allocate(1 << 20, stream, why);    mine->deallocate(p, 1 << 20, stream, {});
@@ -46,8 +46,8 @@ template <timeline Stream>
         return &s;
 }
 
-/// Once the tenant is closed it refuses, ignores frees, and touches neither the memory nor a
-/// stream: it may outlive both. `Memory` is a tenant_memory.
+/// Once the tenant is closed, this object refuses allocations, ignores frees, and touches neither
+/// the memory nor a stream, so it may outlive both. `Memory` is a tenant_memory.
 template <class Memory, node Node>
 class torch_memory final : public torch_owner {
     using stream = typename Node::stream;
@@ -55,8 +55,8 @@ class torch_memory final : public torch_owner {
     using pool = pool_resource<Memory, point>;
 
 public:
-    /// Of `streams`, which are the tenant's on `d`. With none, a free is for everybody at once:
-    /// where work is over when the call returns. Throws std::bad_alloc.
+    /// For `streams`, the tenant's streams on `d`. Without streams, all threads can use a freed
+    /// block at once, since work is over when its call returns. Throws std::bad_alloc.
     torch_memory(Node& on, device_id d, Memory& memory, std::span<stream* const> streams)
         : node_(&on),
           device_(d),

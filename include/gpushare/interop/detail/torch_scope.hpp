@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's scope for torch, without torch: interop/libtorch.hpp has the one for libtorch on CUDA,
-// interop/libtorch_cpu.hpp the one for the host. Both are this class, with a runtime of their own,
-// which is what it asks of torch.
+// interop/libtorch_cpu.hpp the one for the host. Both are this class, each with a runtime of its
+// own, which makes the calls to torch.
 //
 //   basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
 //   const auto inside = scope.enter();  // this thread's work and memory are the tenant's
@@ -29,11 +29,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a scope asks of torch. `install` makes torch ask torch_blocks for each allocation,
-/// as often as it is called; `ordinal` is torch's number of a node's device. A `guard` makes a
-/// stream the thread's current one as long as it lives. `forget` drops what torch keeps for a
-/// stream that ends. `on_streams` is false where work is over when the call returns; then streams
-/// play no part.
+/// The operations of torch that a scope needs. `install` makes torch call torch_blocks for each
+/// allocation, and may be called again; `ordinal` is torch's number of a node's device. A `guard`
+/// makes a stream the thread's current one as long as it lives. `forget` drops the data that torch
+/// keeps for a stream that ends. `on_streams` is false if work is over when its call returns; then
+/// streams play no part.
 template <class R, class Node>
 concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
     // clang-format off
@@ -62,14 +62,16 @@ struct no_launch_gate {
     }
 };
 
-/// One tenant in torch, on one of its devices: make it once, before threads of torch work for the
-/// tenant. From then on what torch allocates on the tenant's streams, on whatever thread, comes of
-/// the tenant's memory; launches on them, on whatever thread, are those of a client of the gate.
+/// One tenant in torch, on one of its devices. Make the scope once, before threads of torch work
+/// for the tenant. From then on, torch's allocations on the tenant's streams, on whatever thread,
+/// come from the tenant's memory. Launches on them, on whatever thread, belong to a client of the
+/// gate.
 ///
-/// Lifetimes: tensors and graphs go before the scope, the scope before its tenant, and the tenant
+/// Lifetimes: tensors and graphs end before the scope, the scope before its tenant, and the tenant
 /// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
-/// open: they stay charged, and go back in order. Tensors that outlive the tenant are leaks of it:
-/// its close report counts them, their memory is taken back, and freeing them does nothing.
+/// open: they stay charged, and go back in order. Tensors that outlive the tenant are its leaks:
+/// the tenant's close report counts them, their memory is taken back, and freeing them does
+/// nothing.
 ///
 /// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
 /// on its streams.
@@ -83,7 +85,8 @@ public:
     using client_options = typename Gate::client_options;  ///< of its client at the gate
 
     /// A thread in the scope: its allocations on the device are the tenant's, and the stream is its
-    /// current one. Ends on the thread that made it, the last one first; else the program ends.
+    /// current one. It must end on the thread that made it, the last one first; otherwise the
+    /// program ends.
     class [[nodiscard]] inside {
     public:
         inside(const inside&) = delete;
@@ -104,9 +107,9 @@ public:
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
     /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
-    /// outlive the scope, and the tenant's handle isn't moved meanwhile. Another part than the
-    /// first takes a client that follows: {on, who, gate, gate.add(who), part}. Throws as the
-    /// other, and what the gate throws.
+    /// outlive the scope, and the tenant's handle must not be moved meanwhile. For another part
+    /// than the first, pass a client that follows: {on, who, gate, gate.add(who), part}. Throws as
+    /// the other, and the gate's errors.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
         : basic_torch_scope(on, who, gate, gate.add(who)) {}
     /// The same with options `o`, which stay as they are.
@@ -142,8 +145,8 @@ public:
     }
 
     /// The calling thread is in the scope as long as the result lives, on the tenant's stream of
-    /// that number. With a gate it is a request there: where others go first, launches wait.
-    /// Throws operation_error: closed; invalid_specification if there is no such stream.
+    /// that number. With a gate, this time is a request: if others go first, launches wait. Throws
+    /// operation_error: closed; invalid_specification if there is no such stream.
     [[nodiscard]] inside enter(std::size_t number = 0) {
         if (tenant_->closed()) raise({.code = errc::closed}, tenant_->name(), "enter a scope of torch");
         const bool any = Runtime::on_streams;
@@ -153,8 +156,9 @@ public:
         return inside(*this, any ? handles_[number] : nullptr);
     }
 
-    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
-    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache. A
+    /// sleeping tenant does so by itself, and so does a tenant whose neighbour lacks the memory
+    /// that the tenant has borrowed.
     void give_back() noexcept { memory_->give_back(); }
     /// The bytes of the tenant's memory that are held for torch, and the bytes of these that are
     /// out. The peak is that of the held bytes.

@@ -62,25 +62,25 @@ private:
     std::vector<std::unique_ptr<quota_hook>> hooks_;
 };
 
-/// Thread-safe. No lock is held while anybody waits for a stream. `stream` scrubs; its points are
+/// Thread-safe. No lock is held while a thread waits for a stream. `stream` scrubs; its points are
 /// those of the streams that use the arenas. Memory and stream must outlive the pool, and the pool
 /// the arenas; a quota must live until all its charges are back.
 ///
 /// Two kinds of locks, in this order: an arena's, whose holder alone maps and unmaps there, and
 /// then the lock of the books. Only a hand-over from one arena to another holds two arenas' locks.
-/// Driver calls that run without the lock of the books are in a list: before any request is
+/// Driver calls that run without the lock of the books are in a list. Before any request is
 /// refused, calls begun earlier have ended, and so has every call that brings memory back. The few
 /// chunks that are being scrubbed (chunk_pool_options::window) are mapped and unmapped under the
 /// lock of the books.
 ///
 /// One call unmaps neighbours, and a commit maps all its chunks without the lock of the books.
-/// Lacking chunks are made one by one (cuMemCreate makes one); between two of these calls the lock
-/// is taken and released. A batch would make all of them before it is known how many others free
-/// meanwhile. The surplus would go back to the driver, by as many calls again: more work, and
-/// memory that a neighbour is refused meanwhile. There is little to win: our own code for a new
-/// chunk, locks, books and quota included, takes 50 ns alone and 113 ns beside a neighbour that
-/// commits as well (over a memory that does nothing; Intel Xeon, two cores), where making and
-/// mapping one takes the host's memory 13 us and more.
+/// Missing chunks are made one by one (cuMemCreate makes one), and the lock is taken and released
+/// between two of these calls. A batch would make all of them before it is known how many chunks
+/// others free meanwhile. The surplus would go back to the driver with as many calls again, which
+/// is more work, and a neighbour would be refused this memory meanwhile. A batch would gain little:
+/// our own code for a new chunk, locks, books and quota included, takes 50 ns alone and 113 ns
+/// beside a neighbour that commits as well (over a memory that does nothing; Intel Xeon, two
+/// cores), while making and mapping a chunk of the host's memory takes 13 us and more.
 template <virtual_memory Memory, scrubber Stream>
 class arena_chunks {
 public:
@@ -92,8 +92,8 @@ public:
         : memory_(&memory), supply_(memory, stream, options) {}
     arena_chunks(const arena_chunks&) = delete;
     arena_chunks& operator=(const arena_chunks&) = delete;
-    /// Waits for what is still pending, however long: to give memory back under a running kernel would be worse.
-    /// drain() first to bound it.
+    /// Waits for the pending departures, however long: giving memory back under a running kernel
+    /// would be worse. Call drain() first to bound the wait.
     ~arena_chunks() {
         try {
             drain(never);
@@ -115,16 +115,16 @@ public:
         return supply_.registry().usage(tenant);
     }
 
-    /// Takes back what was given up and is reached, and what was scrubbed. True if there was any. Never blocks on a
-    /// stream.
+    /// Takes back given-up memory whose points are reached, and scrubbed chunks. True if there was
+    /// any. Never blocks on a stream.
     bool collect() noexcept {
         departures gone;  // points end unlocked
         std::unique_lock lock(mutex_);
         return collect(gone, lock);
     }
 
-    /// Waits until something that leaves or is being scrubbed is reached, or until the deadline;
-    /// takes nothing back. False, at once, if there is none.
+    /// Waits until a departure or a scrub is reached, or until the deadline; takes nothing back.
+    /// False, at once, if there is none.
     bool wait_any(instant deadline) const {
         std::vector<point> open;
         {
@@ -137,7 +137,7 @@ public:
         return true;
     }
 
-    /// Waits for all that leaves and all that is being scrubbed. False if some is left at the deadline, or can't be
+    /// Waits for all departures and scrubs. False if some are left at the deadline, or can't be
     /// unmapped (a lost device).
     bool drain(instant deadline) {
         for (std::vector<point> open;; open.clear()) {
@@ -158,8 +158,8 @@ public:
         }
     }
 
-    /// Begins to scrub up to `most` free chunks before anybody asks for them; as many as the window has room for are
-    /// begun, and returned. Call it when the device is idle, and collect() later.
+    /// Begins to scrub up to `most` free chunks before a tenant requests them, as many as the
+    /// window has room for. Returns how many. Call it when the device is idle, and collect() later.
     std::size_t scrub_ahead(std::size_t most) noexcept {
         const std::lock_guard lock(mutex_);
         return supply_.scrub_ahead(most);
@@ -229,8 +229,8 @@ public:
         }
     }
 
-    /// Gives the device as many free chunks as `missing` bytes need, those first that have just
-    /// left. Returns their bytes.
+    /// Gives the device as many free chunks as `missing` bytes need, the latest departures first.
+    /// Returns their bytes.
     bytes reclaim(bytes missing) noexcept {
         departures gone;
         std::unique_lock lock(mutex_);
@@ -496,8 +496,8 @@ private:
             if (why != errc::none) r.lacks = lack::quota;
             return why == errc::none ? failure{} : s.limit->explain(why, size);
         };
-        // Whether it fits is asked before chunks are made or scrubbed for it, and the charge is made once they are
-        // there, so that nobody is refused because of an attempt that fails.
+        // The quota is checked before chunks are made or scrubbed, and charged once the chunks are
+        // there, so that no other request is refused because of an attempt that fails.
         if (s.limit->free() < size - r.paid) {
             if (const failure why = charge(); why.code != errc::none) return why;
             s.limit->release(size - r.paid);
@@ -536,8 +536,8 @@ private:
         ended_.notify_all();
         return answer;
     }
-    // Whether one of the first `last` calls is still under way that a request must await before its
-    // refusal: a call that brings memory back, or a call that began before the request (`entered`).
+    // Whether a request must await one of the first `last` calls before its refusal: a call that
+    // brings memory back, or a call that began before the request (`entered`).
     [[nodiscard]] bool awaits(std::uint64_t entered, std::uint64_t last) const noexcept {
         for (const auto* c = under_way_.front(); c != nullptr; c = c->next)
             if (c->number <= last && (c->brings || c->number <= entered)) return true;
@@ -601,8 +601,8 @@ private:
 
     // ---- not under the mutex of the books
 
-    /// Unmaps what still leaves with this departure: some may have been committed again. False if the memory doesn't
-    /// let go of some; those are asked again.
+    /// Unmaps the chunks that still leave with this departure; others may have been committed
+    /// again. False if the memory doesn't release some of them; these are tried again.
     bool finish(const departure<Memory, point>& d) noexcept {
         space& s = *d.from;
         const std::lock_guard own(s.mutex);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the threads inside an object, so that it can be shut: shut() lets nobody in any more, and waits for those inside
-// until a deadline.
+// Counts the threads inside an object, so that it can be shut: shut() admits no more threads, and
+// waits for those inside until a deadline.
 //
 //   if (const detail::call_gate::pass in(gate_)) ...;     // in, until it is destroyed
 //   if (gate_.shut(deadline)) ...;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which physical chunk goes to which tenant: the decisions behind chunk_pool, as a plain value without memory, streams
-// or locks. A chunk remembers which tenant wrote to it last. That tenant gets it back as it is, another one only after
-// it was scrubbed.
+// Which physical chunk goes to which tenant: the decisions behind chunk_pool, as a plain value
+// without memory, streams or locks. A chunk remembers which tenant wrote to it last. That tenant
+// gets the chunk back as it is; another tenant gets it only after scrubbing.
 //
 //   gpushare::detail::chunk_registry chunks{gpushare::scrub_policy::on_hand_over};
 //   chunks.open(chat);    chunks.add(/*zero=*/true);    auto c = chunks.take(chat);    chunks.give(c);
@@ -25,8 +25,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Chunks are numbers from 0, reused after drop(). All calls take constant time, but for finding a chunk to scrub, which
-/// passes over the asking tenant's own. Not thread-safe. Throws std::bad_alloc from add() and open() only.
+/// Chunks are numbers from 0, reused after drop(). All calls take constant time, except finding a
+/// chunk to scrub, which passes over the requesting tenant's own chunks. Not thread-safe. Throws
+/// std::bad_alloc from add() and open() only.
 class chunk_registry {
 public:
     using index = std::uint32_t;
@@ -36,8 +37,8 @@ public:
 
     /// A tenant takes chunks between open() and close(), as often as it was opened.
     void open(tenant_tag tenant) { ++tenants_[tenant.value].opened; }
-    /// After the last close, and when all chunks are back, the dirty ones become nobody's: the next tenant of that tag
-    /// may be another one.
+    /// After the last close, when all chunks are back, the dirty chunks belong to no tenant: the
+    /// next tenant of that tag may be another one.
     void close(tenant_tag tenant) noexcept {
         --of(tenant).opened;
         forget_if_gone(tenant);
@@ -71,8 +72,8 @@ public:
         return i;
     }
 
-    /// A chunk that `tenant`, which is open, may see as it is, or `none`: its own before others, the one it gave last
-    /// first. It may write to it until give().
+    /// Takes a chunk that `tenant`, which is open, may see as it is, or `none`: its own chunks
+    /// before others, the latest returned first. The tenant may write to it until give().
     index take(tenant_tag tenant) noexcept {
         auto& taker = of(tenant);
         const index i = taker.dirty.empty() ? clean_.back() : taker.dirty.back();
@@ -103,8 +104,8 @@ public:
         forget_if_gone(from);
     }
 
-    /// A free chunk that has to be scrubbed before `tenant` gets it, longest free first, or `none`. Not free until
-    /// end_scrub().
+    /// A free chunk that has to be scrubbed before `tenant` gets it, longest free first, or `none`.
+    /// It isn't free until end_scrub().
     index begin_scrub(tenant_tag tenant) noexcept {
         index i = dirty_.front();
         while (i != none && cells_[i].writer == tenant) i = cells_[i].age.next;

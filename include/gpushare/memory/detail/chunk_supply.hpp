@@ -26,14 +26,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-// Where free chunks are scrubbed: a few addresses of their own, so that a chunk is mapped for a tenant only once it
-// holds nothing of another one. The fills run on a stream; nobody waits for them here.
+// Where free chunks are scrubbed: a few addresses of their own, so that a chunk is mapped for a
+// tenant only once it holds no data of another one. The fills run on a stream, and no thread waits
+// for them here.
 //
 //   window.begin(7, chunk);    window.seal();
 //   window.finish([](std::uint32_t id, errc why) { ... });       // those whose point was reached
 
-/// Refers to the memory and the stream, which must outlive it. Not thread-safe. Nothing may be under way when it is
-/// destroyed.
+/// Refers to the memory and the stream, which must outlive it. Not thread-safe. No scrub may be
+/// under way when it is destroyed.
 template <virtual_memory Memory, scrubber Stream>
 class scrub_window {
 public:
@@ -45,8 +46,9 @@ public:
         jobs_.resize(slots);
     }
 
-    /// Enqueues scrubbing chunk `id`. no_room: all slots are in use; what the memory answers; submission_failed: the
-    /// stream took no more. Then nothing happened. seal() when the last one of a batch was begun.
+    /// Enqueues scrubbing chunk `id`. Errors: no_room if all slots are in use; the memory's errors;
+    /// submission_failed if the stream took no more. After an error nothing has happened. Call
+    /// seal() after the last chunk of a batch.
     errc begin(std::uint32_t id, const typename Memory::chunk& chunk) noexcept {
         if (full()) return errc::no_room;
         if (const errc why = reserve(); why != errc::none) return why;
@@ -87,8 +89,8 @@ public:
         }
     }
 
-    /// Calls `told(id, why)` for every chunk whose scrubbing has ended, after it left the window. errc::none: it holds
-    /// zeros. Returns how many.
+    /// Calls `told(id, why)` for every chunk whose scrubbing has ended, after the chunk left the
+    /// window. errc::none: it holds zeros. Returns the number of chunks.
     template <std::invocable<std::uint32_t, errc> F>
     std::size_t finish(F told) {
         if (active_ == 0) return 0;
@@ -187,8 +189,8 @@ public:
         }
     }
 
-    /// Whether a chunk has to be made so that `tenant` can take `n`: the memory's call comes between begin_create() and
-    /// end_create(), and the supply may be used meanwhile.
+    /// Whether a chunk has to be made before `tenant` can take `n` chunks. The memory's call comes
+    /// between begin_create() and end_create(), and the supply may be used meanwhile.
     [[nodiscard]] bool lacks(tenant_tag tenant, std::size_t n) const noexcept {
         // A chunk that is clean from the start can be used at once; a chunk that isn't is no better
         // than the free ones.
@@ -209,10 +211,10 @@ public:
         return errc::none;
     }
 
-    /// Sees to it that `tenant` can take `n` chunks, where enough have been made, or else `made` is
-    /// why not. errc::none: take() them before anybody else does. deadline_exceeded: enough are
-    /// free, and some are being scrubbed; ask again when one of points() is reached. out_of_memory:
-    /// too few are free, `left` says how many bytes.
+    /// Makes sure that `tenant` can take `n` chunks, if enough have been made; otherwise `made`
+    /// says why not. errc::none: call take() before another caller does. deadline_exceeded: enough
+    /// are free, but some are being scrubbed; try again when one of points() is reached.
+    /// out_of_memory: too few are free, and `left` says how many bytes.
     [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n, errc made) noexcept {
         const failure figures{.asked = (chunk_size() * n).count(),
                               .left = (chunk_size() * registry_.available()).count(),

@@ -41,8 +41,9 @@ struct bin_sizes {
         return std::min(classes::of(granules), bins);
     }
 
-    /// Blocks in a bin: 256 KiB, but 16 blocks at least and 256 at most. Programs free small blocks by the hundred, and
-    /// what has no place here costs the lock of the pool, and to be cut out again.
+    /// Blocks in a bin: 256 KiB, but at least 16 blocks and at most 256. Programs free small blocks
+    /// by the hundred. A block without room here costs the pool's lock, and has to be cut out again
+    /// later.
     [[nodiscard]] static constexpr std::uint32_t depth_of(std::uint32_t bin) noexcept {
         const auto size = std::max<std::uint64_t>(classes::smallest(bin), 1) * pool_granule;
         return static_cast<std::uint32_t>(std::clamp<std::uint64_t>((256 << 10) / size, 16, 256));
@@ -73,9 +74,9 @@ template <std::predicate F>
     return lock;
 }
 
-/// For a handful of instructions that two threads rarely want at once; half the cost of a mutex
-/// then. On contention a thread gives way, in the end by sleeping, so that a holder of a lower
-/// priority gets on.
+/// A lock for a handful of instructions that two threads rarely need at once; it then costs half of
+/// a mutex. On contention a thread yields its core, in the end by sleeping, so that a holder of a
+/// lower priority can go on.
 class brief_lock {
 public:
     void lock() noexcept {
@@ -191,8 +192,8 @@ public:
     pool_bins() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[bins])) {}
 
     /// A block of `granules` <= largest, for a request of `size` bytes: the last one put into the
-    /// first bin that has one. Null if no bin has, or if it doesn't begin at a multiple of
-    /// `alignment`.
+    /// first bin that has one. Null if no bin has a block, or if that block doesn't begin at a
+    /// multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
     /// The same, but of exactly `least` to `most` bytes: what was freed last of the classes that those lie in.
@@ -223,8 +224,8 @@ public:
     /// Returns once nobody is in here who came before.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
-    /// Takes out a block of at least that many granules, the smallest that is here and may be cut;
-    /// null if there is none.
+    /// Takes out the smallest block of at least that many granules that may be cut; null if there
+    /// is none.
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept;
     /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is none.
     [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept;

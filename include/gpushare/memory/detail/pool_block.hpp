@@ -27,10 +27,10 @@ inline constexpr std::size_t pool_granule = 256;
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
 
-/// A block that is out, in one word: what was asked for, and where it begins. 0 if the block isn't
-/// out. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address: what is known about a
-/// block may be used for another one while a wrong free looks at it, and must not match then.
-/// Nothing else is in it, so that who frees a block knows the whole word.
+/// A block that is out, in one word: the requested size and alignment, and the block's begin. 0 if
+/// the block isn't out. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address. The
+/// record of a block may be used for another one while a wrong free looks at it, and must not match
+/// then. The word holds nothing else, so that a thread that frees a block knows the whole word.
 struct pool_tag {
     static constexpr unsigned size_bits = 50;
     static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
@@ -64,8 +64,9 @@ struct pool_tag {
     }
 };
 
-/// A part of a range that the pool holds: free, in a worker's bin, on its way through a stream, or out. On a cache line
-/// of its own, because workers on different cores free each other's blocks.
+/// A part of a range that the pool holds: free, in a worker's bin, on its way through a stream, or
+/// out. It has a cache line of its own, because workers on different cores free each other's
+/// blocks.
 struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
@@ -89,9 +90,9 @@ struct alignas(64) pool_block {
         return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
     }
 
-    /// Out, for its new owner. Release: a thread that takes back blocks that are out
-    /// (pool_store::take_back) reads the label behind the tag; whoever frees the block has had the
-    /// pointer handed over from here.
+    /// Makes the block out, for its new owner. Release: a thread that takes back blocks that are
+    /// out (pool_store::take_back) reads the label after the tag. The thread that frees a block got
+    /// its pointer from here.
     [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {
         label = text.data();
         label_size = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), ~std::uint32_t{0}));

@@ -37,31 +37,33 @@ public:
     pool_fit(const pool_fit&) = delete;
     pool_fit& operator=(const pool_fit&) = delete;
 
-    /// Takes in a range of whole granules, beginning at one: to be cut, or as one block's `own`.
+    /// Adds a range of whole granules that begins at a granule: to be cut, or as one block's `own`.
     /// Throws std::bad_alloc, and then nothing has changed.
     pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false);
 
     /// Forgets a range that is free as a whole.
     void remove(pool_block& whole) noexcept;
 
-    /// A block of `size` whole granules at a multiple of `alignment`, or null. Takes the first that surely fits, which
-    /// wastes nothing but may overlook some that are not even one class (3%) bigger than needed.
-    /// Throws std::bad_alloc if the host has no memory for the bookkeeping, and then nothing has changed.
+    /// A block of `size` whole granules at a multiple of `alignment`, or null. Takes the first that
+    /// surely fits, which wastes no memory but may overlook blocks that are less than one class
+    /// (3%) bigger than needed. Throws std::bad_alloc if the host has no memory for the
+    /// bookkeeping, and then nothing has changed.
     [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment);
 
     /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest,
-    /// nearly. Or an empty range like that, which is its own from now on. Null if there is none.
+    /// nearly. Or an empty range of such a size, which becomes the block's own. Null if there is
+    /// none.
     [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept;
 
     /// As take, out of a range of large blocks.
     [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment);
 
-    /// As take, but overlooks nothing: steps in proportion to the number of free blocks. For before a refusal.
-    /// `everywhere`: in ranges of large blocks as well.
+    /// As take, but overlooks no block: steps in proportion to the number of free blocks. Meant for
+    /// the time before a refusal. `everywhere`: in ranges of large blocks as well.
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false);
     /// A range that is free as a whole, as one block.
     [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept;
-    /// An empty range: one of the smallest that surely have `wanted` bytes, or else one of the
+    /// An empty range: one of the smallest that surely have `wanted` bytes, or otherwise one of the
     /// largest. Null if no range is empty.
     [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept;
 
@@ -353,7 +355,7 @@ struct pool_segment {
     std::size_t alignment = 0;
 };
 
-/// The ranges of a fit, as the upstream knows them; what is known of one is in its first block. Not
+/// The ranges of a fit, as the upstream knows them; a range's first block has its facts. Not
 /// thread-safe. Sizes are bytes.
 class pool_segments {
 public:

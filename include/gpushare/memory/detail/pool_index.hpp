@@ -22,10 +22,10 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A hash table: open addressing, linear probing, entries never move. One writer at a time (the
-/// lock of the pool) beside any number of readers, who find every block that was in before they
-/// began and hasn't left. When the table grows, or has gathered too many gaps, a new one takes its
-/// place: the old one has to stay until all who may read it have gone, which the owner knows: see
-/// drop_retired.
+/// holder of the pool's lock) works beside any number of readers, which find every block that was
+/// in before they began and hasn't left. When the table grows, or has gathered too many gaps, a new
+/// table takes its place. The old one has to stay until all its readers have gone, which the owner
+/// knows: see drop_retired.
 class pool_index {
 public:
     pool_index() { renew(16); }
@@ -39,8 +39,9 @@ public:
         std::uint32_t bin = 0;
     };
 
-    /// Ends the life of a block: of several frees of the same block, however they race, one is told `none`.
-    /// unknown_block or wrong_size, and nothing changes. Lock-free.
+    /// Ends the life of a block. If several threads free the same block, however they race, exactly
+    /// one gets `none`. Otherwise returns unknown_block or wrong_size, and nothing changes.
+    /// Lock-free.
     [[nodiscard]] claimed claim(const void* p, std::size_t size, std::size_t alignment) const noexcept;
 
     /// Makes room for `more` insertions. Throws std::bad_alloc, and then nothing has changed.
@@ -48,12 +49,12 @@ public:
     void insert(pool_block& b) noexcept;
     void erase(const pool_block& b) noexcept;
 
-    /// The first block from place `at` on, which goes behind it; null at the end. Only for the one
+    /// The first block from place `at` on; moves `at` past it. Null at the end. Only for the one
     /// inserting thread.
     [[nodiscard]] pool_block* next(std::size_t& at) const noexcept;
 
-    /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before
-    /// this was true, drop_retired() frees them.
+    /// Whether there are replaced tables. Once all threads have gone that may have begun to read
+    /// before this was true, drop_retired() frees these tables.
     [[nodiscard]] bool has_retired() const noexcept { return retired_ != nullptr; }
     void drop_retired() noexcept { retired_.reset(); }
 
@@ -113,10 +114,10 @@ GPUSHARE_INLINE auto pool_index::claim(const void* p, std::size_t size, std::siz
     pool_block* const block = find(p);
     if (block == nullptr) [[unlikely]]
         return {.why = errc::unknown_block};
-    // Not read first: another core may have written it, and its line would come twice, to be
-    // read and to be written. Relaxed: the caller has the pointer from whoever allocated it,
-    // and with it the tag; what the free publishes, it publishes with the lock of the list that
-    // the block goes to.
+    // The tag isn't read first: another core may have written it, and its line would come twice,
+    // once to be read and once to be written. Relaxed: the caller has the pointer from the thread
+    // that allocated the block, and with it the tag. The lock of the list that gets the block
+    // publishes what the free writes.
     const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
     auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
     if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool without its upstream: the ranges that it holds, the workers' caches, and the blocks that were freed on streams
-// which haven't reached the free. Use pool_resource, which is made of it.
+// A pool without its upstream: the ranges that it holds, the workers' caches, and the blocks that
+// were freed on streams which haven't reached the free. Programs use pool_resource, which contains
+// it.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +35,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Blocks that were freed on streams which haven't got there: in batches, each behind one point.
-/// Not thread-safe. Calls no function of a point but reached().
+/// Blocks that were freed on streams which haven't reached the free: in batches, each behind one
+/// point. Not thread-safe. Calls no function of a point but reached().
 template <timeline_point Point>
 class pool_pending {
 public:
@@ -47,8 +48,8 @@ public:
     };
     using batches = detail::fifo<batch>;
 
-    /// Batches whose points were reached. Declared before the lock of the store is taken, so that points are destroyed
-    /// behind it.
+    /// Batches whose points were reached. Declare it before taking the lock of the store, so that
+    /// points are destroyed after the lock is released.
     template <class Store>
     struct spent {
         explicit spent(Store& s) noexcept : store(s) {}
@@ -153,8 +154,8 @@ struct pool_worker {
     std::uint64_t failed_in = 0;  // the last pass in which recording threw
 };
 
-/// A range on its way between the pool and its upstream. On the stack of the thread that moves it,
-/// under the lock of the pool.
+/// A range on its way between the pool and its upstream. It lives on the stack of the thread that
+/// moves it, under the lock of the pool.
 struct pool_move {
     template <class Upstream>
     explicit pool_move(const Upstream& upstream) noexcept : inside(upstream.in_hook(by)) {}
@@ -287,17 +288,17 @@ public:
 
     // --- the end
 
-    /// From now on nothing is handed out: all bins are empty and stay so. Blocks that are out are
-    /// freed as before.
+    /// From now on the store hands out no block: all bins are empty and stay so. Blocks that are
+    /// out are freed as before.
     void stop() noexcept {
         spent done(*this);
         auto lock = locked();
         stop(lock, done);
     }
-    /// The same, and nothing is freed any more. True once no memory is on its way between pool and
-    /// upstream, and what was freed on streams is recorded. False if some is at the deadline: its
-    /// thread may be in a hook, and may take as long as that likes. False at once if the caller is
-    /// that thread.
+    /// The same, and frees are refused as well. True once no memory is on its way between pool and
+    /// upstream, and all frees on streams are recorded. False if some is on its way at the
+    /// deadline: its thread may be in a hook, which may take any time. False at once if the caller
+    /// is that thread.
     [[nodiscard]] bool close(instant deadline) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -312,9 +313,9 @@ public:
         return stopped_;
     }
 
-    /// After stop(): takes back what is out, and enters it into `found`. False: some call is
-    /// between this and its caller, with a block that it has taken or is about to give back; what
-    /// it leaves is seen by another take_back(). Throws std::bad_alloc, and then nothing was taken
+    /// After stop(): takes back all blocks that are out, and enters them into `found`. False: a
+    /// call between this store and its caller has a block that it has taken or is about to give
+    /// back; another take_back() sees that block. Throws std::bad_alloc, and then nothing was taken
     /// back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) {
         const auto lock = locked();
@@ -403,12 +404,12 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last word, once no memory is on its way between pool and upstream. But a thread that is
-    /// called from there itself, by a hook of a quota, doesn't wait, since others may wait for it;
-    /// nor is a move waited for from which a hook was called, as `upstream` says: its thread has
-    /// nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream
-    /// was asked. Null and false: it doesn't fit; null and true: something has come in between, try
-    /// again.
+    /// The last attempt, once no memory is on its way between pool and upstream. Two kinds of moves
+    /// aren't waited for. A thread that a quota's hook calls from within a move doesn't wait, since
+    /// others may wait for it. Nor does it wait for the move from which the hook was called, as
+    /// `upstream` says: that move's thread holds no memory, and may wait for this one. `seen` is
+    /// the value of changes() before the upstream was asked. Null and false: it doesn't fit; null
+    /// and true: something has changed in between, so try again.
     template <class Upstream>
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
                                                                const Upstream& upstream) noexcept {
@@ -469,7 +470,7 @@ public:
         point.wait(never);
         return free(p, size, alignment);
     }
-    /// Takes a block for which its worker's bin has no room. Makes some, for the next ones.
+    /// Gives a block for which its worker's bin has no room. Makes room for the next ones as well.
     /// errc::closed if the pool is.
     errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
         const auto lock = locked();  // a thread that empties all bins must not miss a block between two of them
@@ -522,8 +523,9 @@ public:
         if (changed) waiters_.tell();
     }
 
-    /// Takes in a range, and a block of `size` bytes of it, so that nobody else gets there first. Null, and nothing has
-    /// changed, if the pool was closed meanwhile. Throws std::bad_alloc, and then nothing has changed, either.
+    /// Adds a range, and takes a block of `size` bytes of it, so that no other thread gets that
+    /// memory first. Null, and nothing has changed, if the pool was closed meanwhile. Throws
+    /// std::bad_alloc, and then nothing has changed, either.
     [[nodiscard]] pool_block* add(const pool_segment& s, std::uint64_t size, const pool_request& r) {
         const auto lock = locked();
         if (stopped_) return nullptr;
@@ -536,8 +538,8 @@ public:
         }
     }
 
-    /// Takes out a range in which nothing is, and begins its move, if more than `target` bytes are held. An empty
-    /// segment otherwise.
+    /// Takes out an empty range, and begins its move, if more than `target` bytes are held. An
+    /// empty segment otherwise.
     [[nodiscard]] pool_segment remove_empty(pool_move& m, std::uint64_t target) noexcept {
         const auto lock = locked();
         const pool_segment s = segments_.remove_empty(fit_, target);
@@ -752,9 +754,9 @@ private:
         collect(done);
     }
 
-    // One point for all that a stream has freed. While it is recorded, without the lock, the worker may free more: only
-    // what was taken out before is behind the point.
-    // Of `only`, or of all workers if that is null.
+    // Records one point for all that a stream has freed. While the point is recorded, without the
+    // lock, the worker may free more; only blocks taken out before are behind the point. For
+    // `only`, or for all workers if that is null.
     void record(std::unique_lock<std::mutex>& lock, worker* only) noexcept {
         const auto pass = ++passes_;
         for (;;) {

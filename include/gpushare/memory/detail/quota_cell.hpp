@@ -17,9 +17,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Bytes available in the low 48 bits, then 7 bits each of how many charges and releases there were, then the frozen
-/// bit. The counts ride along in the compare-and-swap that is paid anyway; every 64th call moves 64
-/// of them to a counter of their own.
+/// Bytes available in the low 48 bits, then the numbers of charges and releases with 7 bits each,
+/// then the frozen bit. The counts cost nothing extra, since the compare-and-swap is needed anyway.
+/// Every 64th call moves 64 of them to a counter of their own.
 struct quota_word {
     static constexpr unsigned charge_shift = 48, release_shift = 55;
     static constexpr std::uint64_t mask = (std::uint64_t{1} << charge_shift) - 1, count_mask = 0x7f, spill = 64;
@@ -57,8 +57,9 @@ private:
     }
 };
 
-/// Guaranteed + borrowed bytes in the low 48 bits, then whether the quota is closed, then how often it changed.
-/// Closed: it has no burst and no child that borrows, so the quota_word is all there is to know about what can be had.
+/// Guaranteed + borrowed bytes in the low 48 bits, then whether the quota is closed, then the
+/// number of changes. A closed quota has no burst and no child that borrows, so the quota_word
+/// alone says how many bytes can be had.
 struct quota_total {
     static constexpr std::uint64_t closed_bit = quota_word::mask + 1;
 
@@ -81,10 +82,10 @@ struct quota_cell {
         quota_total total;
     };
 
-    /// A word and the total that belonged to it. The word may come back to what it was while the
-    /// total has been something else in between (a resize down and up), so the total must be the
-    /// same before and after. Acquire: a changed total is seen together with the freeze before it,
-    /// and a thawed word together with the total before it.
+    /// Reads a word and the total that belonged to it. The word may return to its old value while
+    /// the total has changed in between (a resize down and up), so the total must be the same
+    /// before and after. Acquire: a changed total is seen together with the freeze before it, and a
+    /// thawed word together with the total before it.
     [[nodiscard]] reading read() const noexcept {
         for (auto before = total.load(std::memory_order_acquire);;) {
             const auto bits = word.load(std::memory_order_acquire);

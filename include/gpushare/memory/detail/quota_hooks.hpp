@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hooks of a tree of quotas (memory/quota_wait.hpp): the list, whom each can help, and the calls.
+// The hooks of a tree of quotas (memory/quota_wait.hpp): their list, the waiters that each can
+// help, and the calls.
 #pragma once
 
 #include <algorithm>
@@ -78,9 +79,9 @@ public:
         return false;
     }
 
-    /// Calls every hook that has a wait function and could help a waiter, so that it frees what it can; then waits in
-    /// the first one that has more to come, or until `until`. False if none has. `lock` holds the mutex of the tree,
-    /// except during the calls.
+    /// Calls every hook that has a wait function and could help a waiter, so that it frees what it
+    /// can. Then waits in the first hook that expects more bytes, or until `until`. False if no
+    /// hook does. `lock` holds the mutex of the tree, except during the calls.
     static bool poll(quota_node& root, std::unique_lock<std::mutex>& lock, instant until) noexcept {
         bool waited = false;
         hook_cursor at;
@@ -146,8 +147,8 @@ private:
         return order_ != at.order ? order_ > at.order : number_ > at.number;
     }
 
-    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for
-    // somebody who waits, from whom nothing is held back.
+    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for a
+    // waiter, from which no bytes are held back.
     static shortage shortage_of(const quota_node& q, std::uint64_t n, bool served) noexcept {
         const quota_node* level = &q;
         for (auto need = n;; level = level->parent_) {
@@ -162,8 +163,8 @@ private:
         }
     }
 
-    // Whether it can do something for somebody who waits: the first of each quota, since the others
-    // come after. `request` is what the oldest of these misses.
+    // Whether the hook can help a waiter, which is the first waiter of each quota, since the others
+    // come after it. `request` becomes the bytes that the oldest of these lacks.
     [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
         const quota_wait_entry* oldest = nullptr;
         for (const quota_node* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {

@@ -49,8 +49,8 @@ struct hook_cursor {
 };
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 
-/// Whether a charge queues behind waiters for the same bytes. Guarantees don't: burst is the bytes
-/// they leave.
+/// Whether a charge queues behind waiters for the same bytes. Guarantees don't queue: burst is the
+/// bytes that they leave.
 enum class precedence : bool { after_waiters, before_waiters };
 
 /// Where something is in one of its lists.
@@ -101,10 +101,11 @@ struct alignas(64) quota_node {
         return why;
     }
 
-    // Tells those above that there may be idle loans below, after the release that made them. Relaxed suffices: whoever
-    // gathers clears the flag and then freezes. A freeze after our release finds the bytes. One before it was thawed
-    // before it, and having seen the thaw, we see the flag cleared and set it again. And a charge that doesn't see the
-    // flag yet is beside our call, and may take these bytes for charged still.
+    // Tells the quotas above, after the release, that there may be idle loans below. Relaxed
+    // suffices: a thread that gathers clears the flag and then freezes. A freeze after our release
+    // finds the bytes. An earlier freeze was thawed before our release; having seen the thaw, we
+    // see the cleared flag and set it again. A charge that doesn't see the flag yet is concurrent
+    // with our call, and may still count these bytes as charged.
     [[gnu::noinline]] void tell_parents() const noexcept {
         for (const quota_node* q = parent_; q != nullptr; q = q->parent_)
             if (!q->idle_below_.load(std::memory_order_relaxed)) q->idle_below_.store(true, std::memory_order_relaxed);
@@ -134,8 +135,9 @@ struct alignas(64) quota_node {
         serve_waiters();
     }
 
-    // While the word is frozen, charges and releases take the mutex: its holder alone changes the
-    // word then, and what is held and borrowed with it. A quota over its limit stays frozen.
+    // While the word is frozen, charges and releases take the mutex: only the mutex's holder
+    // changes the word then, and the held and borrowed bytes with it. A quota over its limit stays
+    // frozen.
     void freeze() const noexcept { cell_.freeze(); }
     void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
     // Refusals of one that is stopped come to the mutex, to say so.
@@ -249,7 +251,7 @@ struct alignas(64) quota_node {
 
     // Publishes the word of a frozen quota that may have more left than before. Over the limit, or
     // while a request waits, no loan stays here. Doesn't look for idle loans below: a quota there
-    // may be in the midst of asking this one.
+    // may just be requesting bytes from this one.
     void give_back(quota_word word) const noexcept {
         if (over_limit() || watched()) {
             const auto back = thaw_without_idle(word);
@@ -269,9 +271,10 @@ struct alignas(64) quota_node {
         if (parent_ != nullptr) parent_->put(back);
     }
 
-    // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All are frozen at one
-    // moment, for which the answer is exact. Children that never borrow have nothing that is this
-    // quota's, and below one that is watched, or over its limit, no loan is idle.
+    // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All
+    // quotas are frozen at one moment, and the answer is exact for that moment. Children that never
+    // borrow hold none of this quota's bytes. Below a quota that is watched, or over its limit, no
+    // loan is idle.
     quota_word gather(const quota_node* asking) const noexcept {
         auto word = cell_.now();
         if (!idle_below_.load(std::memory_order_relaxed) || over_limit() || watched()) return word;
@@ -373,9 +376,9 @@ struct alignas(64) quota_node {
         return q->waiting_here_ != 0;
     }
 
-    // Freezes all that bytes may come from, and brings idle loans here: from now on each comes back
-    // with its release. One that was released before may not have told yet that it left a loan
-    // idle, so loans are looked for whatever the flags say.
+    // Freezes all quotas that bytes may come from, and brings idle loans here: from now on each
+    // loan comes back with its release. An earlier release may not have reported yet that it left a
+    // loan idle, so this looks for loans whatever the flags say.
     void watch() const noexcept {
         freeze();
         freeze_below(nullptr);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The queue of waiters for bytes of a quota, first come first served. quota_wait.hpp is the public part.
 //
-// A waiter keeps its place: bytes that it waits for are refused to every later request, however
-// small, so that small requests don't starve a big one. Only bytes that could serve the waiter are
-// held back: bytes of its own quota and, if that isn't the obstacle, bytes that its parent lends,
-// and so on up to the quota whose limit is the obstacle. Guaranteed bytes are never held back for
-// others, and new guarantees go ahead of waiters. Every resize, release and end of a quota serves
-// the waiters that it can, under the mutex of the tree, which it holds anyway.
+// A waiter keeps its place: every later request, however small, is refused the bytes that the
+// waiter waits for, so that small requests don't starve a big one. Only bytes that could serve the
+// waiter are held back: bytes of its own quota and, if that isn't the obstacle, bytes that its
+// parent lends, and so on up to the quota whose limit is the obstacle. Guaranteed bytes are never
+// held back for others, and new guarantees go ahead of waiters. Every resize, release and end of a
+// quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
 //
 // The effect is the same as this: all waiters are tried, the oldest first, and each refused one
 // reserves the bytes that it may get, from its own quota up to the one that has refused it. A
@@ -21,8 +21,8 @@
 //   - a tried waiter takes bytes reserved for later ones, and these are tried after it.
 // A waiter tried by these rules came later than the one that caused the try, and the oldest goes
 // first (to_try_), so the result is as if all had been tried. While a waiter exists, an idle loan
-// goes back with its release, so nothing need look for loans either. A release costs the height of
-// the tree, plus the logarithm of the number of waiters for each one served. After a change of
+// goes back with its release, so no thread has to look for loans either. A release costs the height
+// of the tree, plus the logarithm of the number of waiters for each one served. After a change of
 // limits all are tried.
 //
 // Why no wake-up is lost. A release is one compare-and-swap of a word, and the frozen bit, which sends a release to the
@@ -61,16 +61,16 @@ struct quota_wait_queue {
     /// Refused at once, and in no queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept;
 
-    /// While a top is pressed, such as a root, what is freed below goes back to it at once, as if
-    /// somebody waited; but nothing is held back from anybody. Each press ends with a
+    /// While a top, such as a root, is pressed, bytes freed below go back to it at once, as if a
+    /// request waited, but no bytes are held back from any request. Each press ends with a
     /// release_pressure.
     static void press(quota_node& top) noexcept;
     static void release_pressure(quota_node& top) noexcept;
 
     static void leave(quota_wait_entry& p) noexcept;
 
-    /// Serves all waiters that it can, first come first, after `where` and the quotas it borrows
-    /// from may have more.
+    /// Serves all waiters that it can, first come first served, after `where` and the quotas from
+    /// which it borrows may have more bytes.
     static void serve(quota_node& where) noexcept;
 
 private:
@@ -285,8 +285,8 @@ struct quota_waiter : quota_wait_entry {
     }
 
 private:
-    // How long streams may be waited for, or left alone while there is nothing to come from them,
-    // before whoever does it looks at the rest again.
+    // How long a thread waits for streams, or leaves them alone while nothing is expected from
+    // them, before it looks at the rest again.
     static constexpr ns slice = std::chrono::milliseconds(1);
 
     errc give_up(errc code) noexcept {

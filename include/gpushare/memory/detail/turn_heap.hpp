@@ -5,8 +5,8 @@
 //
 //   turn_heap line;    line.push(q.turn_);    line.first()->of;    line.remove(q.turn_);
 //
-// A step of push is one comparison; of remove, as many as the logarithm of how many there are, on
-// average over many calls.
+// A push takes one comparison. A removal takes as many as the logarithm of the number of elements,
+// on average over many calls.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,8 @@ private:
         return a;
     }
 
-    // All that stand side by side: in pairs from the front, and those from the back. That order is
-    // what makes it logarithmic.
+    // Joins all siblings: in pairs from the front, and then the pairs from the back. That order
+    // makes the cost logarithmic.
     static quota_turn* joined(quota_turn* side) noexcept {
         quota_turn* pairs = nullptr;
         while (side != nullptr) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields of a specification that make no sense whatever there is room for: refused with the field's name and value.
+// Refuses fields of a specification that make no sense however much room there is, with the field's
+// name and value.
 //
 //   detail::check_admission(spec);      // throws "tenant 'chat': slo = -5000000 ns: must not be negative"
 #pragma once

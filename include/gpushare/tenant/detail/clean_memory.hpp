@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's memory for one tenant, in which nobody finds what somebody else wrote: what the device
-// hands out is overwritten with zeros first. A pool above it pays that once for each segment; what
-// goes round in the pool is the tenant's own.
+// A device's memory for one tenant, without data of other tenants: what the device hands out is
+// overwritten with zeros first. A pool above it pays for that once for each segment; blocks that
+// circulate in the pool are the tenant's own.
 //
 //   detail::clean_memory<host::device_memory, host::point> clean{node.memory(d), scrub_policy::on_hand_over, fill};
 //   void* p = clean.try_allocate(1 << 20, 256);      // zeros
@@ -40,15 +40,15 @@ using fill_function = std::function<Point(const Point* after, void* p, std::size
 
 /// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it
 /// hands out blocks as they come. Blocks come from the device, or from a source if there is one.
-/// After a refusal, it asks `make_room` whether that has given something back.
+/// After a refusal it calls `make_room`, which says whether it has given memory back.
 ///
-/// With scrub_policy::off, the same holds as long as `minded` is null or false: it says whether any
+/// With scrub_policy::off, blocks are overwritten only once `minded` is true: it says whether any
 /// earlier owner of the device's memory minds that others read it. Once true it stays true.
 ///
-/// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's
-/// own. So every block that comes from it is overwritten, and the thread waits for that, as it
-/// waits for the driver anyway. If memory were overwritten when it goes back, it would stay charged
-/// until then, and a neighbour would be refused it.
+/// The device doesn't say who had a block before: another tenant, an arena, or the embedder. So
+/// every block from the device is overwritten, and the thread waits for that, as it waits for the
+/// driver anyway. If memory were overwritten when it goes back, it would stay charged until then,
+/// and a neighbour would be refused it.
 template <memory Upstream, timeline_point Point>
 class clean_memory {
 public:
@@ -70,14 +70,14 @@ public:
         if (p == nullptr) throw memory_error(why, owner(), "allocate");
         return p;
     }
-    /// Null where the memory isn't there or can't be overwritten, and then it is back; in_flight: it will be, once it
-    /// is known that nothing overwrites it any more.
+    /// Null if the memory isn't there or can't be overwritten. Then the memory is back, except with
+    /// in_flight: then it goes back once it is certain that no fill overwrites it any more.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: the next caller looks as well
         failure refusal;
         void* p = from_below(size, alignment, refusal);
-        // Not only while that gives something back: another thread may just have done so, or have
-        // freed something since.
+        // Tries again even if make_room_ gave nothing back: another thread may just have given
+        // memory back, or may have freed some since.
         for (int fruitless = 0; p == nullptr && refusal.code == errc::out_of_memory && make_room_ && fruitless < 3;) {
             fruitless += make_room_() ? 0 : 1;
             p = from_below(size, alignment, refusal);
@@ -102,9 +102,10 @@ public:
 
     /// Whether an owner's own blocks are overwritten as soon as they are free.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
-    /// Enqueues overwriting a block of the tenant's that is free behind `after`, and returns when
-    /// that is done: at once where it can't be, since nobody else sees it anyway. Nothing where
-    /// nobody can tell: then the block isn't free, and this can be tried again.
+    /// Enqueues overwriting a block of the tenant's that is free after `after`, and returns the
+    /// point when that is done; a block that can't be overwritten is free at once, since no other
+    /// tenant sees it anyway. Nothing if the point can't be known: then the block isn't free, and
+    /// the call can be repeated.
     [[nodiscard]] std::optional<Point> overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
         try {
             Point done = fill_(after, p, size);
@@ -145,8 +146,8 @@ public:
     }
 
 private:
-    // Relaxed: the next owner of a block comes after everything that its last owner did, by the
-    // lock of the device's allocator.
+    // Relaxed: by the lock of the device's allocator, the next owner of a block comes after
+    // everything that its last owner did.
     [[nodiscard]] bool cleans() const noexcept {
         return policy_ != scrub_policy::off || (minded_ != nullptr && minded_->load(std::memory_order_relaxed));
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The classes that the library of gpushare::compiled has instantiated, for the host backend, and for
-// CUDA where gpushare::compiled_cuda is linked. Without these targets the header declares nothing.
-// tenancy.hpp includes it for programs that link them; cmake/compiled.cpp instantiates them.
+// Declares the classes that the library of gpushare::compiled has instantiated, for the host
+// backend, and for CUDA if gpushare::compiled_cuda is linked. Without these targets the header
+// declares nothing. tenancy.hpp includes it for programs that link them; cmake/compiled.cpp
+// instantiates them.
 //
 //   gpushare::tenancy shared{node};      // as ever; the program's CMakeLists.txt links gpushare::compiled
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The overhead account of a device: the memory that is taken there and that no tenant allocated, such as contexts,
-// modules, libraries' workspaces and other processes' memory. It is measured and set aside, so that the sum of all
-// quotas is really there.
+// The overhead account of a device: the memory in use there that no tenant allocated, such as
+// contexts, modules, libraries' workspaces and other processes' memory. It is measured and set
+// aside, so that the sum of all quotas is really there.
 //
 //   device_overhead account{node.memory(d)};     account.measure(node.memory(d));     // each admission measures
 #pragma once
@@ -27,9 +27,9 @@ public:
         measure(m);
     }
 
-    /// Looks what is taken now, and returns what that leaves to tenants. No reading is too low (see
-    /// `memory`); allocations that go on beside it may be seen as others' for a moment, so the
-    /// least of some readings counts.
+    /// Measures the memory in use now, and returns the bytes that are left to tenants. No reading
+    /// is too low (see `memory`). Allocations that go on meanwhile may count as others' for a
+    /// moment, so the least of some readings counts.
     template <memory Memory>
     bytes measure(const Memory& m) noexcept {
         bytes taken = m.taken_by_others();

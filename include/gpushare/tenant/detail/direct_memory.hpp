@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory where every block is one of the device's: a table of the blocks that are out,
-// and the frees that wait for their stream. tenant_memory is made of it, or of pooled_memory.
+// A tenant's memory in which every block is one of the device's: a table of the blocks that are
+// out, and the frees that wait for their stream. tenant_memory uses it or pooled_memory.
 //
 //   detail::direct_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -117,8 +117,8 @@ public:
 
 private:
     // A call between the table and the device. Acquire and release: settle() reads the count by a
-    // read-modify-write, so a call that it doesn't see comes after it, and sees the memory closed
-    // and the quota without a limit to charge.
+    // read-modify-write. So a call that settle() doesn't see comes after it, and sees the memory
+    // closed and the quota without a limit to charge.
     class visit {
     public:
         explicit visit(std::atomic<std::uint32_t>& count) noexcept : count_(&count) {
@@ -156,8 +156,8 @@ private:
         frees_.add(*done, p, size, alignment);
         return errc::none;
     }
-    // Nobody can tell when the block may be used again: the caller may try to free it once more.
-    // False if the host has no memory to remember it.
+    // The point after which the block may be used again is unknown, so the block stays out, and the
+    // caller may try to free it once more. False if the host has no memory to remember it.
     bool stays_out(const block& b) noexcept {
         frees_count_.fetch_sub(1, std::memory_order_relaxed);
         try {
@@ -180,8 +180,8 @@ private:
         allocations_.fetch_add(1, std::memory_order_relaxed);
         total_.fetch_add(b.size.count(), std::memory_order_relaxed);
         if (!closed()) return true;
-        // A close takes the blocks that it finds in the table; this thread takes its own if the
-        // close doesn't.
+        // A close takes the blocks that it finds in the table; this thread takes its own block if
+        // the close doesn't.
         if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) (void)give_back(b);
         refusal = {.code = errc::closed};
         return false;

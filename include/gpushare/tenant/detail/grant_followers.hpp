@@ -21,17 +21,17 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Calls each under a mutex of its own, and so one at a time: of two changes at once, the call that
-/// comes last has the newer grant. Telling allocates nothing, since a change that is made can't be
-/// refused any more.
+/// Calls each function under a mutex of its own, and so one at a time: of two changes at once, the
+/// later call has the newer grant. The calls allocate nothing, since a change that has been made
+/// can't be refused any more.
 class grant_followers {
 public:
     using follower = std::function<void(const tenant_spec&)>;
 
     explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
 
-    /// Calls `told` before it returns. `told` neither adds nor removes one, nor tells. Throws
-    /// std::bad_alloc, and what `told` throws: then it isn't added.
+    /// Calls `told` before it returns. `told` must not add or remove a function, or tell. Throws
+    /// std::bad_alloc, and the exceptions of `told`: then it isn't added.
     template <class Copy>
     [[nodiscard]] std::uint64_t add(follower told, Copy copy) {
         const std::lock_guard lock(mutex_);

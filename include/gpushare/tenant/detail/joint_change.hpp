@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes of several tenants as one: first all that they give up, then all that they get. So
-// tenants that trade memory for device time, or one for the other's, don't wait for each other.
+// Changes of several tenants as one: first everything that they give up, then everything that they
+// get. So tenants that trade memory for device time, or one for the other's, don't wait for each
+// other.
 //
 //   detail::joint_change<Node, Policy> change(shared);
 //   change.add(state, {.memory = 20_MiB});      change.add(other, {.memory = 10_MiB});
@@ -93,8 +94,8 @@ private:
         return {};
     }
 
-    // First all tenants that shrink or leave their level; then those that grow or come to another,
-    // in the order of the list.
+    // First all tenants that shrink or leave their level; then those that grow or come to another
+    // level, in the order of the list.
     failure check_shares() {
         std::vector<slice_share> after;
         const auto in = [&](typename shared::slice& s, priority level) -> std::uint32_t& {

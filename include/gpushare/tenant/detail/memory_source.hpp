@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where tenants' memory on a device comes from in place of the device's own allocations: chunks
-// that are mapped to addresses, or a pool of the device's in stream order. Memory that a source
-// keeps is charged to nobody, and goes back when the device lacks memory.
+// The source of tenants' memory on a device in place of the device's own allocations: chunks that
+// are mapped to addresses, or a stream-ordered pool of the device. Memory that a source keeps is
+// charged to no tenant, and goes back when the device lacks memory.
 //
 //   detail::arena_source<host::virtual_memory> chunks{memory, capacity, account};
 //   void* p = chunks.try_allocate(2 << 20, 256, &why);
@@ -45,8 +45,8 @@ public:
     virtual bool trim() noexcept = 0;
 };
 
-/// Chunks, each block at addresses of its own. A freed block leaves its chunks for the next block,
-/// whatever size that wants: they neither fragment nor go through the driver. `V` must outlive it.
+/// Chunks, each block at addresses of its own. A freed block leaves its chunks to the next block,
+/// whatever its size: chunks don't fragment, and reuse needs no driver call. `V` must outlive it.
 template <virtual_memory V>
 class arena_source final : public memory_source {
 public:
@@ -196,8 +196,8 @@ concept stream_ordered_pool = timeline<Stream> && requires(P& p, const P& c, Str
 // clang-format on
 
 /// Blocks of such a pool, on a stream of its own. A block may be used on any stream. `Pool` must
-/// outlive it. Pool and stream are safe from any thread, so nobody waits for a lock while another
-/// one is in the driver.
+/// outlive it. Pool and stream are safe from any thread, so no thread waits for a lock while
+/// another one is in the driver.
 template <class Pool, timeline Stream>
 requires stream_ordered_pool<Pool, Stream>
 class stream_ordered_source final : public memory_source {

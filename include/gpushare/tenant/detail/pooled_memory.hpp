@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory out of a pool of its own: an allocation is one operation of the pool, which is
-// the table of what is out, too, and keeps what waits for its stream. The quota counts what the
-// pool holds, and the pool gives back what nobody uses as soon as somebody lacks it: this tenant, a
-// neighbour who was promised it, or nobody, where the quota has become smaller.
+// A tenant's memory from a pool of its own. An allocation is one operation of the pool, which is
+// also the table of blocks that are out, and keeps the frees that wait for their stream. The quota
+// counts the bytes that the pool holds. The pool gives unused memory back as soon as it is lacking:
+// to this tenant, to a neighbour that was promised it, or because the quota has become smaller.
 //
-// So that the pool holds nothing else than blocks then, only small blocks share a segment, which is
-// small itself; any other has a segment of its own, of its size.
+// So that the pool then holds only blocks in use, only small blocks share a segment, which is small
+// itself. Any other block has a segment of its own, of its size.
 //
 //   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -168,8 +168,8 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return pool_.refuses(size, alignment);
     }
-    /// Bytes of the quota that aren't in blocks. Over the limit: of the pool's own bytes, as many
-    /// as fit the limit beside the blocks.
+    /// Bytes of the quota that aren't in blocks. Over the limit: the part of the pool's own bytes
+    /// that fits the limit beside the blocks.
     [[nodiscard]] bytes free() const noexcept {
         if (closed()) return bytes{};
         const bytes left = quota_->free();
@@ -203,8 +203,8 @@ private:
             .segment = least > 16_KiB ? least : 128_KiB, .part = 16, .large = std::max(least, 16_KiB), .exact = true};
     }
 
-    // A thread that may wait for the pool, and its place in the queue of the quota. The list is
-    // under the mutex of claiming_resource.
+    // A thread that may wait for the pool, and its place in the queue of the quota. The mutex of
+    // claiming_resource guards the list.
     struct place {
         place* next = nullptr;
         quota_claim* claim = nullptr;  // until it is used
@@ -253,7 +253,7 @@ private:
         fifo<place> places;
     };
 
-    // A thread that waits, from before it is granted anything until it has none of that left: so
+    // A waiting thread, from before its first grant until it has nothing left of a grant, so that
     // take_back() knows of it.
     class standing {
     public:
@@ -288,9 +288,9 @@ private:
         return cache_.try_allocate_until(size, alignment, until, &why, label);
     }
 
-    // Waits until the pool holds a block that fits the limit beside the others. Null and no reason:
-    // the quota is within its limit again. The quota's queue is no place to wait: a free of the
-    // tenant's own need not give the quota anything back.
+    // Waits until the pool holds a block that fits the limit beside the others. Null without a
+    // reason: the quota is within its limit again. This wait can't use the quota's queue, because a
+    // free of the tenant's own need not give the quota anything back.
     template <class Patience>
     void* wait_while_over(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
                           failure& why) noexcept {
@@ -315,7 +315,7 @@ private:
         (void)pool_.give_back(bytes::max());
         return quota_->over();
     }
-    // While the quota is over its limit it is granted nothing, and what the pool can't give back is
+    // While the quota is over its limit, it grants nothing. Memory that the pool can't give back is
     // used as far as it fits the limit.
     [[gnu::noinline]] void* try_allocate_over(std::size_t size, std::size_t alignment, std::string_view label,
                                               failure& why) noexcept {
@@ -358,8 +358,8 @@ private:
         if (quota_->wanted_back()) (void)pool_.give_back(bytes::max());
     }
 
-    // False, with the reason, and the block is back: the host has no memory to remember who took
-    // it, or it was closed meanwhile.
+    // False, with the reason, if the host has no memory to remember the owner, or the memory was
+    // closed meanwhile; then the block is back.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
         errc why = overwrites && closed() ? errc::closed : errc::none;  // who closes has looked through the table
@@ -373,9 +373,9 @@ private:
         (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         return false;
     }
-    // While a free overwrites its block, which the pool still has for out, no close takes it back:
-    // it would be somebody else's. Held by frees at once, where blocks are overwritten as they are
-    // freed; else by nobody.
+    // While a free overwrites its block, the pool still counts the block as out, so no close may
+    // take it back: the block might then belong to another owner. Frees hold this lock if blocks
+    // are overwritten as they are freed; otherwise no thread holds it.
     [[nodiscard]] std::shared_lock<std::shared_mutex> overwriting() noexcept {
         return clean().on_free() ? std::shared_lock(overwrites_) : std::shared_lock<std::shared_mutex>{};
     }
@@ -398,8 +398,8 @@ private:
             try {
                 all = pool_.take_back(leaks);
                 (void)pool_.give_back(bytes::max());
-                // Another thread that closes may still be on its way to the device with a segment
-                // that it has emptied: charged, and in no pool.
+                // Another closing thread may still be on its way to the device with a segment that
+                // it has emptied, which is charged, and in no pool.
                 const auto found = leaks.size();
                 all = pool_.take_back(leaks) && all && leaks.size() == found && resource_.nobody_waits();
             } catch (...) {
@@ -409,8 +409,8 @@ private:
             if (all || !turn.again()) return all;
         }
     }
-    // A block that is out, and not in the table. submission_failed: it is there again, since nobody
-    // can tell when it may be used.
+    // Frees a block that is out, and not in the table. submission_failed: the block is in the table
+    // again, since the point after which it may be used is unknown.
     errc overwrite_and_free(const Point* after, const block& b) noexcept {
         const auto size = static_cast<std::size_t>(b.size.count());
         if (const auto done = clean().overwrite_after(after, b.pointer, size))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for memory to promise to a tenant. Until a deadline, asks the tenants that have borrowed
-// memory as burst to give that memory back.
+// Waits for memory to promise to a tenant. Until a deadline, it makes the tenants that have
+// borrowed memory as burst give that memory back.
 //
 //   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see concepts.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
-// No tenant is asked for guaranteed bytes. The waiting thread tries the devices again every two
-// milliseconds.
+// It doesn't take guaranteed bytes from any tenant. The waiting thread tries the devices again
+// every two milliseconds.
 #pragma once
 
 #include <algorithm>
@@ -33,12 +33,12 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// After a refusal for lack of `per_device` bytes: makes the borrowers of `roots` give back idle
-/// memory, that is pools, and frees whose streams have reached them. True: worth another try. Asks
+/// memory, that is pools, and frees whose streams have reached them. True: worth another try. Calls
 /// none of the embedder's hooks.
 ///
-/// From the first refusal on no tenant keeps lent bytes. So once all have been asked, a refusal is
-/// right for the moment of its try: a block that was freed on one device by then is free there, and
-/// in no pool.
+/// From the first refusal on no tenant keeps borrowed bytes. So once all borrowers have been asked,
+/// a refusal is right for the moment of its try: a block that was freed on one device by then is
+/// free there, and in no pool.
 class idle_room {
 public:
     explicit idle_room(plain_list<quota*> roots)

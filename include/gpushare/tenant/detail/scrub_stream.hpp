@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream on which a tenant's memory is overwritten: made when there is something to overwrite, in the tenant's slice and
-// under its tag, beside the stream of its work, so that an allocation doesn't wait for that.
+// The stream on which a tenant's memory is overwritten. It is made at the first fill, in the
+// tenant's slice and under its tag, beside the stream of its work, so that an allocation doesn't
+// wait for that work.
 //
 //   detail::scrub_stream<host::stream> scrubber{[&] { return node.make_stream(d, level, tag); }};
 //   auto done = scrubber.fill(nullptr, p, size);
@@ -30,10 +31,11 @@ public:
 
     explicit scrub_stream(std::function<Stream()> make) : make_(std::move(make)) {}
 
-    /// Enqueues zeros behind `after`, unless that is null. The point that it returns has the fill's status. Throws what the stream, or
-    /// making one, throws, and then nothing is enqueued; or operation_error where the stream gives no point for some 30 ms:
-    /// in_flight, and then this fill may be under way, so nobody may use the block until it has been filled once more,
-    /// behind that; from then on submission_failed, and nothing is enqueued, until there is a point.
+    /// Enqueues zeros behind `after`, unless that is null. The returned point has the fill's
+    /// status. Throws what the stream, or making one, throws, and then nothing is enqueued. Throws
+    /// operation_error if the stream gives no point for some 30 ms: in_flight, and then this fill
+    /// may be under way. Then nobody may use the block until it has been filled once more, after
+    /// that; until there is a point, further calls throw submission_failed and enqueue nothing.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
         const std::lock_guard lock(mutex_);  // between two fills there is a point: each has its own status
         if (unmarked_) (void)mark(errc::submission_failed);
@@ -53,8 +55,9 @@ public:
     }
 
 private:
-    // Without a point nobody could tell when the block may be used again. So it is asked for again and again: the host may lack memory
-    // for a while; a device that is lost has points.
+    // Without a point, the end of the fill is unknown, and so is when the block may be used again.
+    // So this tries to record the point repeatedly: the host may lack memory for a while; a device
+    // that is lost has points.
     [[nodiscard]] point mark(errc otherwise) {
         for (int again = 0; again < 30; ++again) try {
                 point done = stream_->record();

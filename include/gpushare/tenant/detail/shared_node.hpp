@@ -68,8 +68,8 @@ class tenant_state;
             .name = spec.name};
 }
 
-/// The shares that are promised of one slice, level by level: those of a level are of what the
-/// levels above leave it, and sum to the whole. A value; under the node's mutex.
+/// The promised shares of one slice, level by level. The shares of a level are parts of what the
+/// levels above leave to it, and sum to the whole. A value; under the node's mutex.
 class promised_shares {
 public:
     /// There is room for this level from now on. Throws std::bad_alloc.
@@ -121,8 +121,8 @@ struct shared_node {
     struct slice {
         slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
             : index(place), compute(options, std::move(time), std::move(policy)) {}
-        /// Permille of the device that tenants of this level could be promised; of the level with
-        /// least left.
+        /// Permille of the device that tenants of this level could still be promised; without a
+        /// level, of the level with the least left.
         [[nodiscard]] std::uint32_t left(priority level) const noexcept { return size - promised.of(level); }
         [[nodiscard]] std::uint32_t left() const noexcept { return size - promised.most(); }
         [[nodiscard]] typename Node::stream stream_for(Node& whole, device_id d, priority level, std::uint32_t tag) {
@@ -138,9 +138,9 @@ struct shared_node {
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
 
-        /// Which slice a tenant of this level would be in: the one that the tenant names, or the
-        /// one with the most left for the level and, of several, the one with the most left beside
-        /// all levels. Null if the named one isn't there.
+        /// The slice for a tenant of this level: the one that the tenant names, or the one with the
+        /// most left for the level and, of several, the one with the most left beside all levels.
+        /// Null if the named slice doesn't exist.
         [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
             return &*std::max_element(slices.begin(), slices.end(), [=](const slice& a, const slice& b) {
@@ -159,8 +159,8 @@ struct shared_node {
             trims.emplace(quota_hook::at_root, memory, std::numeric_limits<int>::min(),
                           [this](const reclaim_request& r) { return r.below && trim() ? r.missing : bytes{}; });
         }
-        /// Gives back memory that is kept for arenas and the like and charged to nobody. True if
-        /// there was any.
+        /// Gives back memory that arenas and the like keep and that is charged to no tenant. True
+        /// if there was any.
         [[nodiscard]] bool trim() noexcept {
             bool any = false;
             for (auto* const source : {arena.get(), stream_ordered.get()})
@@ -197,8 +197,9 @@ struct shared_node {
         if (const auto at = std::ranges::find(names, name); at != names.end()) names.erase(at);
     }
 
-    /// A tenant's memory on each of its devices must be a multiple of this: of its own unit and,
-    /// with an arena, of a chunk, since less than a chunk could be promised but not granted.
+    /// A tenant's memory on each of its devices must be a multiple of this: of the tenant's own
+    /// unit and, with an arena, of a chunk, since less than a chunk could be promised but not
+    /// granted.
     [[nodiscard]] bytes unit_of(const tenant_spec& spec) const noexcept {
         bytes unit = spec.unit;
         if (spec.stack.value_or(options.stack) != memory_stack::arena) return unit;

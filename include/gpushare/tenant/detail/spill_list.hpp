@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's blocks on one device that may be on the host, and the hook that sends them there: those first that were
-// used longest ago, and never one that is in use.
+// A tenant's blocks on one device that may be spilled to the host, and the hook that spills them:
+// least recently used first, and never one in use.
 //
 //   detail::spill_list<stream, memory> list{tenant_memory, pinned, 8_GiB, make_stream, now};
 //   auto& e = list.add(1_GiB);     if (list.hold(e, deadline) == errc::none) { use(e.block.data()); list.let_go(e); }

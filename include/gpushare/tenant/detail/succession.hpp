@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's successor: of the same name, granted the same, elsewhere. move_tenant() alone makes one, since until it
-// has taken over both are promised together what is promised once.
+// A tenant's successor: the same name and the same grant, elsewhere. Only move_tenant() makes one,
+// since until the successor has taken over, both are promised together what is promised once.
 //
 //   detail::succession to(shared, from, {device_id{3}}, any_slice);      to.next().memory();
 //   to.take_over();      return std::move(to.next());
@@ -25,8 +25,8 @@ namespace detail {
 template <node Node, compute_policy Policy>
 class succession {
 public:
-    /// `to` has as many devices as the tenant has. Where one is in the same place the memory is still the predecessor's. Throws as
-    /// tenancy::admit, and closed.
+    /// `to` has as many devices as the tenant has. On a device that stays in the same place, the
+    /// memory is still the predecessor's. Throws as tenancy::admit, and closed.
     succession(tenancy<Node, Policy>& shared, tenant<Node, Policy>& from, std::vector<device_id> to,
                std::uint32_t slice)
         : from_(&from), granted_(from.state_->granted()), next_([&] {
@@ -37,9 +37,10 @@ public:
           }()) {}
 
     [[nodiscard]] tenant<Node, Policy>& next() noexcept { return next_; }
-    /// The successor has from now on what its predecessor had on the devices where both are, with all that stands on it, and that one
-    /// isn't resized any more. While neither runs anything. Throws std::bad_alloc; operation_error: closed, in_flight
-    /// if the predecessor was resized meanwhile. Then nothing has happened.
+    /// From now on the successor has its predecessor's memory on the devices that both have, with
+    /// everything built on that memory, and the predecessor isn't resized any more. Call while
+    /// neither runs work. Throws std::bad_alloc; operation_error: closed, in_flight if the
+    /// predecessor was resized meanwhile. Then nothing has happened.
     void take_over() { next_.state_->take_over(*from_->state_, granted_.changes); }
 
 private:

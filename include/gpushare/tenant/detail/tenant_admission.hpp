@@ -46,9 +46,9 @@ template <node Node>
         return false;
 }
 
-/// For one request. Refers to all of its arguments. `kept`, of one that succeeds another: for each
-/// of the devices that it names, the slice of the other one if that is there in the same place. Its
-/// memory passes on then, and its share if the slice is the same.
+/// For one request. Refers to all of its arguments. `kept`, for a tenant that succeeds another: for
+/// each of the named devices, the other tenant's slice if that tenant is in the same place there.
+/// Its memory passes on then, and its share if the slice is the same.
 template <node Node, compute_policy Policy>
 class tenant_admission {
 public:
@@ -59,8 +59,8 @@ public:
         : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come
-    // and go under no mutex of ours, wait in between. So the choice is one that fits, and a refusal
-    // is right for one instant of all devices.
+    // and go under no mutex of ours, wait in between. So the choice fits, and a refusal is right
+    // for one instant of all devices.
     reservation<quota_draw> reserve(tenant_spec& spec) {
         const bytes unit = std::exchange(spec.unit, all_->unit_of(spec));
         if (spec.unit != unit && spec.memory % spec.unit != bytes{})
@@ -135,8 +135,8 @@ private:
                              "the choice of devices split another amount of memory");
         return chosen;
     }
-    // The bytes left, without those that sleeping tenants must get back. As much as possible of the
-    // latter comes out of burst that is lent.
+    // The bytes left, without those that sleeping tenants must get back. As many as possible of
+    // these come out of lent burst.
     [[nodiscard]] bytes room_on(std::uint32_t device, const std::vector<quota_draw>& draws) const noexcept {
         const bytes left = draws[device].left(), asleep = all_->devices[device].asleep();
         return asleep == bytes{} ? left : std::min(left, left + draws[device].lent() - asleep);

@@ -29,8 +29,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Throws operation_error: unknown_block for a part that isn't there; invalid_specification where
-/// two overlap, or are one: it would be copied to two places, and be freed twice.
+/// Throws operation_error: unknown_block for a part that doesn't exist; invalid_specification if
+/// two blocks overlap or are the same: it would be copied to two places, and be freed twice.
 template <class Tenant>
 void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
     const auto parts = of.spec().devices;
@@ -58,8 +58,8 @@ void expect_done(const Ticket& t, instant deadline, std::string_view tenant, std
     if (t.status() != errc::none) raise({t.status()}, tenant, what);
 }
 
-/// Waits until all is done that the tenant has submitted so far, on all of its streams. Returns how
-/// many submissions that were.
+/// Waits until all work that the tenant has submitted so far is done, on all of its streams.
+/// Returns the number of these submissions.
 template <class Tenant>
 [[nodiscard]] std::uint64_t run_out(Tenant& of, instant deadline, std::string_view what) {
     of.wake();  // else what waits would wait for ever
@@ -77,8 +77,8 @@ void expect_idle_since(Tenant& of, std::uint64_t completed, std::string_view wha
     if (now.completed != completed || now.waiting + now.in_flight != 0) raise({errc::in_flight}, of.name(), what);
 }
 
-/// The tenant doesn't need the block here any more: it has the data elsewhere, and whatever fails
-/// now must not lose that.
+/// The tenant doesn't need the block here any more: it has the data elsewhere, and a failure from
+/// now on must not lose the data.
 template <class Tenant>
 void leave_block(Tenant& of, const moving_block& b) noexcept {
     try {
@@ -86,8 +86,8 @@ void leave_block(Tenant& of, const moving_block& b) noexcept {
     } catch (...) {  // somebody closes it, which takes the block back
     }
 }
-/// Nor the place: closes it. Incomplete, to be closed again, if anything is thrown meanwhile, as
-/// for lack of the host's memory.
+/// The tenant doesn't need this place, either: closes it. The report isn't complete if an exception
+/// interrupts the close, as for lack of the host's memory; then close it again.
 template <class Tenant>
 [[nodiscard]] close_report close_left(Tenant& from, instant deadline) noexcept {
     try {
@@ -97,8 +97,8 @@ template <class Tenant>
     }
 }
 
-/// A tenant's new memory for blocks. Memory that isn't used goes back, behind copies that may be
-/// under way.
+/// A tenant's new memory for blocks. Unused memory goes back, after the copies that may be under
+/// way.
 template <class Tenant>
 class new_places {
 public:

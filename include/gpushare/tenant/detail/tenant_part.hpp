@@ -84,8 +84,8 @@ struct tenant_part {
     using shared = shared_node<Node, Policy>;
     using memory_type = typename part_memory<Node, Policy>::memory_type;
 
-    // With memory of its own; or with that of the `predecessor` that it is to succeed on this
-    // device, whose share it is given with it if it stays in the slice.
+    // With memory of its own; or with that of the `predecessor` that it succeeds on this device. If
+    // it stays in the slice, it takes over the predecessor's share, too.
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
                 std::uint32_t tag, const tenant_part* predecessor = nullptr)
         : device(d),

@@ -62,9 +62,9 @@ public:
         erase_equal(all_->handles, this);
     }
 
-    // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a
-    // limiter that a client leaves after a failure may let in somebody's work. When it throws, the
-    // claim still has everything.
+    // Makes the streams and takes over the claim. Call under no lock: drivers are slow, and a
+    // limiter that a client leaves after a failure may admit another client's work. If it throws,
+    // the claim still has everything.
     void open(tenant_claim<Node, Policy>& claim, const tenant_state* predecessor) {
         spec_ = claim.spec;
         fill_in(spec_, all_->options);
@@ -111,16 +111,17 @@ public:
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
-    // The slices of those of the devices `on` that it has in the same place, for whom is to succeed
-    // it there; else null.
+    // For a successor on the devices `on`: the slices of those devices that the tenant has in the
+    // same place; otherwise null.
     [[nodiscard]] plain_list<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
         plain_list<typename shared::slice*> in(on.size());
         for (std::size_t i = 0; i < std::min(on.size(), parts_.size()); ++i)
             if (parts_[i].device == on[i]) in[i] = &parts_[i].slice;
         return in;
     }
-    // From now on it has what its predecessor had on the devices where that one stays. Both were
-    // granted the same, after so many `changes`. All or nothing: see succession::take_over().
+    // From now on this tenant has its predecessor's memory on the devices where the predecessor
+    // stays. Both have the same grant, after `changes` changes. All or nothing: see
+    // succession::take_over().
     void take_over(tenant_state& predecessor, std::uint64_t changes) {
         std::vector<std::function<typename Node::stream()>> make(parts_.size());
         for (std::size_t i = 0; i < parts_.size(); ++i)
@@ -175,13 +176,14 @@ public:
         return sum;
     }
 
-    // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
-    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused,
-    // on all devices; (5) what keeps memory of the tenant, pools and arenas, gives it back; (6)
-    // blocks that are still out are reported and taken back; (7) frees that came beside all this
-    // are collected; (8) share and name return, once nothing is charged any more. A deadline can
-    // end it in (2), (3), (5) or (7): what was taken back is never handed out. The parts stay until
-    // the handle goes, so that a call that overlaps is refused and not lost.
+    // The order of closing: (1) on all devices, new work is refused and waiting work is cancelled;
+    // (2) permits that are out and work in flight end; (3) frees in stream order are collected; (4)
+    // memory is refused, on all devices; (5) the layers that keep memory of the tenant, pools and
+    // arenas, give it back; (6) blocks that are still out are reported and taken back; (7) frees
+    // that came beside all this are collected; (8) share and name return, once nothing is charged
+    // any more. A deadline can end it in (2), (3), (5) or (7): memory taken back by then is never
+    // handed out. The parts stay until the handle goes, so that an overlapping call is refused and
+    // not lost.
     close_report finish(instant deadline, const std::stop_token& stop = {}) {
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
@@ -223,9 +225,9 @@ public:
         return report;
     }
 
-    // All or nothing, beside wake() too: it is asleep only if no wake() was under way at any time,
-    // since that may have come past some of its devices already. Acquire: one that is seen to have
-    // ended has woken whatever slept before. Hooks are asked under no lock.
+    // All or nothing, beside wake() too. The tenant is asleep only if no wake() was under way at
+    // any time, since a wake() may have passed some of its devices already. Acquire: a wake() that
+    // is seen to have ended has woken everything that slept before. Hooks are called under no lock.
     bool sleep(instant deadline, const std::stop_token& stop, while_asleep what_waits) {
         const auto ended = wakes_ended_.load(std::memory_order_acquire);
         bool asleep = true;
@@ -260,9 +262,9 @@ public:
         wakes_ended_.fetch_add(1, std::memory_order_release);
         return why;
     }
-    // While it sleeps and says so in its specification, what it doesn't use of its guarantee is
-    // burst of its own, and of all others. False, and nothing is lent, if it has been woken since
-    // `ended` wakes had ended.
+    // While the tenant sleeps, and if its specification says so, the unused part of its guarantee
+    // is burst of its own, and of all others. False, and nothing is lent, if it has been woken
+    // since `ended` wakes had ended.
     bool lend(std::uint32_t ended) {
         const std::lock_guard lock(all_->mutex);
         if (wakes_begun_.load(std::memory_order_relaxed) != ended) return false;
@@ -309,8 +311,8 @@ public:
         return {};
     }
 
-    // ---- Of a change of several tenants at once; see joint_change.hpp. Under the mutex, but for
-    // open_level_for, tell_limiters and tell_undone.
+    // ---- Parts of a change of several tenants at once; see joint_change.hpp. Under the mutex,
+    // except open_level_for, tell_limiters and tell_undone.
 
     // Why a change can't be, whatever there is room for.
     [[nodiscard]] failure unfit(const tenant_change& c) const {
@@ -392,7 +394,7 @@ public:
                 .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
-    // Under the mutex. Undoes changes by grant(), as far as others haven't taken what they need
+    // Under the mutex. Undoes changes by grant(), as far as others haven't taken the needed bytes
     // meanwhile: memory first, then a share. `without(leave)` calls leave(change, spec) of each.
     template <class Grant, class Without>
     static void undo_by(Grant grant, Without without) {
@@ -415,16 +417,17 @@ public:
         if (why.code == errc::none) tell_followers();
         return why;
     }
-    // Of a change that a refusal has undone. Others may have told the followers of the change
-    // meanwhile, so the followers are told even if a policy refuses the old settings as well.
+    // After a refusal has undone the change. Other calls may have told the followers of the change
+    // meanwhile, so this tells the followers again even if a policy refuses the old settings as
+    // well.
     void tell_undone() {
         (void)tell_policies();
         tell_followers();
     }
 
 private:
-    // Two resizes may get here in either order: a resize that finds newer settings than it told
-    // tells those.
+    // Two resizes may get here in either order: a resize that finds newer settings than its own
+    // tells the newer ones.
     failure tell_policies() {
         for (auto& p : parts_) {
             client_settings told, now = settings(p.slice.size);
@@ -535,16 +538,16 @@ private:
         sum.running += ran.running;
     }
 
-    // A new level is all that telling a limiter may run out of memory for: a client opens it, which
-    // is promised nothing, and goes.
+    // Only a new level can make the limiter run out of memory later. So a client without a promise
+    // opens the level now, and leaves.
     void open_level(priority level, priority ceiling) {
         for (auto& p : parts_)
             p.slice.compute.close(p.slice.compute.add({.weight = share{}, .level = level, .ceiling = ceiling}),
                                   instant::min());
     }
 
-    // Under the mutex. Whether it can't be promised so much at this level, which is open from then
-    // on. Throws std::bad_alloc.
+    // Under the mutex. Whether the tenant can't be promised so much at this level, which is open
+    // from then on. Throws std::bad_alloc.
     failure lacks_share(share compute, priority level) {
         for (auto& p : parts_) {
             p.slice.promised.open(level);

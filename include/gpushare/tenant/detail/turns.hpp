@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The turns of a thread that waits for other threads' calls to end, where nobody tells it: it looks again and again.
+// The turns of a thread that waits for other threads' calls to end. No call reports its end, so the
+// thread looks again and again.
 //
 //   for (detail::turns turn(until, in_hook); !all_are_back();) if (!turn.again()) return false;
 #pragma once
@@ -18,9 +19,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Until the deadline or stop request of a patience, however slow the driver is that the others are in. The first turns are granted in
-/// any case: a call takes microseconds. `in_hook`: the thread is in a hook of the embedder's, and what it waits for may
-/// be itself, so it gives up soon.
+/// Until the deadline or stop request of a patience, however slow the driver is that serves the
+/// other threads. The first turns are granted in any case: a call takes microseconds. `in_hook`:
+/// the thread is in a hook of the embedder's and may be waiting for itself, so it gives up soon.
 template <clock Clock>
 class turns {
 public:

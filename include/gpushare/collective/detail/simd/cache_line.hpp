@@ -6,15 +6,16 @@
 //   line_ends ends{.signals = &s.signal_from(0), .ranks = 2, .in = first * sizeof(float), .out = first * sizeof(float)};
 //   combine_lines<float>(widest_vectors(), sum{}, ends, lines, line_stores::cached);
 //
-// A vector of a line's 64 bytes wins in two ways over four of 16: second-level caches give and take
-// twice as much, and a store past the caches holds a buffer for one instruction, not for four.
+// A vector of a line's 64 bytes has two advantages over four vectors of 16: second-level caches
+// transfer twice as much, and a store past the caches holds a buffer for one instruction in place
+// of four.
 //
-// Several lines of one array, then as many of the next: large arrays mostly begin at the same place
-// of a page, and a line of each in turn makes some processors (AMD's, whose first-level caches
-// guess a line's place from a few bits of its address) take two to three times as long.
+// The loop takes several lines of one array, then as many of the next. Large arrays mostly begin at
+// the same place of a page. With a line of each in turn, some processors (AMD's, whose first-level
+// caches guess a line's place from a few bits of its address) take two to three times as long.
 //
-// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and what isn't
-// inlined into a function that is compiled for wide vectors doesn't compile.
+// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and code for wide
+// vectors that isn't inlined into a function compiled for them doesn't compile.
 #pragma once
 
 #include <concepts>
@@ -37,15 +38,16 @@ namespace detail {
 
 inline constexpr std::size_t cache_line_bytes = 64;
 
-/// How results are stored. Past the caches is for what nobody reads soon, and needs lines that all
-/// begin at multiples of 64; finish_streaming() before the next release.
+/// How results are stored. Stores past the caches are for results that no thread reads soon, and
+/// need lines that all begin at multiples of 64. Call finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
 /// The least that combining by lines takes: older processors go by elements, in vectors of 16 bytes.
 inline constexpr vector_width least_for_lines = vector_width::avx2;
 
-/// Where lines are: `in` and `out` bytes behind what each rank signals. `ahead` and `places` as in
-/// a all_reduce_plan. `only`: where results go if not to all ranks, `out` bytes behind it.
+/// Where lines are: `in` and `out` bytes after the addresses that each rank signals. `ahead` and
+/// `places` as in all_reduce_plan. `only`: where results go if not to all ranks, `out` bytes after
+/// it.
 struct line_ends {
     const peer_signal* signals;
     std::uint32_t ranks;
@@ -62,8 +64,8 @@ struct line_ends {
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 
-/// The type in which lines of T are computed: accumulator_t; or integers as small as T, where the
-/// same bits come out.
+/// The type in which lines of T are computed: accumulator_t, or integers as small as T if the
+/// result has the same bits.
 template <class T, class Op>
 struct line_number {
     using type = accumulator_t<T, Op>;
@@ -76,8 +78,8 @@ requires(sizeof(T) < 4 && (wrapping_op<Op> || selecting_op<Op>)) struct line_num
 template <class T, class Op>
 using line_number_t = typename line_number<T, Op>::type;
 
-/// Whether Op can work on vectors where they lie: one that is passed or returned by value would
-/// need the whole file compiled for its width.
+/// Whether Op can work on vectors in place. A vector that is passed or returned by value would need
+/// the whole file compiled for its width.
 template <class A, class Op>
 concept works_in_place = requires(A& a, const A& b) {
     Op::into(a, b);
@@ -99,8 +101,8 @@ inline constexpr bool combines_lines = averages_integers<T, Op> ||
 template <class T, class Op>
 inline constexpr std::uint32_t most_ranks_for_lines = averages_integers<T, Op> ? 256 : ~0U;
 
-/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW,
-/// g++ 12 takes comparisons of floats in them apart, element by element.
+/// The widest vectors that pay. Vectors of 64 bytes have no operations on small integers before
+/// AVX-512BW, and g++ 12 splits comparisons of floats in them, element by element.
 template <class T, class Op>
 inline constexpr vector_width most_for_lines = sizeof(line_number_t<T, Op>) < 4 || averages_integers<T, Op> ||
                                                        (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
@@ -122,9 +124,9 @@ template <std::size_t Bytes, class Vector>
 #endif
 }
 
-/// Numbers that are computed with as they lie in memory, in registers of so many bytes. A model of
-/// what a cache_line moves by: `wide`, a vector of `number`, in which it computes; `narrow`, as
-/// that lies in memory; and what makes one of the other.
+/// Numbers that are computed as they lie in memory, in registers of so many bytes. A model of the
+/// `moves` of a cache_line: `wide`, a vector of `number`, in which it computes; `narrow`, the same
+/// in memory; and the conversions between the two.
 template <class A, std::size_t Bytes>
 struct plain_moves {
     using number = A;
@@ -139,9 +141,8 @@ struct plain_moves {
 
 /// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every NaN the same.
 ///
-/// The conversions of float16 are in every processor with AVX2, and in AVX-512. g++ has no word for
-/// any of these in a file that isn't compiled for them, and takes several instructions for what one
-/// does.
+/// Every processor with AVX2 or AVX-512 has the conversions of float16. g++ has no builtin for any
+/// of these in a file that isn't compiled for them, and takes several instructions in place of one.
 template <class T, std::size_t Bytes>
 struct half_moves {
     using number = float;
@@ -194,10 +195,10 @@ struct half_moves {
     }
 };
 
-/// 8-bit floats in registers of so many bytes. Float16 is the way there and back: its exponents
-/// hold theirs, so one instruction converts a number that has been moved to its place. Before a
-/// store, an addition rounds: a float of so many powers of two more has its last bit where the
-/// format's last bit is, and the adder rounds to even.
+/// 8-bit floats in registers of so many bytes. They are converted by way of float16, whose
+/// exponents include theirs, so one instruction converts a number that has been shifted to its
+/// place. Before a store, an addition rounds: a float that is larger by that many powers of two has
+/// its last bit where the format's last bit is, and the adder rounds to even.
 template <class T, std::size_t Bytes>
 struct small_float_moves {
     using number = float;
@@ -295,8 +296,8 @@ private:
 };
 
 /// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of
-/// them exactly. Their average rounded towards zero is the quotient without what follows the point:
-/// one that isn't whole is further from the next whole number than rounding moves it.
+/// them exactly. Their average rounded towards zero is the quotient without its fraction: a
+/// quotient that isn't whole is further from the next whole number than rounding moves it.
 template <class T>
 struct integer_moves {
     static constexpr bool of_words = sizeof(T) == 4;

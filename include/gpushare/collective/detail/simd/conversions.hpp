@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between floats and what is stored in fewer bits, one by one or a register at once:
+// Conversions between floats and formats with fewer bits, one by one or a register at once:
 // bfloat16, float16, the 8-bit formats and int8_t. Rounds as stored_number does, to the bit.
 //
 //   using bfloat16_format = gpushare::detail::number_format<8, 7>;
@@ -180,7 +180,7 @@ struct spread_elements {
 #if defined(__x86_64__)
 
 // Instructions of 32-byte registers for which g++ has no builtin in a file that isn't compiled for
-// them. Inlined into functions that are. Every processor with AVX2 converts float16.
+// them. They are inlined into functions that are. Every processor with AVX2 converts float16.
 template <class T>
 [[gnu::target("avx2,f16c")]] inline void spread_by_avx2(const T* from, simd<std::int32_t, 8>& to) noexcept {
     using spread = spread_elements<T, 8>;

@@ -4,9 +4,9 @@
 //
 //   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }    // float or simd
 //
-// Which width may be used is known when the program runs: code for wide registers is inlined into
-// functions that are compiled for them (see epilogue_stages.hpp), and what isn't inlined, in a build
-// without optimisation, works on narrow ones.
+// The usable width is known when the program runs. Code for wide registers is inlined into
+// functions that are compiled for them (see epilogue_stages.hpp). In a build without optimisation,
+// code that isn't inlined works on narrow ones.
 #pragma once
 
 #include <concepts>
@@ -30,9 +30,9 @@ struct vector_of {
     using type [[gnu::vector_size(Bytes)]] = T;
 };
 
-/// Bytes as they lie in memory, at any address, whatever they are. Through these and not by memcpy,
-/// which g++ 12 takes for a move of an integer of 128 bits: in two halves, through general
-/// registers.
+/// Bytes as they lie in memory, at any address and of any type. The code goes through these and not
+/// through memcpy, which g++ 12 takes for a move of an integer of 128 bits: in two halves, through
+/// general registers.
 template <std::size_t Bytes>
 struct in_memory;
 template <>
@@ -76,8 +76,8 @@ enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #ifndef __CUDA_ARCH__  // device code must not even name a vector
 
-/// In a function of its own: in one that isn't compiled for such vectors, g++ 12 puts them together
-/// number by number, which stays so when it is inlined into one that is.
+/// In a function of its own: in a function that isn't compiled for such vectors, g++ 12 builds them
+/// number by number, and keeps that code when it inlines the function into one that is.
 template <class T, class Raw>
 #if defined(__x86_64__) && !defined(__clang__)
 [[gnu::target("avx2,f16c")]]
@@ -88,8 +88,8 @@ spread_over_eight(T x, Raw& to) noexcept {
 }
 
 /// W numbers of type float or std::int32_t. Integers wrap; shifts to the right copy the sign;
-/// comparisons give a mask for select(). Never passed in registers, since how would depend on the
-/// flags of the file: its copy isn't trivial.
+/// comparisons give a mask for select(). Its copy isn't trivial, so that it is never passed in
+/// registers: the way to pass it would depend on the flags of the file.
 template <class T, std::uint32_t W>
 class simd {
     static_assert((std::same_as<T, float> || std::same_as<T, std::int32_t>)&&(W == 4 || W == 8));
@@ -178,8 +178,8 @@ using words_of = typename words_for<R>::type;
 [[nodiscard]] GPUSHARE_HD inline std::int32_t wrapping_sum(std::int32_t a, std::int32_t b) noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
 }
-/// No addition is contracted with this product, of one float or several: the compiler no longer
-/// knows where it comes from.
+/// Prevents the contraction of an addition with this product, of one float or several: the compiler
+/// no longer knows where the product comes from.
 template <class V>
 [[gnu::always_inline]] inline void keep_apart([[maybe_unused]] V& product) noexcept {
 #if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
