@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Closing: before a resource goes away, for example when a tenant ends, the resources built on it
-// (pools, caches, arenas) have to give back the memory that they keep. A close_source tells them
-// to: they give it back, and hand nothing out any more. Like std::stop_source, stop_token and
-// stop_callback, but the callbacks get a deadline and answer whether they are done.
+// (pools, caches, arenas) have to give back the memory that they keep. A close_source calls them:
+// they give the memory back, and hand out no more. It works like std::stop_source, stop_token and
+// stop_callback, but the callbacks get a deadline and return whether they are done.
 //
 //   gpushare::close_source closing;                                     // of the resource that will close
 //   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};
@@ -135,10 +135,10 @@ public:
     /// See close_token::closed.
     [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
 
-    /// Calls every callback, the newest first. True once all have given up what they kept; false if one couldn't by
-    /// `deadline`, of the steady clock: call it again. A closed source stays closed. A second call
-    /// that overlaps waits for the first, until its own deadline. So does a call from within one of
-    /// the callbacks: give it a deadline, for it waits for itself.
+    /// Calls every callback, the newest first. True once all have given up their memory; false if
+    /// one couldn't by `deadline`, of the steady clock: call it again. A closed source stays
+    /// closed. A second call that overlaps waits for the first, until its own deadline. So does a
+    /// call from within one of the callbacks: give it a deadline, because it waits for itself.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);

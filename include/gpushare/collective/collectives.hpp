@@ -15,9 +15,10 @@
 //   const std::uint64_t counts[] = {3, 0, 500};                  // of ranks 0, 1 and 2, the same on every rank
 //   gpushare::all_gatherv(me, in, out, counts);                  // in: counts[rank] elements, out: 503
 //
-// Collectives of lists work on many arrays at once, in place and without packing them: ranks tell each other where their
-// lists are, and each works on its part of them. One call combines a thousand small gradients. Each element is combined
-// as all_reduce does it, so how arrays are put into lists never changes a bit.
+// Collectives of lists work on many arrays at once, in place and without packing them. Ranks tell
+// each other where their lists are, and each rank works on its part of them. One call combines a
+// thousand small gradients. Each element is combined as all_reduce does it, so the way in which
+// arrays are put into lists never changes a bit.
 //
 //   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
@@ -27,8 +28,9 @@
 //   const std::uint32_t beside[] = {left, right};
 //   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));     // theirs: left's elements, then right's
 //
-// combine() combines arrays that are all here, to the same bits as a collective of as many ranks. It is for who brings
-// other ranks' elements by means of its own, over a network say:
+// combine() combines arrays that are all here, to the same bits as a collective of as many ranks.
+// It is for programs that bring other ranks' elements by their own means, for example over a
+// network:
 //
 //   gpushare::combine(3, [&](std::uint32_t r) { return parts[r].data(); }, std::span(sums), gpushare::average{});
 #pragma once
@@ -165,9 +167,10 @@ template <collective_kind Kind>
 
 }  // namespace detail
 
-/// Every rank gets all inputs, in the order of the ranks: `counts[r]` elements of rank r. `counts` has a number for each
-/// rank, the same on all ranks. `in` and `out` are at least as long as what they hold; `in` may be this rank's part of
-/// `out`. errc::mismatch on all ranks where counts don't fit or differ; no rank waits for its deadline then.
+/// Every rank gets all inputs, in the order of the ranks: `counts[r]` elements of rank r. `counts`
+/// has a number for each rank, the same on all ranks. `in` and `out` are at least as long as their
+/// elements need; `in` may be this rank's part of `out`. errc::mismatch on all ranks if counts
+/// don't fit or differ; no rank waits for its deadline then.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_gatherv(const member& me, std::span<const std::type_identity_t<T>> in,
@@ -249,9 +252,9 @@ void combine(std::uint32_t parts, const From& from, std::span<T> out, const Op& 
 }
 
 /// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap
-/// each other. Else as try_all_reduce; errc::mismatch where the lists' sizes differ. `finite`, if
-/// given, becomes whether no combined element is infinite or NaN: the same on all ranks, and given
-/// by all or none.
+/// each other. Otherwise as try_all_reduce; errc::mismatch if the lists' sizes differ. `finite`, if
+/// given, becomes whether no combined element is infinite or NaN: the same on all ranks. All ranks
+/// give it, or none.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                    instant deadline = never, bool* finite = nullptr) {
@@ -312,8 +315,9 @@ struct exchange_body {
 
 }  // namespace detail
 
-/// `out` gets the elements of each neighbour, one behind the other. Called by all ranks, with as many elements each; each has neighbours
-/// of its own, perhaps none. errc::mismatch at once for one that isn't a rank, or an `out` of another size.
+/// `out` gets the elements of each neighbour, one array after the other. All ranks call it, with
+/// the same number of elements each; each rank has neighbours of its own, perhaps none.
+/// errc::mismatch at once for a neighbour that isn't a rank, or an `out` of another size.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_exchange(const member& me, std::span<const std::type_identity_t<T>> in,

@@ -63,8 +63,9 @@ public:
     [[nodiscard]] const void* channel() const noexcept {
         return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->workspaces;
     }
-    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait for them. From any thread:
-    /// a collective that the caller begins behind this finds the channel closed, whichever thread was the first.
+    /// Ends the channel's collectives with `why`, unless another fault has ended them before.
+    /// Doesn't wait for them. From any thread: a collective that the caller begins afterwards finds
+    /// the channel closed, whichever thread was the first.
     void close(const collective_fault& why) const noexcept {
         if (view_->reports != nullptr) {
             claim_or_await(view_->reports[0].claims, view_->reports[0].request, why);
@@ -81,8 +82,8 @@ public:
         for (std::uint32_t r = 0; r < size(); ++r) {
             if (r == rank_) continue;
             detail::block_state& other = view_->state(r, 0);
-            // acquire: a rank that is outside has finished what it did inside. relaxed: a rank with
-            // another epoch has begun a later collective, and left this one before.
+            // acquire: a rank that is outside has finished its work inside. relaxed: a rank with
+            // another epoch has begun a later collective, and has left this one before.
             while (atomic_ref{other.inside}.load_acquire() != 0 && atomic_ref{other.epoch}.load_relaxed() == last)
                 std::this_thread::yield();
         }
@@ -111,8 +112,8 @@ public:
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
     /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank
-    /// on a device tells when it leaves a collective, and that it is in one once it has waited for
-    /// some tens of microseconds, or, in an all-reduce, done a MiB of a block.
+    /// on a device reports when it leaves a collective. It reports that it is inside once it has
+    /// waited for some tens of microseconds or, in an all-reduce, has done a MiB of a block.
     [[nodiscard]] rank_progress progress() const noexcept {
         std::uint32_t epoch = 0, word = 0;
         if (view_->reports != nullptr) {
@@ -128,8 +129,9 @@ public:
     }
 
 private:
-    // The first of the host's threads says why; the others are back once it has, which is one store away. acq_rel: they
-    // claim among themselves alone. acquire: behind the store is all that it says.
+    // The first of the host's threads stores the reason; the others return once it has, which is
+    // one store away. acq_rel: the threads claim only among themselves. acquire: the claim comes
+    // after the store.
     static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
         if (atomic_ref{claims}.fetch_add_acq_rel(1) == 0) return atomic_ref{word}.store_release(why.packed());
         while (atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();
@@ -236,9 +238,9 @@ public:
         return subgroup(detail::ranks_without(dead, size()));
     }
 
-    /// A group of all ranks, in their order, and of `joining` new ones behind them, with memory of its own: for who comes
-    /// in place of the dead, behind shrink(). The ranks change over between two collectives; nothing of this group need
-    /// end before. Throws as the constructor.
+    /// A group of all ranks, in their order, followed by `joining` new ones, with memory of its
+    /// own: for ranks that replace dead ones after shrink(). The ranks change over between two
+    /// collectives; work of this group need not end before. Throws as the constructor.
     [[nodiscard]] communicator grow(std::uint32_t joining) const {
         std::vector<std::uint32_t> parents = numbered(size());
         parents.resize(parents.size() + joining, joined);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues: stages, composed at compile time, that are fused behind a collective. The rank that has reduced a piece of
-// the result applies them at once, while the piece is in registers and in the first-level cache.
+// Epilogues: stages, composed at compile time, that are fused behind a collective. The rank that
+// has reduced a piece of the result applies the stages at once, while the piece is in registers and
+// in the first-level cache.
 //
 //   namespace gs = gpushare;
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
@@ -29,9 +30,9 @@
 // reduces which row says so: see any_row_stage.
 // A group stage needs to have seen some neighbouring columns: see group_stage.
 //
-// The result doesn't depend on the number of ranks, on which rank reduces what, or on what is fused with what. It depends
-// on the elements and, where a stage adds up a row, on the number of threads of a block, as that is the order of the sum
-// (see row_sum).
+// The result doesn't depend on the number of ranks, on the rank that reduces a piece, or on which
+// parts are fused. It depends on the elements and, if a stage adds up a row, on the number of
+// threads of a block, since that is the order of the sum (see row_sum).
 #pragma once
 
 #include <concepts>
@@ -135,8 +136,9 @@ concept group_stage = std::copyable<S> && std::is_trivially_copyable_v<typename 
     { s.publish(at, known) } -> std::same_as<void>;
 };
 
-/// A row stage that writes what it has learnt of each row. A concept of its own: nvcc 13.0 crashes where a template's body asks
-/// the same in a requires-expression that names its parameters.
+/// A row stage that writes the values that it has computed for each row. It is a concept of its
+/// own, because nvcc 13.0 crashes if a template's body asks the same in a requires-expression that
+/// names its parameters.
 template <class S>
 concept publishing_stage = row_stage<S> && requires(const S& s, const place& at, const typename S::learnt& known) {
     { s.publish(at, known) } -> std::same_as<void>;
@@ -150,8 +152,9 @@ concept sharing_stage = requires(const S& s, void* p) {
     { s.with(p) } -> std::same_as<S>;
 };
 
-/// A stage that doesn't look at place::shard_row, nor at an array with one rank's rows only: any rank may run it on any row. It says
-/// `static constexpr bool any_row = true`. An all-reduce of few bytes takes half the waits where all stages do (fused_plan::one_shot).
+/// A stage that doesn't look at place::shard_row, nor at an array with one rank's rows only: any
+/// rank may run it on any row. It declares `static constexpr bool any_row = true`. An all-reduce of
+/// few bytes takes half the waits if all stages do (fused_plan::one_shot).
 template <class S>
 concept any_row_stage = requires {
     requires S::any_row;

@@ -133,8 +133,8 @@ inline constexpr std::size_t columns_stored = 1;
 template <class S>
 requires requires { typename S::stored_type; }
 inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
-/// The width of a row is a multiple of this: 2 where a stage stores pairs, else 1. A pair that is
-/// half behind the end of a row would be in the next row, or outside of the array.
+/// The width of a row is a multiple of this: 2 if a stage stores pairs, otherwise 1. The second
+/// half of a pair at the end of a row would be in the next row, or outside of the array.
 template <class... Stages>
 inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;
 
@@ -158,7 +158,7 @@ GPUSHARE_FLAT GPUSHARE_HD void store_pairs(fp4_pair* to, const floats<N, W>& x, 
 }  // namespace detail
 
 /// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements of the
-/// type T from a row to the next, 0: as many as the result's columns take. An fp4_pair is two
+/// type T from a row to the next; 0: as many as the result's columns take. An fp4_pair is two
 /// columns, and rows have an even number of them.
 template <class T, bool Shard>
 struct matrix {
@@ -474,9 +474,10 @@ struct layer_normalising {
 static_assert(row_stage<layer_normalising<float, float>>);
 }  // namespace detail
 
-/// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], mean and variance of the row (Ba, Kiros and
-/// Hinton, arXiv 1607.06450). The bits of mean and variance depend on where they are summed up (see row_sum): a device's result may
-/// differ from a host's by some ulps of what is added up in it. By which rank, in which collective or row, it never differs.
+/// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], with mean and variance
+/// of the row (Ba, Kiros and Hinton, arXiv 1607.06450). The bits of mean and variance depend on
+/// where they are summed up (see row_sum): a device's result may differ from a host's by some ulps
+/// of the added values. They never depend on the rank, the collective or the row.
 template <class W, class O>
 [[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
     const auto* const w = detail::as_pointer(weight);
@@ -807,9 +808,9 @@ template <movable_number T>
 
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
 ///
-/// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage, else
-/// null. Stores past the caches are ordered before the calling thread's next release. False, with
-/// nothing written: a stage stores pairs of 4 bits, and the width is odd.
+/// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage,
+/// otherwise null. Stores past the caches are ordered before the calling thread's next release.
+/// False, with nothing written: a stage stores pairs of 4 bits, and the width is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD bool apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {

@@ -112,8 +112,8 @@ struct rank_progress {
     friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
 };
 
-/// The rank that the others wait for, if any of them waits: the one furthest behind, by epoch and then by stage. A rank
-/// that is outside with the newest epoch is done with it.
+/// The rank that the others wait for, if any of them waits: the one furthest behind, by epoch and
+/// then by stage. A rank that is outside with the newest epoch is done with that collective.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
     const rank_progress* front = nullptr;                                   // the furthest of those inside
     const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {  // also where the count has wrapped around
@@ -133,8 +133,8 @@ struct rank_progress {
     return collective_fault{errc::deadline_exceeded, front->what, static_cast<std::uint32_t>(last), front->epoch};
 }
 
-/// Notices that a group hangs. It is given snapshots, and names the laggard once no rank has moved for `patience`
-/// although one is inside a collective. A plain value; time is an argument.
+/// Notices that a group hangs. It gets snapshots, and names the laggard once no rank has moved for
+/// `patience` although one is inside a collective. A plain value; time is an argument.
 class hang_watch {
 public:
     /// `patience`: for how long no rank may move.

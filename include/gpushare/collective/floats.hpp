@@ -16,9 +16,10 @@
 //
 //   gpushare::floats<4> silu = x / (exp(x * -1.0F) + 1.0F);     // x of the same type
 //
-// They are loaded from and stored to memory of another type: float, bfloat16, float16, the 8-bit formats or int8_t.
-// Results have the same bits as conversions of single numbers (stored_number). To integers: to the nearest, ties to
-// even; what is too large becomes the largest or smallest; NaN becomes 0.
+// The floats are loaded from and stored to memory of another type: float, bfloat16, float16, the
+// 8-bit formats or int8_t. Results have the same bits as conversions of single numbers
+// (stored_number). Conversions to integers go to the nearest, ties to even; values that are too
+// large become the largest or smallest; NaN becomes 0.
 //
 //   using V = gpushare::floats<4>;
 //   const V z = gpushare::load_floats<V>(bf16_pointer);
@@ -629,8 +630,8 @@ GPUSHARE_FLAT void stream_aligned(T* to, const floats<N, W>& x) noexcept {
 }  // namespace detail
 #endif
 
-/// The same past the caches, where `to` is a multiple of 16 and the machine can: for what nobody
-/// reads soon. A later release doesn't order it: finish_streaming() first.
+/// The same past the caches, if `to` is a multiple of 16 and the machine can: for values that no
+/// thread reads soon. A later release doesn't order the stores: call finish_streaming() first.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -742,8 +743,8 @@ template <has_exponent T>
 
 }  // namespace detail
 
-/// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element
-/// isn't, so a look at what an all-reduce gave is a look at all ranks', with the same answer on
+/// Whether no element is infinite or NaN. A sum of ranks isn't finite if one rank's element isn't.
+/// So a look at the result of an all-reduce covers all ranks' elements, with the same answer on
 /// each.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept { return detail::all_finite_words(x); }
 /// The same of other types; whole numbers are finite.

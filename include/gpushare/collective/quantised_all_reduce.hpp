@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, where a
+// An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, if a
 // quarter of the bytes is worth some exactness. Each rank sends its elements as e4m3 codes, with
-// one scale for each block of 32 or 128 of them; sums are computed in float, in the order of ranks,
+// one scale for each block of 32 or 128 of them. Sums are computed in float, in the order of ranks,
 // and sent the same way. (all_reduce.hpp is exact.)
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
@@ -73,11 +73,11 @@ concept quantised_operator = std::same_as<Op, sum> || std::same_as<Op, average>;
 template <std::uint32_t Block>
 concept quantised_block = Block == 32 || Block == 128;
 
-/// The most by which an element of a quantised sum may differ from the exact sum of what the ranks
-/// brought. `magnitudes` is the sum of the magnitudes that the ranks brought for this element,
-/// `largest` the sum over the ranks of the largest magnitude in the element's block. An average
-/// differs by this divided by the number of ranks, and `quantised_floor` besides. What is stored as
-/// float16 or bfloat16 is rounded to that type besides. For finite elements and sums.
+/// The most by which an element of a quantised sum may differ from the exact sum of the ranks'
+/// elements. `magnitudes` is the sum of the ranks' magnitudes for this element, `largest` the sum
+/// over the ranks of the largest magnitude in the element's block. An average differs by this
+/// divided by the number of ranks, and `quantised_floor` besides. Results in float16 or bfloat16
+/// are also rounded to that type. For finite elements and sums.
 ///
 /// Where the bound comes from: a code has four significant bits, so rounding changes a number x by
 /// at most |x| / 16. Below 2^-6 of its scale a code is a multiple of 2^-9 of the scale, which is
@@ -128,11 +128,12 @@ void quantised_all_reduce(const member& me, std::span<const std::type_identity_t
     raise_fault(try_quantised_all_reduce<Block>(me, in, out, op, deadline));
 }
 
-/// Error feedback, in front of a quantised all-reduce of `to` with as large blocks: `to` becomes
-/// `from` plus `residual`, and `residual` what the codes of `to` don't carry. So the sum of all that
-/// a rank brought stays within one call's rounding of the sum of its `from`, but for the rounding of
-/// the additions in float. The loss by the codes of the ranks' sum isn't in it. All three have one
-/// size; `to` may be `from`. Elements that aren't finite leave no residual. Any thread.
+/// Error feedback, in front of a quantised all-reduce of `to` with blocks of the same size: `to`
+/// becomes `from` plus `residual`, and `residual` the part of it that the codes of `to` don't
+/// carry. So the sum of a rank's contributions stays within one call's rounding of the sum of its
+/// `from`, except for the rounding of the additions in float. It doesn't include the loss by the
+/// codes of the ranks' sum. All three have one size; `to` may be `from`. Elements that aren't
+/// finite leave no residual. Any thread.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
 void feed_back_quantised(std::span<const float> from, std::span<float> to, std::span<float> residual) noexcept {
@@ -145,8 +146,9 @@ void feed_back_quantised(std::span<const float> from, std::span<float> to, std::
     detail::owing_blocks<Block>{from.data(), to.data(), residual.data(), residual.data(), from.size()}(alone);
 }
 
-/// The same in a device's memory, enqueued on `stream`, with the same bits: `owed` is added, and
-/// `left` is what the codes don't carry. They may be the same. Each has `count` floats.
+/// The same in a device's memory, enqueued on `stream`, with the same bits: it adds `owed`, and
+/// `left` becomes the part that the codes don't carry. The two may be the same array. Each has
+/// `count` floats.
 template <std::uint32_t Block = 128, launcher Stream>
 requires quantised_block<Block>
 void submit_feed_back_quantised(Stream& stream, const float* from, float* to, const float* owed, float* left,
@@ -187,8 +189,7 @@ requires quantised_block<Block>
         });
 }
 
-/// The same of ranks that share `device`, in one launch on `stream`. In all else as
-/// submit_shared().
+/// The same for ranks that share `device`, in one launch on `stream`. Otherwise as submit_shared().
 template <quantisable T, std::uint32_t Block = 128, gang_order Gangs, launcher Stream, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] errc submit_shared_quantised_all_reduce(Gangs& gangs, device_id device, Stream& stream,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks do with their elements: the operators that combine them, and the types that they compute in, never 16 bits;
+// How ranks combine their elements: the operators, the types that they compute in, never 16 bits,
 // and the shards into which elements or rows are divided.
 //
 //   gpushare::all_reduce(me, in, out, gpushare::maximum{});

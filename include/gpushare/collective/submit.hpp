@@ -15,7 +15,7 @@
 // submitted to its devices before, waits for them on the devices. The next collective of the same
 // channel (a sequence of the group's collectives) on other streams waits likewise. (The node's gang
 // order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
-// graphs that others launch.)
+// graphs that other parts of the program launch.)
 //
 //  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
 //  submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
@@ -145,8 +145,9 @@ public:
         return remade(of);
     }
 
-    /// One group per colour, in rising order of colours; colours[r] is that of rank r. Throws as subgroup, and
-    /// errc::invalid_specification where there isn't a colour for each rank.
+    /// One group per colour, in rising order of colours; colours[r] is that of rank r. Throws as
+    /// subgroup, and errc::invalid_specification if the number of colours differs from the number
+    /// of ranks.
     [[nodiscard]] std::vector<device_communicator> split(std::span<const std::uint32_t> colours) const {
         if (colours.size() != size())
             raise({errc::invalid_specification, colours.size(), 0, size(), reason::wrong_count}, {},
@@ -161,20 +162,22 @@ public:
         return subgroup(detail::ranks_without(dead, size()));
     }
 
-    /// A group of all ranks, in their order, and of new ones on these devices behind them, with memory of its own: for
-    /// who comes in place of the dead. New devices must reach the others' memory where workspaces are on devices
-    /// (gpushare::cuda::connect). Throws as the constructor.
+    /// A group of all ranks, in their order, followed by new ones on these devices, with memory of
+    /// its own: for ranks that replace dead ones. New devices must reach the others' memory if
+    /// workspaces are on devices (gpushare::cuda::connect). Throws as the constructor.
     [[nodiscard]] device_communicator grow(std::span<const device_id> joining) const {
         std::vector<device_id> all = state_->devices;
         all.insert(all.end(), joining.begin(), joining.end());
         return remade(all);
     }
 
-    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
-    /// notices it while its first block waits for others (every 256 polls, a fraction of a millisecond; other blocks, a hundred
-    /// times as rarely), in an all-reduce once for each MiB of that block, and rank 0 once in each collective, while the ranks
-    /// meet. The fault names the collective that rank 0 has last told of. So collectives that run may
-    /// still succeed, as may the first launch of a graph that was captured before. Collectives submitted from now on don't begin.
+    /// Asks the ranks to end every collective, now and later, on all channels, with this error.
+    /// Doesn't wait. A rank notices the request while its first block waits for others (every 256
+    /// polls, a fraction of a millisecond; other blocks, a hundred times as rarely), and in an
+    /// all-reduce once for each MiB of that block; rank 0 also once in each collective, while the
+    /// ranks meet. The fault names the last collective that rank 0 has reported. So running
+    /// collectives may still succeed, as may the first launch of a graph that was captured before.
+    /// Collectives submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

@@ -146,10 +146,11 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_call<T, Op>{{ins, outs, count}, op, root}, options);
 }
 
-/// Every rank gets the elements of each rank, in the order of ranks. counts[r] are the lengths of all ranks' inputs, the
-/// same numbers on every rank, in memory that rank r's device reads. ins[r] and outs[r] are at least as long as what they
-/// hold. Errors as submit_reduce_scatter, and errc::invalid_specification for counts at null; the fault of a collective
-/// that ran is errc::mismatch where lengths don't fit or differ between ranks.
+/// Every rank gets the elements of each rank, in the order of ranks. counts[r] are the lengths of
+/// all ranks' inputs, the same numbers on every rank, in memory that rank r's device reads. ins[r]
+/// and outs[r] are at least as long as their elements need. Errors as submit_reduce_scatter, and
+/// errc::invalid_specification for counts at null. The fault of a collective that ran is
+/// errc::mismatch if lengths don't fit or differ between ranks.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_gatherv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -194,9 +195,10 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_scatterv_call<T, Op>{{ins, outs, counts}, op}, options);
 }
 
-/// Rank r brings one part for each rank, one behind the other, and gets the parts that the ranks have for it, in their
-/// order. sends[r][q] elements go from r to q, receives[q][r] is what q expects of them. Not in place. In all else as
-/// submit_all_gatherv. Who knows only what it sends learns the rest by a submit_all_to_all of these counts before.
+/// Rank r brings one part for each rank, one after the other, and gets the parts that the ranks
+/// have for it, in their order. sends[r][q] elements go from r to q; receives[q][r] is the number
+/// that q expects of them. Not in place. Otherwise as submit_all_gatherv. A program that knows only
+/// its sends learns the rest by a submit_all_to_all of these counts before.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_to_allv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members, std::span<const std::span<const T>> ins,

@@ -40,8 +40,8 @@ concept plan_memory = requires(K& k, bytes size, const measured_plan& best) {
     k.keep(size, best);
 };
 
-/// The same as tune(me), where a size that is `known` isn't measured again, and what was measured
-/// is kept there. Every rank has a memory of its own, with the same in it.
+/// The same as tune(me), but doesn't measure a `known` size again, and keeps the new measurements
+/// there. Every rank has a memory of its own, with the same contents.
 template <plan_memory Known>
 [[nodiscard]] tuning_table tune(const member& me, Known& known, const tune_options& options = {}) {
     detail::check_sizes(options);

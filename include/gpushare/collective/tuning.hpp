@@ -58,20 +58,21 @@ struct all_reduce_plan {
     /// Where results are stored through the caches, in place with `streaming` too: how many cache lines ahead of its
     /// work a thread prefetches; 0 leaves that to the processor.
     std::uint8_t ahead = 0;
-    /// The blocks of each rank's kernel, where it is submitted and the caller leaves the number
-    /// open; 0 is one. As many as exist and fit.
+    /// The blocks of each rank's kernel, if it is submitted and the caller leaves the number open;
+    /// 0 is one. As many as exist and fit.
     std::uint16_t blocks = 0;
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
 
-/// The plan of a fused all-reduce. It always goes by whole rows, in two shots or one, so the only choices are these. A
-/// type of its own, so that a table can't name an algorithm that a fused call wouldn't follow.
+/// The plan of a fused all-reduce. It always goes by whole rows, in two shots or one, so these are
+/// the only choices. It is a type of its own, so that a table can't name an algorithm that a fused
+/// call wouldn't follow.
 struct fused_plan {
     bool streaming = false;    ///< results go past the caches
     std::uint16_t blocks = 0;  ///< as of an all_reduce_plan
-    /// Each rank runs the stages on all rows: one wait. By two shots nevertheless where a block's
-    /// rows and the one it works on don't fit into its slot, where ranks keep shards of the result,
-    /// and where a stage isn't an any_row_stage.
+    /// Each rank runs the stages on all rows: one wait. The call still goes by two shots in three
+    /// cases: a block's rows and the one it works on don't fit into its slot, ranks keep shards of
+    /// the result, or a stage isn't an any_row_stage.
     bool one_shot = false;
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };

@@ -5,8 +5,9 @@
 //   const gpushare::cuda::primary_context context{driver, 0};
 //   { const gpushare::cuda::device_guard on{context};  cudaMalloc(&q, n); }
 //
-// And the driver functions that have no equivalent in the runtime. They are looked up one by one in the driver that is
-// installed: libcuda is never linked, and a function that an older driver lacks returns CUDA_ERROR_NOT_SUPPORTED.
+// The table also has the driver functions without an equivalent in the runtime. Each is looked up
+// in the installed driver: libcuda is never linked, and a function that an older driver lacks
+// returns CUDA_ERROR_NOT_SUPPORTED.
 //
 //   const gpushare::cuda::driver installed = gpushare::cuda::driver::load();
 //   gpushare::cuda::check(installed.mem_unmap(at, size), "unmapping");
@@ -93,9 +94,10 @@ public:
     /// cuDevicePrimaryCtxRelease.
     entry_point<decltype(::cuDevicePrimaryCtxRelease)> primary_ctx_release{"cuDevicePrimaryCtxRelease", 11000};
 
-    // questions, asked often. The runtime has equals, but these leave alone what cudaGetLastError() says, and need no context:
-    // of these the manual (Driver API, Event Management and Stream Management) names no error for a thread without one, and
-    // the runtime would give it that of device 0.
+    // These are queries that are called often. The runtime has equivalents, but the driver's leave
+    // cudaGetLastError() alone and need no context: for a thread without one, the manual (Driver
+    // API, Event Management and Stream Management) names no error for these, and the runtime would
+    // give the thread the context of device 0.
     /// cuEventElapsedTime; the exception, which may answer CUDA_ERROR_INVALID_CONTEXT.
     entry_point<decltype(::cuEventElapsedTime)> event_elapsed_time{"cuEventElapsedTime", 2000};
     /// cuEventQuery.
@@ -226,9 +228,9 @@ public:
     [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
     /// Unique over the life of the program; 0 where the driver doesn't say.
     [[nodiscard]] unsigned long long id() const noexcept { return id_; }
-    /// Whether it is the one that was made. It isn't after cudaDeviceReset or
-    /// cuDevicePrimaryCtxReset, which destroy what it had: the handle may be that of another one
-    /// then. (Driver API, cuCtxGetId: unique over the life of the program.)
+    /// Whether the context is still the one that was made. It isn't after cudaDeviceReset or
+    /// cuDevicePrimaryCtxReset, which destroy its contents: another context may then have the
+    /// handle. (Driver API, cuCtxGetId: unique over the life of the program.)
     [[nodiscard]] bool is_as_made() const noexcept {
         unsigned long long now = 0;
         return !api_->ctx_get_id || (api_->ctx_get_id(native_, &now) == CUDA_SUCCESS && now == id_);
@@ -243,16 +245,17 @@ private:
     unsigned long long id_ = 0;
 };
 
-/// Makes a device current for this thread, by its primary context, and when it ends, whatever was
-/// current before, be it no context at all. Costs one call where that is current already.
+/// Makes a device current for this thread, by its primary context. The destructor restores the
+/// context that was current before, if there was one. Costs one call if the device's context is
+/// current already.
 ///
-/// Another context of the device that is current isn't kept: what is allocated in one of
-/// cuCtxCreate's goes with it, peers are those of a context, and a launch needs the context of its
-/// stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess, cuLaunchKernel.) The streams of green
-/// contexts take launches while the primary one is current.
+/// The guard doesn't keep another context of the device that is current. An allocation in a context
+/// of cuCtxCreate's goes with that context, peers are those of a context, and a launch needs the
+/// context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess, cuLaunchKernel.) The
+/// streams of green contexts take launches while the primary one is current.
 ///
-/// By pushing and popping a context, not by cudaSetDevice: that would also choose the device of a
-/// thread that has no context yet, and couldn't be taken back without making one. (Runtime API,
+/// The guard pushes and pops a context in place of cudaSetDevice, which would also choose the
+/// device of a thread without a context, and couldn't be undone without making one. (Runtime API,
 /// "Interactions with the CUDA Driver API".)
 class device_guard {
 public:
@@ -284,9 +287,9 @@ private:
 
 namespace detail {
 
-/// Gives a thread that has no context this one, for calls that name a stream, an event or a pool,
-/// and so don't mind which context is current: the runtime would make that of device 0, which takes
-/// hundreds of MiB and may be somebody else's.
+/// Gives this context to a thread without one, for calls that name a stream, an event or a pool,
+/// and so work with any current context. The runtime would make the context of device 0, which
+/// takes hundreds of MiB and may be another owner's device.
 class context_guard {
 public:
     /// Costs nothing where device 0 is of the same node.
@@ -318,8 +321,8 @@ template <class Call>
     return entered == cudaSuccess ? call() : code;
 }
 
-/// This thread's calls don't end captures that other threads have under way: asking an event and allocating are
-/// forbidden beside a capture unless the thread says that it knows what it does.
+/// Keeps this thread's calls from ending captures of other threads. CUDA forbids event queries and
+/// allocations beside a capture unless the thread declares that it knows the consequences.
 class relaxed_capture {
 public:
     explicit relaxed_capture(const driver& api) noexcept { begin(api); }

@@ -28,10 +28,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// True for an error that stays: every later call on the device answers with it, whoever makes it, until the process is
-/// restarted or the device reset. Not cudaErrorContextIsDestroyed: the context that is gone may be
-/// a green one, which only its own streams miss. (Runtime API, cudaError: "leaves the process in an
-/// inconsistent state" stands by the codes here.)
+/// True for an error that stays: every later call on the device returns it, in whatever thread,
+/// until the process is restarted or the device reset. False for cudaErrorContextIsDestroyed: the
+/// destroyed context may be a green one, which affects only its own streams. (Runtime API,
+/// cudaError: the text "leaves the process in an inconsistent state" marks these codes.)
 [[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
     switch (code) {
         case cudaErrorECCUncorrectable:
@@ -232,8 +232,9 @@ private:
         }
         return to_errc(code);
     }
-    // Whether the device may be lost that answers so. (Runtime API, cudaError: an unknown internal error; what was destroyed with its
-    // context, by cudaDeviceReset say, or a green one that only its own streams miss.)
+    // Whether the device may be lost that returns this error. (Runtime API, cudaError: an unknown
+    // internal error; or an object destroyed with its context, for example by cudaDeviceReset, or
+    // with a green context, which affects only its own streams.)
     [[nodiscard]] static constexpr bool leaves_open(cudaError_t code) noexcept {
         return code == cudaErrorUnknown || code == cudaErrorContextIsDestroyed ||
                code == cudaErrorDeviceUninitialized || code == cudaErrorInvalidResourceHandle;

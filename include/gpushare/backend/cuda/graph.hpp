@@ -5,8 +5,8 @@
 //   gpushare::cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 //
-// A graph that was captured by launches alone is as wide as the widest of them. One of the
-// embedder's, or whose native handle was asked for, may fill the device.
+// A graph that was captured from launches alone is as wide as the widest of them. A graph of the
+// embedder's, or one whose native handle was asked for, may fill the device.
 #pragma once
 
 #include <cuda.h>
@@ -151,9 +151,9 @@ private:
     detail::placed_graph<detail::graph_kind> its_;
 };
 
-/// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
-/// other threads, and other streams, aren't disturbed. Ends the capture at the latest when it is destroyed, so that an
-/// exception leaves a usable stream.
+/// While this object exists, work enqueued on the stream is recorded instead of run. The capture
+/// must begin and end in one thread; it doesn't disturb other threads and streams. The destructor
+/// ends the capture if it is still under way, so that an exception leaves a usable stream.
 class graph_capture {
 public:
     /// Throws operation_error: errc::capturing if the stream is captured already.

@@ -78,18 +78,18 @@ namespace detail {
 /// How the device can be split. Throws operation_error: errc::not_supported, no_device.
 [[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) { return detail::split_of(*on.state(d)); }
 
-/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is
-/// gone and what they have enqueued is done, so they may outlive this. All partitions use the
-/// memory of the device's primary context, and its events.
+/// A partition. Movable; one owner; safe from any thread. The partition stays until the last of its
+/// streams is gone and their work is done, so streams may outlive this object. All partitions use
+/// the memory of the device's primary context, and its events.
 class green_context {
 public:
     /// SMs that its kernels run on.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
     /// Still owned by this.
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->own->native; }
-    /// The handle, which is the caller's to destroy from now on: after the streams that were made
-    /// of this. When they and this are gone, its SMs count as free; not where the native handle of
-    /// a stream was released, which nobody sees the end of.
+    /// Releases the handle: from now on the caller destroys it, after the streams made from it. Its
+    /// SMs count as free once the streams and this object are gone. They never do if the native
+    /// handle of a stream was released, since the library doesn't see that stream's end.
     [[nodiscard]] CUgreenCtx release() noexcept {
         state_->own->owned = false;
         return state_->own->native;
@@ -144,7 +144,7 @@ private:
     std::shared_ptr<detail::partition_state> state_;
 };
 
-/// Makes partitions of so many SMs each, disjoint from each other. They also share no SM with
+/// Makes partitions with these numbers of SMs, disjoint from each other. They also share no SM with
 /// earlier partitions that still exist, or whose last work still runs. SMs left over are in no
 /// partition. All of them or none. Throws operation_error: errc::not_whole if one isn't a multiple
 /// of the unit, too_few_sms, not_supported, no_device.
@@ -184,8 +184,8 @@ private:
 }
 
 /// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream
-/// whose kernels would run on everybody's SMs. Call it with all the tenants' streams of a device
-/// before you rely on partitions.
+/// whose kernels would run on SMs outside of a partition. Call it with all the tenants' streams of
+/// a device before you rely on partitions.
 // clang-format off
 template <std::ranges::input_range R>
 requires std::same_as<std::ranges::range_value_t<R>, stream>

@@ -72,8 +72,9 @@ public:
     /// Waits for the threads of the block, all of which must come, and makes their writes visible to each other.
     __device__ void sync() noexcept { __syncthreads(); }
 
-    /// x of all threads of the block combined by `op`, for all of them. All threads must come. The order is a tree over
-    /// each 32 threads and then these in turn: it depends on num_threads() alone, so the same launch has the same bits.
+    /// Combines x of all threads of the block by `op`, and returns the result in each of them. All
+    /// threads must call it. The order is a tree over each 32 threads and then over these results
+    /// in turn. It depends on num_threads() alone, so the same launch has the same bits.
     template <class T, class Op>
     requires(std::is_trivially_copyable_v<T> && sizeof(T) <= 64) [[nodiscard]] __device__ T
         reduce(T x, Op op) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders launches on a device, not calls: each kernel, graph and copy of an engine that runs
-// unchanged asks before the driver launches it. Where others go first, its thread waits or, with
+// Orders launches on a device, not calls: each kernel, graph and copy of an unchanged engine passes
+// the gate before the driver launches it. If others go first, the engine's thread waits or, with
 // `launch_wait::stream`, its stream does. Needs CUPTI, by the target gpushare::cuda_launch_gate.
 //
 //   gpushare::cuda::launch_gate<gpushare::launch_gate> gate{node, gpushare::device_id{0}};
@@ -11,11 +11,11 @@
 //   }
 //   const auto theirs = gate.bind(batch, stream);        // launches into the stream are, from whatever thread
 //
-// It runs nobody else's code on a thread, and starts none: a thread that waits looks for itself how
-// far the device is. Inside a stream capture nothing waits or counts; the graph does when it is
-// launched. Under CUPTI's rules a process has one subscriber. Where a profiler is there already,
-// the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the whole
-// call.
+// The gate runs no other client's code on a thread, and starts no thread: a waiting thread checks
+// the device's progress itself. Inside a stream capture no launch waits or counts; the graph does
+// when it is launched. CUPTI allows one subscriber for each process. If a profiler is subscribed
+// already, the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the
+// whole call.
 //
 // Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
 // kernels, cooperative kernels, graphs, asynchronous copies and fills. The waiting thread is
@@ -159,8 +159,8 @@ public:
         std::uint64_t number_;  // 0 where launches aren't gated
     };
 
-    /// Throws subscriber_taken where somebody else has CUPTI's subscriber, unless `calls_instead`;
-    /// operation_error: no_device, or backend_failed where CUPTI fails otherwise.
+    /// Throws subscriber_taken if CUPTI has another subscriber already, unless `calls_instead`;
+    /// operation_error: no_device, or backend_failed if CUPTI fails otherwise.
     launch_gate(const node& on, device_id d, Core core = Core{}, const launch_shell_options& o = {}, Clock time = {})
         : state_(std::make_shared<state>(on.state(d), std::move(core), o, std::move(time))) {
         try {
@@ -183,10 +183,11 @@ public:
     /// The client of a tenant, with the options that `as` makes of the tenant's specification. The
     /// client follows the tenant: a change of these options (tenant::resize, alone or together) is
     /// in force here before the call that makes it returns, for held launches as well; for another
-    /// level see change(). Where `as` throws at a change, the client stays as it was. `as` is
+    /// level see change(). If `as` throws at a change, the client stays as it was. `as` is
     /// copyable, and does only what tenant::watch_grant allows. After move_tenant the client still
-    /// follows the old tenant, which no longer changes: add one for the new tenant. Client, tenant
-    /// and gate may go in any order. Throws std::bad_alloc, and what the first call of `as` throws.
+    /// follows the old tenant, which no longer changes: add a client for the new tenant. Client,
+    /// tenant and gate may be destroyed in any order. Throws std::bad_alloc, and the exceptions of
+    /// the first call of `as`.
     template <class Tenant, class OptionsOf>
     requires std::copy_constructible<OptionsOf> &&
         std::is_invocable_r_v<client_options, OptionsOf&, decltype(std::declval<Tenant&>().spec())>
@@ -216,12 +217,14 @@ public:
     /// flight: then all but the level is in force, and the level follows by itself when those are
     /// over. For a tenant's client these options hold until the tenant's own change.
     bool change(const client& c, const client_options& o) noexcept { return state_->change(c.who_, o); }
-    /// A request of the client's begins in this thread, whose launches are the client's until the
-    /// scope is over. Where launches aren't gated it waits here, for the whole call.
+    /// Begins a request of the client in this thread. Until the scope is over, the thread's
+    /// launches are the client's. If launches aren't gated, this call waits, for the whole call of
+    /// the engine.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }
-    /// Launches into the stream are the client's, whoever makes them: an engine with threads of its
-    /// own. The stream isn't null. As long as something is in flight there, the client is present.
-    /// Where launches aren't gated the binding goes before the stream. Throws std::bad_alloc.
+    /// Makes launches into the stream the client's, in whatever thread: for an engine with threads
+    /// of its own. The stream isn't null. As long as work is in flight there, the client is
+    /// present. If launches aren't gated, destroy the binding before the stream. Throws
+    /// std::bad_alloc.
     [[nodiscard]] binding bind(const client& c, cudaStream_t stream) {
         std::uint64_t number = 0;
         if (calls_)
@@ -230,16 +233,16 @@ public:
             number = detail::launch_hub::of_process().bind(stream, state_, c.who_);
         return binding(state_, c.who_, stream, number);
     }
-    /// A request of the client's is there, or will be in a moment: those below hold back already.
-    /// For a queue in front of the engine.
+    /// Announces a request of the client that is there, or will be in a moment: lower clients hold
+    /// back already. For a queue in front of the engine.
     [[nodiscard]] request announce(const client& c) { return request(state_, c.who_); }
 
-    /// Puts a wait into the capture that is under way in the stream: there the graph stops while a
-    /// request of a client above `c` is there. As launch_shell_options::waits_in_graphs, at a place
-    /// of the caller's choice, such as between two pieces of a model; the same holds of such graphs.
-    /// A level that gets its first client after the capture doesn't stop the graph. Throws
-    /// operation_error: not_supported where streams don't wait (waits_in_streams()),
-    /// invalid_specification where nothing is captured in the stream.
+    /// Puts a wait into the capture that is under way in the stream. The graph stops there while a
+    /// request of a client above `c` is present. It works as launch_shell_options::waits_in_graphs,
+    /// with the same limits, at a place of the caller's choice, such as between two pieces of a
+    /// model. A level that gets its first client after the capture doesn't stop the graph. Throws
+    /// operation_error: not_supported if streams don't wait (waits_in_streams()),
+    /// invalid_specification if the stream isn't being captured.
     void wait_in_capture(const client& c, cudaStream_t stream) {
         if (const errc why = state_->wait_in_capture(c.who_, stream); why != errc::none)
             raise({why}, {}, "a wait in a graph");
@@ -254,17 +257,17 @@ public:
     [[nodiscard]] bool waits_in_streams() const noexcept { return state_->waits_in_streams(); }
     /// How many threads are held.
     [[nodiscard]] std::size_t held() const noexcept { return state_->held(); }
-    /// How long a request of the client's waits for lower clients, at most, if launches take what they
-    /// are predicted to take, or as much more as some did of late. Inside a scope or beside announce():
-    /// for what is in flight now. Without a request: for what may be in flight when one comes, which is
-    /// more. Asks the device.
+    /// The longest time for which a request of the client waits for lower clients, if launches take
+    /// as long as predicted, or exceed that by as much as some did lately. Inside a scope or beside
+    /// announce(): for the work in flight now. Without a request: for the work that may be in
+    /// flight when one comes, which is more. Queries the device.
     [[nodiscard]] ns bound(const client& c) const noexcept { return state_->bound(c.who_); }
     /// The predicted time of the client's launches in flight. Asks the device.
     [[nodiscard]] ns in_flight(const client& c) const noexcept { return state_->in_flight(c.who_); }
     /// The client's account so far. Asks the device. Where several of its streams run side by side, both count in full.
     [[nodiscard]] launch_usage usage(const client& c) const noexcept { return state_->usage(c.who_); }
-    /// The next of those that went after the longest hold, oldest first; of more than 64 that
-    /// nobody took, the last ones.
+    /// The next of the launches that went after the longest hold, oldest first. If more than 64
+    /// weren't taken, only the last ones are kept.
     [[nodiscard]] std::optional<forced_launch> take_forced() noexcept { return state_->take_forced(); }
 
 private:

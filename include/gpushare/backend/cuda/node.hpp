@@ -5,8 +5,8 @@
 //   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);     // tag: whose work it is, a number of yours
 //   gpushare::tenancy shared{node};
 //
-// An overhead account tells what takes the memory of a device that no tenant has. CUDA only tells how much memory is free,
-// so the account measures before and after each step that takes some.
+// An overhead account tells what takes a device's memory outside of all tenants. CUDA only tells
+// how much memory is free, so the account measures before and after each step that takes some.
 //
 //   gpushare::cuda::overhead_account account{node, d};          // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });
@@ -135,16 +135,17 @@ public:
         return stream(std::move(made));
     }
 
-    /// A stream that is the embedder's so far, and from now on ours to destroy. Throws operation_error:
-    /// invalid_specification for a default stream, no_device for one on a device that isn't the node's.
+    /// Takes over a stream of the embedder's, which this library destroys. Throws operation_error:
+    /// invalid_specification for a default stream, no_device for one on a device that isn't the
+    /// node's.
     [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
         auto adopted = look_at(handle, tag);
         adopted->register_unpartitioned();
         adopted->owned = true;
         return stream(std::move(adopted));
     }
-    /// The same for a stream that stays the embedder's, who destroys it later than what is returned. Whether it is
-    /// captured is asked before each point: one call more.
+    /// The same for a stream that stays the embedder's, who destroys it after the returned object.
+    /// The driver is asked before each point whether the stream is captured: one call more.
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
         borrowed->register_unpartitioned();
@@ -156,8 +157,8 @@ public:
     stream borrow(int, std::uint32_t = 0) = delete;
     stream borrow(std::nullptr_t, std::uint32_t = 0) = delete;
 
-    /// The device of a stream that stays somebody else's. Null and cudaStreamLegacy are the default
-    /// stream of the device that is current. Throws as borrow.
+    /// The device of a stream of another owner. Null and cudaStreamLegacy are the default stream of
+    /// the current device. Throws as borrow.
     [[nodiscard]] device_id device_of(cudaStream_t handle) const {
         int ordinal = 0;
         if (handle == nullptr || handle == cudaStreamLegacy)
@@ -170,9 +171,9 @@ public:
     }
     /// As the next, where null and cudaStreamLegacy are the default stream of the device that is current.
     [[nodiscard]] point point_after(cudaStream_t handle) { return point_after(device_of(handle), handle); }
-    /// The point from which on nothing that is enqueued so far, on a stream that stays somebody
-    /// else's, uses memory: see stream::last_use. As of a borrowed one, but null and
-    /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
+    /// The point after which no work enqueued so far on another owner's stream uses memory: see
+    /// stream::last_use. As for a borrowed stream, but null and cudaStreamLegacy are the default
+    /// stream of `d`, which the library never uses.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
         if (handle != nullptr && handle != cudaStreamLegacy) return stream(look_at(handle, 0)).last_use();
         auto by_default = describe(state(d), 0);
@@ -182,9 +183,9 @@ public:
         return stream(std::move(by_default)).last_use();
     }
 
-    /// Kernels and copies of `from` reach the memory of `to` from now on, for the whole process. False if the machine
-    /// can't do that. No harm if it was so already. The memory of pools and virtual memory isn't a
-    /// part of that: see their options.
+    /// Opens the memory of `to` to kernels and copies of `from`, for the whole process. False if
+    /// the machine can't do that. Calling it again does no harm. It doesn't cover the memory of
+    /// pools and virtual memory: see their options.
     bool enable_peer_access(device_id from, device_id to) {
         const int near = state(from)->ordinal(), far = state(to)->ordinal();
         if (near == far) return true;
@@ -199,7 +200,7 @@ public:
     }
 
     /// The other devices of the node that reach the memory of `d`, to which pools and virtual
-    /// memory there are opened; none where the node was made without peer access. Throws
+    /// memory there are opened; none if the node was made without peer access. Throws
     /// operation_error.
     [[nodiscard]] std::vector<device_id> peers_of(device_id d) const {
         std::vector<device_id> peers;
@@ -420,8 +421,9 @@ struct node_topology {
 }  // namespace cuda
 namespace cuda {
 
-/// True if kernels on each of `devices` reach the memory of all of them from now on, for the whole process; where false, some
-/// pairs may. The same device may come several times. Throws as node::enable_peer_access.
+/// Opens the memory of all `devices` to kernels on each of them, for the whole process. False if
+/// some pairs can't; other pairs may be open then. The same device may come several times. Throws
+/// as node::enable_peer_access.
 [[nodiscard]] inline bool connect(node& on, std::span<const device_id> devices) {
     bool all = true;
     for (const device_id from : devices)

@@ -29,8 +29,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// Models memory_resource; for all devices alike. Slow (each block is a system call and pins pages): meant for buffers
-/// that stay. Safe from any thread. Frees what is still out when it is destroyed.
+/// Models memory_resource, for all devices alike. Slow (each block is a system call and pins
+/// pages), so meant for buffers that stay. Safe from any thread. The destructor frees blocks that
+/// are still out.
 class pinned_memory {
 public:
     /// In bytes, what every block is aligned to. More is had by asking for more, and charged.

@@ -47,8 +47,8 @@ namespace detail {
         outcome = static_cast<errc>(now);
     } else if (!fate.lost()) {
         const CUresult code = p.device->api().event_query(p.event);
-        // A capture of this thread's own that is under way forbids the question: not an answer. Nor
-        // is a captured event reached: it happens when the graph is launched, if ever.
+        // A capture under way in this thread forbids the query, so this isn't an answer. A captured
+        // event isn't reached either: it happens when the graph is launched, if ever.
         if (code == CUDA_ERROR_NOT_READY || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
             code == CUDA_ERROR_CAPTURED_EVENT)
             return false;
@@ -64,8 +64,8 @@ namespace detail {
     return in_some_context(context, [&] { return context.api().event_elapsed_time(&ms, a.event, b.event); });
 }
 
-/// One turn of waiting: CUDA can wake a thread for one event, not for any of several nor at a deadline, so we look,
-/// at first without a pause and in the end every 100 us.
+/// One turn of waiting. CUDA can wake a thread for one event, but not for any of several, nor at a
+/// deadline. So the thread polls, at first without a pause and in the end every 100 us.
 inline void pause(std::uint32_t turn, ns left) noexcept {
     constexpr std::uint32_t looks = 32, yields = 64;
     if (turn < looks) return;
@@ -79,8 +79,9 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 
 /// Models timeline_point; see there. Waits are on host::steady_clock. Safe from any thread, as a shared_ptr is.
 ///
-/// After an error that makes the device unusable, every point of it is reached with errc::device_lost: CUDA doesn't
-/// tell which work had been done before. `elapsed` has the resolution of events, about 0.5 us, and 24 bits of a ms.
+/// After an error that makes the device unusable, every point of the device is reached with
+/// errc::device_lost: CUDA doesn't tell which work had been done before. `elapsed` has the
+/// resolution of events, about 0.5 us, and 24 bits of a ms.
 class point {
 public:
     /// Reached, and of no stream.
@@ -117,9 +118,9 @@ public:
         questions ask;
         return ask.between(a, b);
     }
-    /// Reached once all of them are, whatever device they are of; its status is that of the first
-    /// that failed. No work and no event are made for it, so that it doesn't come behind anything
-    /// else. Throws std::bad_alloc.
+    /// A point that is reached once all of these are, whatever their devices. Its status is that of
+    /// the first point that failed. It needs neither work nor an event, so it doesn't wait for
+    /// other work. Throws std::bad_alloc.
     [[nodiscard]] static point all_of(std::vector<point> points);
     /// Whether it is the end of a graph, or one of those is among all_of(); see stream::last_use.
     [[nodiscard]] bool waits_for_graph() const noexcept {
@@ -140,10 +141,10 @@ public:
             if (end.known()) return elapsed(begin, end);
             detail::point_state& to = *end.state_;
             relaxed_.begin(to.device->api());
-            // Where both are reached this tells, and how far they are apart. If it says that they
-            // aren't, the event is asked: of a kernel that has failed it may say so for ever.
-            // (Runtime API: cudaEventQuery returns errors of earlier launches, cudaEventElapsedTime
-            // need only return cudaErrorNotReady.)
+            // If both events are reached, this call tells so, and how far apart they are. If it
+            // says that they aren't reached, the event is queried: after a failed kernel the call
+            // may say so for ever. (Runtime API: cudaEventQuery returns errors of earlier launches,
+            // cudaEventElapsedTime need only return cudaErrorNotReady.)
             const bool comparable = begin.native_handle() != nullptr && end.native_handle() != nullptr &&
                                     begin.state_->device == to.device && !to.device->health().lost();
             float ms = 0;
@@ -176,8 +177,9 @@ public:
     void end_as(errc why) const noexcept {
         if (state_) state_->outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
     }
-    /// The event behind it, to make other work wait for it; null where there is none, as of a
-    /// default-constructed point, all_of() several, and the end of a graph. Owned by the pool.
+    /// The point's event, to make other work wait for it. Null if the point has none: a
+    /// default-constructed point, all_of() several, and the end of a graph. The pool owns the
+    /// event.
     [[nodiscard]] cudaEvent_t native_handle() const noexcept {
         return state_ && state_->instead == nullptr ? state_->event : nullptr;
     }

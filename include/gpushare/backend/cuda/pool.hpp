@@ -104,9 +104,9 @@ public:
     /// A block takes multiples of that. `./dev gpu` checks it on a device.
     static constexpr bytes step{512};
 
-    /// Throws operation_error: errc::no_device, not_supported.
-    /// Streams that share it don't come to wait for each other: what was freed is had again in the
-    /// same stream, behind points that were waited for, or once it is done.
+    /// Throws operation_error: errc::no_device, not_supported. Streams that share the pool don't
+    /// come to wait for each other: a freed block is reused in the same stream, behind points that
+    /// were waited for, or once its work is done.
     memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : native_(on.state(d), nullptr) {
         if (!device().properties().memory_pools)
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
@@ -184,11 +184,10 @@ public:
                                      failure* why = nullptr) noexcept {
         return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// As allocate, but where the device, or max_size, lacks memory asks again every two
-    /// milliseconds, until the deadline or stop request of `until`, a patience
-    /// (concepts.hpp): CUDA doesn't tell when there is some, and serves waiters in no order.
-    /// Then throws memory_error: deadline_exceeded, stopped. A request larger than the device is
-    /// refused at once.
+    /// As allocate, but if the device, or max_size, lacks memory, tries again every two
+    /// milliseconds, until the deadline or stop request of `until`, a patience (concepts.hpp): CUDA
+    /// doesn't tell when memory is free, and serves waiters in no order. Then throws memory_error:
+    /// deadline_exceeded, stopped. A request larger than the device is refused at once.
     template <class Patience>
     [[nodiscard]] void* allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until) {
         failure why;
@@ -229,10 +228,10 @@ public:
         return try_allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
-    /// Frees once `s` has got there. `s` must already wait for other streams that used the block.
-    /// Null is ignored. errc::unknown_block if CUDA says that it isn't a block of a pool;
-    /// errc::capturing. Blocks of a lost device are gone, and the answer is errc::none. CUDA knows
-    /// no sizes, so a wrong one goes unnoticed: the quota's block table notices.
+    /// Frees the block once `s` has reached this point. `s` must already wait for other streams
+    /// that used the block. Null is ignored. errc::unknown_block if CUDA says that it isn't a block
+    /// of a pool; errc::capturing. Blocks of a lost device are gone, and the answer is errc::none.
+    /// CUDA knows no sizes, so it doesn't notice a wrong size; the quota's block table does.
     errc deallocate(stream& s, void* p) noexcept {
         if (p == nullptr) return errc::none;
         const auto none_begins = s.state().captures.hold_off();
@@ -271,13 +270,13 @@ public:
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
-    /// Kernels and copies of `other` may use the pool's memory from now on, what is out already
-    /// included. A pool that was made here is open to its node's other devices by default; this is
-    /// for a pool of the embedder's, or one without `peers`. (Runtime API, cudaMemPoolSetAccess:
-    /// cudaDeviceEnablePeerAccess doesn't cover pools.) Once it is open, its memory goes to another
-    /// device by cudaMemcpyAsync, as stream::copy has it, and not by cudaMemcpyPeerAsync, which was
-    /// seen to do nothing then. Throws operation_error: errc::not_supported if the devices can't
-    /// reach each other.
+    /// Opens the pool's memory to kernels and copies of `other`, including blocks that are out. A
+    /// pool made here is open to its node's other devices by default; this is for a pool of the
+    /// embedder's, or one without `peers`. (Runtime API, cudaMemPoolSetAccess:
+    /// cudaDeviceEnablePeerAccess doesn't cover pools.) Once the pool is open, copy its memory to
+    /// another device by cudaMemcpyAsync, as stream::copy does, and not by cudaMemcpyPeerAsync,
+    /// which was seen to do nothing then. Throws operation_error: errc::not_supported if the
+    /// devices can't reach each other.
     void open_to(const node& on, device_id other) {
         const int theirs = on.state(other)->ordinal();
         int reach = 1;

@@ -64,8 +64,8 @@ struct stream_state {
         registered = true;
     }
 
-    // The address tells it from all living streams, and the count from earlier ones at the same
-    // address.
+    // The address distinguishes the stream from all living ones, and the count from earlier ones at
+    // the same address.
     [[nodiscard]] static std::uint64_t name_of(const stream_state* s) noexcept {
         static std::atomic<std::uint64_t> made{0};
         return reinterpret_cast<std::uintptr_t>(s) ^ made.fetch_add(1, std::memory_order_relaxed) << 48;
@@ -149,8 +149,8 @@ public:
     template <class K>
     void launch(grid g, const K& kernel);
 
-    /// The same, all blocks starting together. Enqueues nothing and returns errc::too_many_blocks if more are asked for
-    /// than can be resident at once on sms().
+    /// The same, with all blocks starting together. Enqueues nothing and returns
+    /// errc::too_many_blocks if the grid has more blocks than can be resident at once on sms().
     template <class K>
     errc launch_cooperative(grid g, const K& kernel);
 
@@ -178,10 +178,9 @@ public:
                            "cudaMemsetAsync");
     }
 
-    /// Work enqueued from now on waits until `p`, a point of any stream of this process, is
+    /// Makes work enqueued from now on wait until `p`, a point of any stream of this process, is
     /// reached. Throws operation_error: errc::capturing if this stream is captured and `p` is still
-    /// to come, or if `p` is the end of a graph (last_use()), for which nothing on a device can
-    /// wait.
+    /// to come, or if `p` is the end of a graph (last_use()), for which a device can't wait.
     void wait(const point& p) {
         for (const point& part : p.parts()) wait(part);
         if (!p.parts().empty() || p.known()) return;
@@ -195,13 +194,13 @@ public:
             throw operation_error(errc::capturing, {}, "a capture can't wait for a point from outside of it");
     }
 
-    /// The point after everything enqueued so far: one event out of the pool, recorded.
-    /// Throws operation_error: errc::capturing while the stream is captured, by whomever, because
-    /// nothing happens then, and where another thread begins to capture it meanwhile.
+    /// The point after everything enqueued so far: one event from the pool, recorded. Throws
+    /// operation_error: errc::capturing while the stream is captured, by whatever thread, because
+    /// nothing runs then; also if another thread begins to capture it meanwhile.
     [[nodiscard]] point record() { return record_on(*state_); }
 
-    /// A point that is still to be recorded, with its event: recording it makes none. While a
-    /// kernel waits for others on the device, making an event may wait for the kernel.
+    /// A point that is still to be recorded, with its event: recording it then makes no event.
+    /// While a kernel waits for others on the device, making an event may wait for the kernel.
     class reserved_point {
     public:
         /// None.
@@ -220,10 +219,10 @@ public:
         return record_as(*state_, std::exchange(reserved.point_, {}), turn);
     }
 
-    /// The point from which on nothing that was enqueued so far uses memory: as record(), or where
-    /// the stream is captured, by whomever, the end of the graph: the graph, and all that is made
-    /// of it, is gone, and its launches are done. On a stream of somebody else's, what was enqueued
-    /// before such a capture must be done by then. Throws as record().
+    /// The point after which no work enqueued so far uses memory. Without a capture it is as
+    /// record(). If the stream is captured, by whatever thread, it is the end of the graph: the
+    /// graph and everything made from it is gone, and its launches are done. On a stream of another
+    /// owner, work enqueued before such a capture must be done by then. Throws as record().
     [[nodiscard]] point last_use();
 
     /// For a later record. Empty if the native stream belongs to another library, since it may be
@@ -249,9 +248,9 @@ public:
     [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
     [[nodiscard]] bool capturing() const noexcept { return state_->captures.ours(); }
-    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a
-    /// graph_capture, or of any capture. Asks the driver where somebody else has had the handle.
-    /// Throws operation_error where it doesn't answer.
+    /// Whether enqueued work is recorded into a graph: between the begin and the end of a
+    /// graph_capture, or of any capture. Queries the driver if another owner has had the handle.
+    /// Throws operation_error if the driver doesn't answer.
     [[nodiscard]] bool captured() const {
         const errc why = capture_status();
         if (why != errc::none && why != errc::capturing)
@@ -263,17 +262,17 @@ public:
     /// kernels may run concurrently, none must.)
     static constexpr bool launches_run_together = false;
 
-    /// The native stream; this object still owns, or borrows, it. Launches by it are invisible to
-    /// this object, so from now on a limiter takes all work of the stream for opaque: as wide as is
-    /// declared, or as the device. Captures are invisible, too: the driver is asked before and
-    /// after each point.
+    /// The native stream, which this object still owns or borrows. Launches into the handle are
+    /// invisible to this object, so from now on a limiter takes all work of the stream for opaque:
+    /// as wide as declared, or as the device. Captures are invisible, too, so the driver is queried
+    /// before and after each point.
     [[nodiscard]] cudaStream_t native_handle() const noexcept {
         state_->widths.give_up();
         state_->captures.hand_out();
         return state_->native;
     }
-    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it
-    /// is done. A partition that it lives in stays for good, and so do its SMs: see
+    /// Releases the handle: from now on the caller destroys it, after the work that limiters
+    /// admitted on it is done. Its partition stays for good, and so do the partition's SMs: see
     /// green_context::release.
     [[nodiscard]] cudaStream_t release() noexcept {
         state_->owned = false;
@@ -309,8 +308,8 @@ public:
         cudaError_t before_;
     };
 
-    /// Notes which part of the SMs can be filled by what this thread launches on a stream from now
-    /// on, until widest() is called or it goes.
+    /// Notes which part of the SMs this thread's launches on a stream can fill, until widest() is
+    /// called or the object is destroyed.
     class launch_notes {
     public:
         /// On this stream, which outlives it.
@@ -412,8 +411,8 @@ private:
         const detail::context_guard any(s.device->context());
         const auto code = cudaEventRecord(event, s.native);
         if (code == cudaSuccess) {
-            // Else it may have gone into a capture that another thread has begun meanwhile. Nobody
-            // asks about it then, and the event is recorded anew for the next point.
+            // Otherwise the record may have gone into a capture that another thread has begun
+            // meanwhile. No thread queries this event then, and the next point records it anew.
             refuse_captured(s, s.captures.turn() != turn);
             return made;
         }
@@ -423,10 +422,10 @@ private:
         return made;
     }
 
-    // Between devices that don't reach each other, memory of pools and virtual memory is refused by
-    // cudaMemcpyAsync, and goes by cudaMemcpyPeerAsync, through the host. Never both for the same
-    // memory: where a pool is open to the other device, the latter was seen to write nothing
-    // (CUDA.jl, pull request 3112).
+    // Between devices that don't reach each other, cudaMemcpyAsync refuses memory of pools and
+    // virtual memory; cudaMemcpyPeerAsync copies it, through the host. The library never uses both
+    // for the same memory: if a pool is open to the other device, the latter was seen to write
+    // nothing (CUDA.jl, pull request 3112).
     [[nodiscard]] static cudaError_t copy_on(cudaStream_t on, void* to, const void* from, std::size_t size) noexcept {
         const cudaError_t code = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, on);
         if (code != cudaErrorInvalidValue) return code;
@@ -476,9 +475,9 @@ public:
 
     [[nodiscard]] bool waits_for_graph() const noexcept override { return true; }
 
-    /// The graph that is being captured owns the flag's end from now on. (Runtime API, cudaUserObjectCreate and
-    /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep what
-    /// their graph has, until they are gone and have run. The callback calls nothing of CUDA's.)
+    /// Gives the flag's end to the graph that is being captured. (Runtime API, cudaUserObjectCreate
+    /// and cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep the
+    /// objects of their graph until they are gone and have run. The callback makes no CUDA call.)
     /// Throws operation_error.
     static void belong(const flag& gone, cudaGraph_t graph) {
         auto held = std::make_unique<flag>(gone);

@@ -176,8 +176,9 @@ public:
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
-    /// Either readable and writable by all the devices, but for lost ones, or nothing has changed.
-    /// backend_failed if something is mapped there already, or `at` is in no range; device_lost.
+    /// Maps the chunk readable and writable by all the devices, except lost ones; otherwise nothing
+    /// has changed. backend_failed if the place is mapped already, or `at` is in no range;
+    /// device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
         errc why = ask("cuMemMap", [&] { return api().mem_map(address, chunk_size_, 0, c.native_.get(), 0); });
@@ -193,15 +194,16 @@ public:
         return why;
     }
 
-    /// For one or several whole chunks side by side. Not ordered with any stream: no work may use
-    /// them any more. On a lost device what was mapped is gone, and the answer is errc::none: the
-    /// device's health tells of the loss.
+    /// Unmaps one or several whole adjacent chunks. Not ordered with any stream: no work may use
+    /// them any more. On a lost device the mapping is gone, and the answer is errc::none: the
+    /// device's health reports the loss.
     errc unmap(void* at, std::size_t size) noexcept {
         const errc why = ask("cuMemUnmap", [&] { return api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size); });
         return why == errc::device_lost ? errc::none : why;
     }
-    /// The same, once all of `users` are reached: the last points of every stream that used them.
-    /// errc::deadline_exceeded, and nothing has changed, if one of them isn't by then.
+    /// The same, once all of `users` are reached: the last points of every stream that used the
+    /// chunks. errc::deadline_exceeded, and nothing has changed, if one of them isn't reached by
+    /// then.
     errc unmap(void* at, std::size_t size, std::span<const point> users, instant deadline) noexcept {
         for (const point& p : users)
             if (!p.wait(deadline)) return errc::deadline_exceeded;
@@ -234,7 +236,7 @@ private:
         p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;  // its layout is another one from CUDA 13.5 on
         p.location.id = device.ordinal();
-        // So that network cards can read and write it, where the driver has that: an arena can be
+        // Lets network cards read and write the memory, if the driver supports it: an arena can be
         // registered for RDMA. (Driver API,
         // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.)
         int rdma = 0;
@@ -276,8 +278,8 @@ private:
 };
 static_assert(gpushare::virtual_memory<virtual_memory>);
 
-/// A chunk in its place: unmapped at the latest when it is destroyed, by when no work may use it any more. Refers to
-/// the memory; the chunk and the range are somebody else's.
+/// A chunk in its place. The destructor unmaps it, and by then no work may use it any more. Refers
+/// to the memory; chunk and range have other owners.
 class mapping {
 public:
     /// Throws what map() returns: operation_error, memory_error.

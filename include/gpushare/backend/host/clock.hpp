@@ -42,8 +42,8 @@ public:
     /// It is `start`.
     explicit manual_clock(instant start) noexcept : now_(start.time_since_epoch().count()) {}
 
-    // Acquire and release: a thread that sees the new time also sees what was done before the clock
-    // was moved.
+    // Acquire and release: a thread that sees the new time also sees everything that was done
+    // before the clock was moved.
     /// As it was set last.
     [[nodiscard]] instant now() const noexcept { return instant{ns{now_.load(std::memory_order_acquire)}}; }
 

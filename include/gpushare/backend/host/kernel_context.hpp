@@ -133,10 +133,11 @@ public:
         return barrier_->arrive_and_wait(*lost_);
     }
 
-    /// Lets waiting blocks of higher levels have the SM, one after the other, and returns when none
-    /// is left: whether there were any. They run on the calling thread, on top of this block, which
-    /// uses no SM meanwhile. So it must hold nothing that they might wait for, a lock say. Without
-    /// any, it costs a load. For the one block of a launch, in real time; else does nothing.
+    /// Lets waiting blocks of higher levels have the SM, one after the other, until there are none.
+    /// Returns whether there were any. They run on the calling thread, on top of this block, which
+    /// uses no SM meanwhile. So this block must hold nothing that they might wait for, such as a
+    /// lock. If none waits, it costs a load. It works for the one block of a launch, in real time;
+    /// otherwise it does nothing.
     bool yield() noexcept {
         // relaxed: nothing is read through it, and what is seen late is seen by the next call.
         if (yielding_ == nullptr || yielding_->waiting.load(std::memory_order_relaxed) <= yielding_->level)

@@ -39,8 +39,8 @@ struct memory_options {
     bool stale = false;      ///< blocks hold 0xA5, as if somebody had left that; not if guarded. For tests
 };
 
-/// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside what is charged
-/// at that moment, and a refused one was never charged.
+/// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside
+/// the bytes charged at that moment, and a refused one was never charged.
 ///
 /// `guarded` memory can be touched only while a block or copy of its device runs, as device memory is out of a
 /// host program's reach: a stray access faults (SIGSEGV). It is approximate: while any block runs, all threads may
@@ -65,8 +65,8 @@ public:
     /// The same, of a size with its unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept;
 
-    /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its
-    /// pages come from the system. False where that is left to a stream: guarded memory, and stale.
+    /// Makes the first `size` bytes of a new block zeros, from the host; does nothing if its pages
+    /// come from the system. False if a stream has to do it: guarded memory, and stale.
     [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept;
 
     /// Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p` isn't the

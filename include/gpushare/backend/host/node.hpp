@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A software node: N devices with memory, SMs and streams, in this process. It behaves like hardware where that matters
-// to a scheduler (order, priorities, occupancy, capacity, failures), and keeps a ledger of what ran when.
+// A software node: N devices with memory, SMs and streams, in this process. It behaves like
+// hardware in everything that matters to a scheduler (order, priorities, occupancy, capacity,
+// failures), and keeps a ledger of its blocks.
 //
 //   gpushare::host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled}};
 //   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);

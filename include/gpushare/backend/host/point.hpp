@@ -115,9 +115,9 @@ inline void drop(outcome_state& o) noexcept {
 
 }  // namespace detail
 
-/// How a piece of work went, for any number of questions by any thread; see stream::own_work.
-/// Copies tell of the same work; a default-constructed one tells of none, which went well. Safe
-/// from any thread, as a shared_ptr is.
+/// How a piece of work went, for any number of queries by any thread; see stream::own_work. Copies
+/// tell of the same work. A default-constructed outcome belongs to no work, and is good. Safe from
+/// any thread, as a shared_ptr is.
 class outcome {
 public:
     outcome() noexcept = default;

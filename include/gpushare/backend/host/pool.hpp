@@ -45,8 +45,8 @@ public:
     /// Waits for what streams haven't freed yet.
     ~memory_pool();
 
-    /// `size` bytes for work enqueued from now on: of the device, or what its size was freed and
-    /// has been reached. Throws memory_error as the device's memory does.
+    /// `size` bytes for work enqueued from now on: from the device, or a block of this size whose
+    /// free is reached. Throws memory_error as the device's memory does.
     [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment);
     /// The same, of a size with its unit.
     [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment);

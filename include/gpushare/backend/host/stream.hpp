@@ -63,10 +63,10 @@ struct fill_kernel {
 
 }  // namespace detail
 
-/// Safe from any thread; each thread's work stays in its order. Enqueuing doesn't wait, and work
-/// fails later: the next point's `status()` says how. Work queued when the stream is destroyed
+/// Safe from any thread; each thread's work stays in its order. Enqueuing doesn't wait. If the work
+/// fails later, `status()` of the next point says how. Work queued when the stream is destroyed
 /// still runs, and work enqueued after the node is gone fails with errc::device_lost. Enqueuing
-/// throws std::bad_alloc only until as many operations were in flight as ever will be.
+/// throws std::bad_alloc only if more operations are in flight than ever before.
 class stream {
 public:
     /// The type that record() returns.
@@ -87,8 +87,9 @@ public:
         if (engine_ != nullptr) engine_->close_stream(*state_);
     }
 
-    /// Enqueues `g.blocks` blocks of `kernel`, which is copied; up to 256 bytes without allocating. A grid of no
-    /// blocks does nothing. A kernel that throws fails alone: what is behind it runs.
+    /// Enqueues `g.blocks` blocks of `kernel`, which is copied; up to 256 bytes without allocating.
+    /// A grid of no blocks does nothing. A kernel that throws fails alone, and the work after it
+    /// runs.
     template <kernel_for<kernel_context> K>
     void launch(grid g, const K& kernel) {
         enqueue_kernel(g, kernel, false);
@@ -101,8 +102,9 @@ public:
         static_assert(is_kernel, "gpushare: a kernel is called with its context, const: [](auto& ctx) { ... }");
     }
 
-    /// The same, all blocks starting together once as many SMs are free; `kernel_context::grid_sync` works.
-    /// Enqueues nothing and returns errc::too_many_blocks if the stream's partition, or the device, has fewer SMs.
+    /// The same, with all blocks starting together once as many SMs are free;
+    /// `kernel_context::grid_sync` works. Enqueues nothing and returns errc::too_many_blocks if the
+    /// stream's partition, or the device, has fewer SMs.
     template <kernel_for<kernel_context> K>
     errc launch_cooperative(grid g, const K& kernel) {
         if (g.blocks > max_cooperative_blocks()) return errc::too_many_blocks;
@@ -125,22 +127,23 @@ public:
     /// Enqueues filling `size` bytes.
     void fill(void* to, std::byte value, std::size_t size);
 
-    /// Work enqueued from now on waits until `p`, a point of any stream of this node, is reached.
-    /// Throws operation_error: errc::different_nodes.
+    /// Makes work enqueued from now on wait until `p`, a point of any stream of this node, is
+    /// reached. Throws operation_error: errc::different_nodes.
     void wait(const point& p);
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
-    /// A point that is reached by nobody until it is recorded, once, as record() would have done it
-    /// then. Throws std::bad_alloc.
+    /// A point that isn't reached until it is recorded, once, as record() would have done it then.
+    /// Throws std::bad_alloc.
     [[nodiscard]] point prepare() { return engine_->prepare(); }
     void record(point& p) noexcept { engine_->record(*state_, p); }  ///< Records a point of prepare().
 
-    /// While it exists, what is enqueued on the stream is one piece of work: by the thread that
-    /// made it, and by threads that have none of their own there. Points that are recorded
-    /// meanwhile tell of all of it that is before them, and how_it_went() of the whole, whoever
-    /// records points in between. Within another one of the same thread it is a part of that. The
-    /// stream outlives it. Ended by the thread that made it. Throws std::bad_alloc.
+    /// While this object exists, work enqueued on the stream is one piece of work: by the thread
+    /// that made the object, and by threads without a piece of their own there. Points recorded
+    /// meanwhile tell of the part before them, and how_it_went() of the whole, whichever thread
+    /// records points in between. Within another own_work of the same thread it is a part of that
+    /// one. The stream must outlive it, and the thread that made it must end it. Throws
+    /// std::bad_alloc.
     class own_work {
     public:
         /// On this stream, from now on.

@@ -378,8 +378,8 @@ static_assert(stepped_clock<clock_of>);
 namespace sim {
 
 /// A point on a simulated stream. Copies are the same point; a default-constructed one is reached.
-/// For the world's thread. A wait lets the world's events happen; where nothing is left to happen
-/// it returns false.
+/// For the world's thread. A wait makes the world's events happen; if no event is left, it returns
+/// false.
 class point {
 public:
     point() = default;  ///< Reached.
@@ -415,7 +415,7 @@ private:
 };
 static_assert(timeline_point<point>);
 
-/// An in-order stream of a simulated device. A handle: what was enqueued runs though the handle is
+/// An in-order stream of a simulated device. A handle: enqueued work runs even after the handle is
 /// gone. For the world's thread.
 class stream {
 public:
