@@ -80,8 +80,8 @@ concept interruptible_point =
         { P::wait_any(points, deadline, by) } -> std::same_as<bool>;
     };
 
-/// Waits for a point until the deadline, of `time`, or a stop request. Whether it was reached.
-/// Where waits can't be interrupted it looks every millisecond.
+/// Waits for a point until the deadline, of `time`, or a stop request. Returns whether the point
+/// was reached. If waits can't be interrupted, it polls every millisecond.
 template <timeline_point P, clock Clock>
 [[nodiscard]] bool wait_or_stop(const P& p, const Clock& time, instant deadline, const std::stop_token& stop) {
     if (!stop.stop_possible()) return p.wait(deadline);
@@ -158,8 +158,8 @@ struct own_work_of<Stream> {
     using type = typename Stream::own_work;
     using outcome = std::remove_cvref_t<decltype(std::declval<const type&>().how_it_went())>;
 };
-/// How work went, once the point behind it is reached: of that work alone where the stream tells,
-/// else of all before the point.
+/// How work went, once the point behind it is reached: that work alone if the stream can tell,
+/// otherwise all work before the point.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] errc status_of(const Outcome& own, const Point& end) noexcept {
     const errc status = end.status();
@@ -266,8 +266,8 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
     { c.closing() } noexcept -> std::same_as<close_token>;
 };
 
-/// A note that a block is back in its upstream: `tell(to, size)` is called then, on any thread and under no lock.
-/// Nothing if `tell` is null.
+/// A notification that a block is back in its upstream: `tell(to, size)` is called then, on any
+/// thread and under no lock. No call if `tell` is null.
 struct when_back {
     void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< The function to call.
     void* to = nullptr;                                     ///< Passed on.
@@ -298,9 +298,10 @@ concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std
     { c.taken_by_others() } noexcept -> std::same_as<bytes>;
 };
 
-/// Device memory with separate address ranges and physical chunks, so that a chunk moves from one range to another
-/// without a copy. Safe from any thread. A `range` (addresses without memory) and a `chunk` (granularity() bytes
-/// without an address) are freed by their destructors; before that, all that is mapped must be unmapped.
+/// Device memory with separate address ranges and physical chunks, so that a chunk moves from one
+/// range to another without a copy. Safe from any thread. A `range` (addresses without memory) and
+/// a `chunk` (granularity() bytes without an address) are freed by their destructors; before that,
+/// everything mapped must be unmapped.
 ///   granularity()     bytes of a chunk; ranges begin at, and are as big as, a multiple of it
 ///   reserve(size)     a range of `size` bytes
 ///   create()          a chunk; `fresh_is_zero` says whether it holds nothing of earlier users
@@ -358,11 +359,11 @@ struct sm_split {
 };
 
 /// The tag of a stream on which no kernel ever runs: the library's own for allocations and frees,
-/// which are in nobody's way.
+/// which delay no other work.
 inline constexpr std::uint32_t kernel_free_tag = 0xffff'ffff;
 
-/// Some SMs of a device: kernels of the partition's streams run on them and on no others. It lasts until its streams
-/// are gone.
+/// Some SMs of a device: kernels of the partition's streams run on these SMs and on no others. The
+/// partition lasts until its streams are gone.
 template <class P, class Stream>
 concept sm_partition_for = std::movable<P> && requires(P& p, const P& c, priority level, std::uint32_t tag) {
     { c.sms() } noexcept -> std::same_as<std::uint32_t>;
@@ -411,9 +412,9 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
 };
 
-/// A point whose waits tell when they last looked, by its node's clock, and none was reached yet;
-/// that stays as it was where they never did. So it is known how late an end was noticed, at most.
-/// Not asked of points that are interruptible.
+/// A point whose waits report when they last looked, by the node's clock, and the point wasn't
+/// reached yet. The time stays unchanged if they never looked. So it is known how late an end was
+/// noticed, at most. Not used for points that are interruptible.
 template <class P>
 concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
@@ -445,10 +446,10 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// Long work calls it between its parts (tokens, layers, chunks), on the thread that it runs on: a
-/// preemption point. Pass the object that lets the work be on the SM: its limiter's permit, the
-/// stream that its callable was given, or its kernel context. An engine's callback captures one of
-/// them. Work of higher levels that waits for the SM goes first, where the backend can do that
+/// A preemption point: long work calls it between its parts (tokens, layers, chunks), on the thread
+/// that runs it. Pass the object that lets the work be on the SM: its limiter's permit, the stream
+/// that its callable was given, or its kernel context. An engine's callback captures one of them.
+/// Work of higher levels that waits for the SM goes first, if the backend can do that
 /// (host::kernel_context::yield). Returns whether it did. Without such work a call costs a load or
 /// two. client_settings::yields_within tells waiters how often it is called.
 template <class Permit>

@@ -26,8 +26,8 @@
 #if defined(__CUDACC__)
 /// Before a function for host and device. Empty without nvcc.
 #define GPUSHARE_HD __host__ __device__
-/// Silences nvcc's check that a host-device template calls only host-device functions: whether it does is
-/// known only where the template is instantiated.
+/// Silences nvcc's check that a host-device template calls only host-device functions: only an
+/// instantiation decides whether it does.
 #define GPUSHARE_EXEC_CHECK_DISABLE _Pragma("nv_exec_check_disable")
 #else
 #define GPUSHARE_HD
@@ -35,7 +35,7 @@
 #endif
 
 /// Before a function that is rarely called: out of line, it leaves the registers to its caller. Not
-/// on a device, where a call takes a stack, in the memory of every thread.
+/// on a device, where a call needs a stack in the memory of every thread.
 #if defined(__CUDA_ARCH__)
 #define GPUSHARE_RARE
 #else

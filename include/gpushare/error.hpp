@@ -430,19 +430,20 @@ struct failure {
 
 namespace detail {
 
-/// Text in a fixed buffer: building an error message must not itself run out of memory. Cuts what doesn't fit, and
-/// escapes what can't be printed: names and texts come from anybody.
+/// Text in a fixed buffer: building an error message must not itself run out of memory. Cuts text
+/// that doesn't fit, and escapes characters that can't be printed, because names and texts may come
+/// from any source.
 class message {
 public:
-    /// Text, numbers, bytes, durations or failures, one after the other. Not operator<<, which costs every
-    /// includer a look at all of std's.
+    /// Appends text, numbers, bytes, durations or failures, one after the other. It isn't
+    /// operator<<, which costs every includer a search through all of std's.
     template <class... Parts>
     message& add(const Parts&... parts) noexcept {
         (append(parts), ...);
         return *this;
     }
-    /// Puts the tenant's name in front; nothing for an empty name. The name is cut, since the
-    /// figures behind it must fit as well.
+    /// Puts the tenant's name in front; nothing for an empty name. The name is cut, because the
+    /// figures after it must fit as well.
     message& of(std::string_view tenant) noexcept;
     [[nodiscard]] const char* c_str() const noexcept { return buffer_.data(); }
     /// Whether there is no text.
@@ -561,8 +562,8 @@ GPUSHARE_INLINE void message::append_error(int number) noexcept {
 
 #endif  // GPUSHARE_BODIES
 
-/// Why nobody has a block of that size and alignment: the alignment is no power of two or above
-/// `most`, else the size is more than any device has.
+/// Why no memory has a block of that size and alignment: the alignment is no power of two or above
+/// `most`, or the size is more than any device has.
 [[nodiscard]] constexpr failure impossible_block(std::uint64_t size, std::uint64_t alignment,
                                                  std::uint64_t most = ~std::uint64_t{0}) noexcept {
     if (!std::has_single_bit(alignment))
@@ -571,8 +572,9 @@ GPUSHARE_INLINE void message::append_error(int number) noexcept {
         return {.code = errc::bad_alignment, .asked = alignment, .limit = most, .because = reason::alignment_too_large};
     return {.code = errc::size_overflow, .asked = size, .because = reason::size};
 }
-/// Whether a block fits into `most` bytes but for its alignment: why, with the largest alignment
-/// that fits; else errc::none. `charged(alignment)`: the bytes that the block takes.
+/// Whether a block fits into `most` bytes, apart from its alignment: the reason if so, with the
+/// largest alignment that fits; otherwise errc::none. `charged(alignment)`: the bytes that the
+/// block takes.
 template <std::invocable<std::size_t> Charged>
 [[nodiscard]] constexpr failure too_aligned(std::size_t alignment, bytes most, Charged charged) noexcept {
     if (!std::has_single_bit(alignment) || charged(alignment) <= most || charged(std::size_t{1}) > most) return {};
@@ -580,8 +582,8 @@ template <std::invocable<std::size_t> Charged>
     while (charged(fits) > most) fits /= 2;
     return impossible_block(0, alignment, fits);
 }
-/// Why a layer that has `most` bytes in all never has that block, as far as it is the alignment or
-/// more than any device has; else errc::none. `charged`: as above.
+/// Why a layer of `most` bytes in all can never have that block, if the alignment or the size of a
+/// device is the reason; otherwise errc::none. `charged`: as above.
 template <std::invocable<std::size_t> Charged>
 [[nodiscard]] constexpr failure never_had(std::size_t size, std::size_t alignment, bytes most,
                                           Charged charged) noexcept {

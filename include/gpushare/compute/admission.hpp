@@ -33,10 +33,10 @@ struct limiter_options {
     ns first_guess = ns{100'000};
     /// How many submissions of one client may wait.
     std::uint32_t queue_limit = 65536;
-    /// More than `depth` may be in flight while all of it takes no longer than this, a quarter of
-    /// it with clients on a level above; of several clients, while it is predicted to take no
-    /// longer than a quarter of that. Each submission counts as in limiter_core::bound_of: with the
-    /// largest of what was declared, seen and already taken.
+    /// More than `depth` submissions may be in flight while all of them together take no longer
+    /// than this, or a quarter of this with clients on a level above; with several clients, while
+    /// they are predicted to take no longer than a quarter of that. Each submission counts as in
+    /// limiter_core::bound_of: with the largest of its declared, seen and already taken times.
     ns horizon = ns{1'000'000};
     /// How long work of lower levels is held back between two submissions of a request.
     ns anticipation = ns{200'000};
@@ -223,8 +223,9 @@ private:
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
-    /// Charged and settled so far; never falls. Where the device doesn't report who used how much,
-    /// the time of work that ran beside work still in flight is added once the latter has ended.
+    /// Charged and settled so far; never falls. If the device doesn't report how much each client
+    /// used, the time of work that ran beside work still in flight is added once the latter has
+    /// ended.
     ns device_time{};
     ns ran{};                       ///< time that its work took, whatever is billed; shared time counts whole
     ns longest{};                   ///< the longest submission seen

@@ -23,10 +23,10 @@
 //
 // A client is charged the duration of its work, between the points (as CUDA's events) around it,
 // times its width, the part of the SMs that it can fill (submit_options::width, or learnt);
-// detail/charging.hpp says how. Where points cost something, short submissions of a client that
-// alone uses the device share a pair (detail/batches.hpp). Their tickets are done together when the
-// batch ends, and a thread that waits or polls ends it. detail/limiter_engine.hpp shows the life of
-// a submission.
+// detail/charging.hpp says how. If points cost something, short submissions of a client that alone
+// uses the device share a pair (detail/batches.hpp). Their tickets are done together when the batch
+// ends, and a thread that waits or polls ends it. detail/limiter_engine.hpp shows the life of a
+// submission.
 #pragma once
 
 #include <concepts>
@@ -76,18 +76,19 @@ public:
     /// `time` is the clock of all times that it takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {});
 
-    /// A new client. Throws operation_error where the policy refuses, or for settings that make no sense
-    /// (invalid_specification), and std::bad_alloc: then nothing has changed.
+    /// Adds a client. Throws operation_error if the policy refuses it, or for contradictory
+    /// settings (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s);
 
-    /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
-    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in ns:
-    /// the objective, what others leave of it, what is needed). Then nothing has changed.
+    /// Changes a client's settings while work is in flight, for submissions admitted from now on.
+    /// errc::closed: no such client; share_exceeded: the policy refuses; invalid_specification;
+    /// slo_unreachable (in ns: the objective, the time that others leave of it, the time needed).
+    /// Then nothing has changed.
     failure change(client_id c, const client_settings& s);
 
     /// Replaces the policy while work is in flight. `p`, which has no clients yet, takes over all
-    /// decisions. Clients repay under it what they used beyond their caps and ahead of their
-    /// shares, and work in flight is counted. share_exceeded: `p` refuses a client;
+    /// decisions. Under it, clients repay the time that they used beyond their caps and ahead of
+    /// their shares, and work in flight is counted. share_exceeded: `p` refuses a client;
     /// invalid_specification: `p` doesn't support caps, or classes, and a client has one.
     errc set_policy(Policy p);
 
@@ -110,10 +111,10 @@ public:
     /// Ends sleep(); does nothing if it isn't asleep.
     void wake(client_id c);
 
-    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, asleep,
-    /// device_lost; stuck on a stepped_clock, where nothing will end the wait.
-    /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc while more wait and are in
-    /// flight than ever before.
+    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full,
+    /// quarantined, asleep, device_lost; stuck on a stepped_clock, if no event will end the wait.
+    /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc only if
+    /// more submissions wait and are in flight than ever before.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
                                          const submit_options& o = no_options) {
         return acquire(c, deadline, stop, o, true);
@@ -149,10 +150,11 @@ public:
         return errc::none;
     }
 
-    /// Queues `work`, which enqueues onto `s` when it is admitted: in this call if that is now. `on_done`, if given, is
-    /// called once it is done, failed or was cancelled. Codes: closed, queue_full (after waiting until `room_by`),
-    /// stopped, quarantined, asleep, device_lost, invalid_specification (no callable). Allocates, and may throw
-    /// std::bad_alloc, only while more wait and are in flight than ever before.
+    /// Queues `work`, which enqueues onto `s` when it is admitted: in this call if that is now.
+    /// `on_done`, if given, is called once the work is done, failed or was cancelled. Codes:
+    /// closed, queue_full (after waiting until `room_by`), stopped, quarantined, asleep,
+    /// device_lost, invalid_specification (no callable). Allocates, and may throw std::bad_alloc,
+    /// only if more submissions wait and are in flight than ever before.
     [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
                                         const submit_options& o = no_options, submission_callback on_done = {},
                                         const std::stop_token& stop = {});
@@ -169,8 +171,8 @@ public:
     /// is answered correctly by one of the two.
     [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {});
 
-    /// When to call poll() even if nothing happens, where no thread waits or runs; see
-    /// limiter_core. The least instant, if a call left callables or callbacks.
+    /// When to call poll() even if nothing happens, if no thread waits or runs; see limiter_core.
+    /// The least instant, if a call left callables or callbacks.
     [[nodiscard]] instant resume_at() const;
     /// The time on its clock.
     [[nodiscard]] instant now() const { return engine_.now(); }
@@ -178,7 +180,7 @@ public:
     [[nodiscard]] ns wait_bound() const;
     /// The bound on the wait of a submission of `c` that arrives now; see limiter_core. Its ticket
     /// or permit has the bound, too. `key` and `width` describe the submission, as in
-    /// submit_options. Zero for a client that isn't there, and where no length is known.
+    /// submit_options. Zero for a client that doesn't exist, and if no length is known.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const;
 
     /// The forecast for a submission of `c` of this kind that arrives now: when it would begin and
@@ -190,8 +192,9 @@ public:
     /// How many events were dropped for later ones.
     [[nodiscard]] std::uint64_t events_dropped() const;
 
-    /// From now on keeps records of submissions that end, the latest `most` until they are taken; 0, as in the
-    /// beginning: none. A record costs a few readings of the clock. Drops the records there are. Throws std::bad_alloc.
+    /// From now on keeps records of submissions that end, the latest `most` until they are taken;
+    /// 0, the initial state: none. A record costs a few readings of the clock. Drops the existing
+    /// records. Throws std::bad_alloc.
     void record(std::size_t most);
     /// Takes the oldest records that fit into `into`, in the order in which the device finished them. Returns how many.
     std::size_t take_records(std::span<submission_record> into) noexcept;

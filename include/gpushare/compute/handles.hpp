@@ -10,9 +10,9 @@
 //   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });      // result<ticket>
 //   t->wait();  if (t->status() != gpushare::errc::none) t->rethrow();
 //
-// A coroutine waits for a submission without keeping a thread. It resumes on the thread that drives the limiter: the
-// dispatcher, or a thread that waits or polls. A coroutine may be destroyed while it waits: what waits of it never runs
-// then, and what is on the device goes on without it.
+// A coroutine waits for a submission without keeping a thread. It resumes on the thread that drives
+// the limiter: the dispatcher, or a thread that waits or polls. A coroutine may be destroyed while
+// it waits: its waiting submission never runs then, and its work on the device goes on without it.
 //
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
@@ -34,20 +34,19 @@
 //   // or, for a call that enters the gang order by itself, such as submit_all_reduce:
 //   if (g) g->enqueue(streams, [&] { return all_reduce_on(streams); });
 //
-// No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in
+// No two gangs wait for each other for ever: all permits are taken before any work is enqueued, in
 // the order of the devices (ordered resources, Havender 1968), and the work is enqueued within the
 // node's gang order.
 //
 // A gang holds its first permits while it waits for the others, and so keeps those devices from
-// their other clients. For each further device it does so for 2 * bound_of(client) there plus
-// gang_patience at first. Then it gives its permits back, waits without any until its turn has come
-// on the device that was late, and begins anew. It isn't charged for what it didn't use, so its
-// turns come soon; in case they don't, as behind a long line in the order of arrival, it is twice
-// as patient each time.
+// their other clients: for each further device at first for 2 * bound_of(client) there plus
+// gang_patience. Then it gives its permits back, waits without any until its turn has come on the
+// device that was late, and begins anew. It isn't charged for unused time, so its turns come soon.
+// If they don't, as behind a long queue in the order of arrival, it is twice as patient each time.
 //
-// Other clients of a device may wait so much longer than their own bound says: after n times that a
-// gang came too late, 2^n times that, for each of its further devices. No number bounds n, since
-// otherwise a gang behind a longer line would never come through. The gang's deadline bounds the
+// Other clients of a device may wait so much longer than their own bound says: after a gang came
+// too late n times, 2^n times that, for each of its further devices. No number bounds n, since
+// otherwise a gang behind a longer queue would never come through. The gang's deadline bounds the
 // wait: at the deadline it holds nothing. If you share a device with other people's gangs, require
 // a deadline of them.
 #pragma once
@@ -93,15 +92,15 @@ template <class Stream>
 }
 }  // namespace detail
 
-/// The right to enqueue one submission, whose work is in flight until the device has done it. A used
-/// permit says when that is, as a ticket does. Movable; one owner, one thread at a time; only const
-/// members from several threads at once. The destructor gives an unused permit back, and doesn't
-/// wait for work. Must not outlive its limiter.
+/// The right to enqueue one submission, whose work is in flight until the device has done it. A
+/// used permit says when its work is done, as a ticket does. Movable; one owner, one thread at a
+/// time; only const members from several threads at once. The destructor gives an unused permit
+/// back, and doesn't wait for work. Must not outlive its limiter.
 ///
-/// Order: done() says that all work enqueued through the permit is over, and all that was on its
-/// stream before. It says nothing of work that was enqueued on the stream later, or on other
-/// streams. To make another stream wait for the work on the device, record a point on the permit's
-/// stream behind enqueue().
+/// Order: done() means that all work enqueued through the permit is over, and all earlier work on
+/// its stream. It doesn't cover work enqueued on the stream later, or on other streams. To make
+/// another stream wait for the work on the device, record a point on the permit's stream after
+/// enqueue().
 template <class Limiter>
 class permit {
 public:
@@ -138,8 +137,8 @@ public:
         }
     }
 
-    /// From within the work that it was used for, on the thread that this runs on: lets higher
-    /// levels have the SM. See yield_point(). Until that work is done the permit is neither moved
+    /// Lets higher levels have the SM. Call it from within the permit's work, on the thread that
+    /// runs the work; see yield_point(). Until that work is done the permit must be neither moved
     /// nor destroyed.
     bool yield() noexcept {
         if constexpr (requires(stream & s) { s.yield(); })
@@ -157,8 +156,8 @@ public:
     [[nodiscard]] bool done() const noexcept {
         return enqueued_ && submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
     }
-    /// done(), after a look at the device. What others wait for is admitted in this call, too. Never
-    /// waits for the device. The server's way to keep two or three iterations in flight.
+    /// done(), after a look at the device. This call also admits waiting work of others. It never
+    /// waits for the device. It is the server's way to keep two or three iterations in flight.
     bool poll() const { return wait(instant::min()); }
     /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop request,
     /// or at once for an unused permit. Throws operation_error (stuck) as ticket::wait does.
@@ -278,29 +277,33 @@ public:
         return submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
     }
 
-    /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The limiter must still
-    /// exist unless done(). Throws operation_error (stuck) where the limiter's clock only passes as
-    /// its program steps it, and nothing is left to happen that would end the wait.
+    /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The
+    /// limiter must still exist unless done(). Throws operation_error (stuck) if the limiter's
+    /// clock only passes as its program steps it, and no event is left that would end the wait.
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return done() || engine_->wait_for(*submission_, deadline, stop);
     }
 
-    /// If it waits still, it never runs, and is done with errc::stopped: its callback is called,
-    /// too. False if it was admitted or is done. The limiter must still exist unless done().
+    /// Cancels a submission that still waits: it never runs, and is done with errc::stopped; its
+    /// callback is called, too. False if it was admitted or is done. The limiter must still exist
+    /// unless done().
     bool cancel() const { return !done() && engine_->cancel_waiting(*submission_); }
 
-    /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of. The bound holds while each
-    /// call in flight below takes no longer than it declared, or than its kind was seen to take. No limiter can know how long the first
-    /// call of a kind takes that nobody declared: one that takes longer breaks the bound, and is an event, as is the wait.
+    /// The bound on its wait for work of lower levels, as known when it came; see
+    /// compute_limiter::bound_of. The bound holds while each call in flight below takes no longer
+    /// than it declared, or than its kind was seen to take. No limiter can know the length of the
+    /// first call of a kind unless it is declared: a longer call breaks the bound, which raises an
+    /// event, as the longer wait does.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
-    /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, stuck; or,
-    /// where it never ran: closed, quarantined, stopped (by cancel()), deadline_exceeded (dropped).
+    /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost,
+    /// stuck; or, if it never ran: closed, quarantined, stopped (by cancel()), deadline_exceeded
+    /// (dropped).
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
-    /// Once done: nothing where it went well. Else throws what the callable or the kernel threw,
-    /// with its tenant's name and text; without any such, an operation_error with status(). See
-    /// completion::rethrow.
+    /// Once done: does nothing if it went well. Otherwise throws the exception of the callable or
+    /// the kernel, with its tenant's name and text; without an exception, an operation_error with
+    /// status(). See completion::rethrow.
     void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
 
     /// Once done: when the limiter noticed, on its clock.
@@ -380,8 +383,8 @@ public:
     }
 
 private:
-    // The call that hands the work over and the one that says it is done both come here: the second of them goes on.
-    // acq_rel: it sees what the first has written.
+    // Two calls come here, the one that hands the work over and the one that reports its end: the
+    // second of them goes on. acq_rel: it sees what the first has written.
     [[nodiscard]] bool arrived() noexcept { return first_has_come_.exchange(true, std::memory_order_acq_rel); }
 
     Limiter& limiter_;
@@ -411,12 +414,12 @@ struct request_options {
 
 /// Submissions of a client that belong together. While one of them is in flight, and for
 /// limiter_options::anticipation after the end of the latest was seen, no work of lower levels is
-/// admitted. This ends with the request. A request's own level is the level of its submissions and
-/// of nothing else: they go before waiting submissions of its client of a lower level, whatever
-/// their streams. Their time, and time held back for them, is charged to the client's share. A
-/// request above its client's ceiling goes at the ceiling. It doesn't change the priority of a
-/// stream: use a stream of that level. Neither copied nor moved; for one thread at a time, though
-/// others may wait for its tickets. Must not outlive its limiter.
+/// admitted. This ends with the request. A request's own level is the level of its submissions
+/// only: they go before waiting submissions of its client of a lower level, whatever their streams.
+/// Their time, and time held back for them, is charged to the client's share. A request above its
+/// client's ceiling goes at the ceiling. It doesn't change the priority of a stream: use a stream
+/// of that level. Neither copied nor moved; for one thread at a time, though others may wait for
+/// its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
@@ -484,8 +487,8 @@ public:
         device_id device{};          ///< no other member has it
     };
 
-    /// Waits for a permit of every member, as is said above, at most until `deadline`; without all
-    /// of them it holds none. The codes of Limiter::acquire, duplicate_device,
+    /// Waits for a permit of every member, as described above, at most until `deadline`; without
+    /// all of them it holds none. The codes of Limiter::acquire, duplicate_device,
     /// invalid_specification (no member). A thread must not call it while it holds a permit of one
     /// of these limiters: it might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,

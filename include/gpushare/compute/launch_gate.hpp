@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which launch goes to a device now: a kernel, a graph or a copy, as the driver sees it. An engine's call is
-// hundreds of launches that nobody waits for, so a decision about the call comes too late for its neighbours.
+// Decides which launch goes to a device now: a kernel, a graph or a copy, as the driver sees it. An
+// engine's call is hundreds of launches for which no thread waits, so a decision about the call
+// comes too late for its neighbours.
 //
 //   gpushare::launch_gate gate;
 //   const auto urgent = gate.add({.level = 1}), batch = gate.add({});
@@ -28,11 +29,11 @@
 // its arrival, but no earlier than its client's pace of weight x device time allows. So a client
 // that floods its queue misses its own goal first.
 //
-// Turns are why shares are exact. Events tell how long a launch took only if nothing else ran
-// beside it, and a client that is charged what others' launches took gets less than its share.
-// Clients of a level without weights run side by side, which costs nothing: then a launch that
-// nobody has timed yet may ask to run alone. It waits until the launches of others are over, and
-// others of its level wait until it is.
+// Turns make shares exact. Events tell how long a launch took only if no other launch ran beside
+// it, and a client that is charged for others' launches gets less than its share. Clients of a
+// level without weights run side by side, which costs nothing. Then a launch without a measured
+// time may have to run alone: it waits until the launches of others are over, and others of its
+// level wait until it is over.
 #pragma once
 
 #include <algorithm>
@@ -79,8 +80,8 @@ struct launch_client_options {
     std::uint32_t weight =
         0;  ///< of the level's device time, relative to others'; 0: no share is wanted, 1 beside weights
     bool in_stream = false;  ///< its streams wait for higher clients, so ask() doesn't say no for their sake
-    /// Of the device's time, whoever else wants it: over a time t no more than this part of (t + 5 ms),
-    /// and one launch, as far as predictions are right.
+    /// The most of the device's time, whatever other clients want: over a time t no more than this
+    /// part of (t + 5 ms), and one launch, as far as predictions are right.
     share cap = share::whole();
     bool soft_cap =
         false;  ///< the cap holds only while others, within theirs, have launches; what is lent isn't charged
@@ -201,8 +202,8 @@ public:
     /// See occupied().
     void drained(client c, instant now) noexcept { absent(c, now); }
 
-    /// Whether `c` may launch what is predicted to take `predicted`. `since`: when the launch was asked about first.
-    /// `alone`: it is to run alone, to be timed.
+    /// Whether `c` may launch work that is predicted to take `predicted`. `since`: when this launch
+    /// first asked. `alone`: it must run alone, to be timed.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
         if (!busy(s)) catch_up(c, saved(s, now));
@@ -298,11 +299,12 @@ public:
         return std::nullopt;
     }
 
-    /// How long a request of `c` waits for lower clients, at most, in device time. Once the request has
-    /// arrived: for what each has in flight and no wait can stop. Nothing else passes, unless `c` waits
-    /// for its cap. Before that: for what each may have in flight by then. Both are predictions, and as
-    /// much more as launches took longer than predicted of late. A launch that nobody has timed may take
-    /// anything: it counts as in_flight and the longest launch.
+    /// The longest time for which a request of `c` waits for lower clients, in device time. Once
+    /// the request has arrived: for the work of each that is in flight and that no wait can stop.
+    /// Nothing else passes, unless `c` waits for its cap. Before the arrival: for the work that
+    /// each may have in flight by then. Both are predictions, plus the time by which launches
+    /// lately exceeded their predictions. A launch without a measured time may take any time: it
+    /// counts as in_flight and the longest launch.
     [[nodiscard]] ns bound(client c) const noexcept {
         const bool is_there = clients_[c].requests != 0;
         ns sum{0};
@@ -447,8 +449,8 @@ private:
         const instant by_cap = s.capped ? s.cap.from : now;
         return s.quota.is_set() ? std::max(by_cap, s.quota.from) : by_cap;
     }
-    // Beyond its soft cap it goes on while nobody else who is within theirs would use the device. What
-    // waits in a stream for a request of `c` can't.
+    // Beyond its soft cap a client goes on while no client within its cap would use the device.
+    // Work that waits in a stream for a request of `c` can't use it.
     [[nodiscard]] bool borrows(client c, instant now) const noexcept {
         const state& s = clients_[c];
         if (!s.soft || (s.quota.is_set() && !s.quota.entitled(now))) return false;
@@ -489,8 +491,9 @@ private:
             clients_, [&](const state& o) { return o.used && (o.wants_share || o.by_due) && o.level == level; });
     }
 
-    // Whether others leave the device to `c`, or `c` to a launch of another client that is timed alone. Of two that ask
-    // for that at once, the first in the list goes first. What is queued below, behind waits that are closed, doesn't run.
+    // Whether the other clients leave the device to `c`, or `c` leaves it to another client's
+    // launch that is timed alone. If two ask to run alone at once, the first in the list goes
+    // first. Work queued below, behind closed waits, doesn't run.
     [[nodiscard]] launch_answer decide_apart(client c, bool alone, instant now) const noexcept {
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
@@ -526,8 +529,8 @@ private:
         if (s.seen != instant{} && now - s.seen < idle) return options_.ahead * 10;
         return s.requests != 0 ? options_.ahead : ns{0};
     }
-    // It goes on where the least served competitor of its level is or, without any, where the last one has been. It is
-    // owed no more than `saved`.
+    // The client goes on where the least served competitor of its level is or, without any, where
+    // the last one has been. It is owed no more than `saved`.
     void catch_up(client c, ns saved = ns{0}) noexcept {
         bool any = false;
         std::int64_t least = 0, greatest = 0;

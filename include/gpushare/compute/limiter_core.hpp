@@ -43,7 +43,7 @@ public:
     explicit limiter_core(limiter_options options = {}, Policy policy = {}, bool turns = false)
         : options_(detail::usable(options)), turns_(turns), policy_(std::move(detail::in_turn(policy, turns))) {}
 
-    /// A new client. Throws operation_error where the policy refuses, or `keeps` isn't a part
+    /// Adds a client. Throws operation_error if the policy refuses it, or `keeps` isn't a part
     /// (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         std::uint32_t index = 0;
@@ -65,8 +65,9 @@ public:
         return id;
     }
 
-    /// In force for what is admitted from now on; what is in flight stays charged as it was.
-    /// Where the policy refuses, the objective is out of reach, or `keeps` isn't a part, nothing has changed.
+    /// The settings apply to submissions admitted from now on; the charges of work in flight stay.
+    /// If the policy refuses, the objective is out of reach, or `keeps` isn't a part, nothing has
+    /// changed.
     failure change(client_id c, const client_settings& s) {
         if (!s.keeps.valid()) return {.code = errc::invalid_specification, .because = reason::no_such_width};
         if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;
@@ -87,9 +88,9 @@ public:
     [[nodiscard]] failure ignores(const client_settings& s) const noexcept { return detail::ignores(policy_, s); }
 
     /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
-    /// clients. Clients keep what they owe and are owed, where both policies can tell
-    /// (client_standing). The old policy charged the work in flight; the new one corrects these
-    /// charges. Afterwards `p` holds the old policy. If `p` refuses a client, nothing has changed.
+    /// clients. Clients keep their debts and credits, if both policies can tell (client_standing).
+    /// The old policy charged the work in flight; the new one corrects these charges. Afterwards
+    /// `p` holds the old policy. If `p` refuses a client, nothing has changed.
     errc set_policy(Policy& p, instant now) {
         now_ = std::max(now_, now);
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
@@ -262,9 +263,9 @@ public:
     /// The same, where nothing is known of what waits behind.
     [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
-    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or
-    /// its level is admitted, so it is enqueued in order, and no level waits for another's
-    /// callables.
+    /// The callable that enqueues the submission is running, or no longer running. Meanwhile no
+    /// submission of its client or its level is admitted, so submissions are enqueued in order, and
+    /// no level waits for another's callables.
     void set_enqueuing(const admission& g, bool on) noexcept {
         clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
@@ -273,8 +274,8 @@ public:
     /// happens, because a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
-    /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
-    /// the bound that was published for it.
+    /// The submission is over. `now` matters while requests are under way. Returns the time by
+    /// which its wait exceeded the published bound.
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
         auto& client = remove_from_flight(g, o.times);
         auto* const kind = costs_.find_or_add(g.client, g.key);
@@ -316,8 +317,9 @@ public:
         correct(g, -g.predicted);
     }
 
-    /// The submission doesn't end: its room is given to others and its client gets no more. Should it ever end, it is
-    /// charged by complete_late(). `times`: so many that are alike, with the sum of what was predicted.
+    /// The submission doesn't end: its room goes to others and its client gets no more. If it ever
+    /// ends, complete_late() charges it. `times`: so many equal submissions, with the sum of their
+    /// predictions.
     void write_off(const admission& g, std::uint32_t times = 1) noexcept {
         auto& client = remove_from_flight(g, times);
         client.usage.completed += times;  // with `failed`: whoever reads both finds one of them among the other
@@ -344,8 +346,8 @@ public:
     }
     /// Whether something is charged that isn't in usage() yet (charge::may_shrink).
     [[nodiscard]] bool any_unsettled() const noexcept { return !unsettled_.empty(); }
-    /// All that was in flight at the last call has ended since, or, if `all`, nothing is in flight:
-    /// what was charged before is settled.
+    /// All work that was in flight at the last call has ended since, or, if `all`, nothing is in
+    /// flight: charges before the last call are settled.
     void settle(bool all) noexcept {
         unsettled_.erase_if([&](std::uint32_t i) { return clients_[i].settle(all); });
     }
@@ -429,8 +431,8 @@ public:
             }
         return bound_at(at, c, key, declared);
     }
-    /// Work in flight of this level has exceeded its expected time by `by`: counts in bounds, and
-    /// for work that queues behind it.
+    /// Work in flight of this level has exceeded its expected time by `by`. This counts in bounds,
+    /// and for work that queues behind it.
     void set_overdue(std::uint32_t level_index, ns by) noexcept { budget_.set_overdue(level_index, by); }
     /// Whether clients of more than one level are there, or have work in flight.
     [[nodiscard]] bool several_levels() const noexcept { return budget_.several_levels(); }
@@ -447,8 +449,8 @@ public:
         look_for_undriven(now);
         attendance_.come();
     }
-    /// Somebody looks in. If something was left to nobody for a second, an event tells. `now` is
-    /// asked for where something was left.
+    /// Call when a thread comes. If callables or callbacks were left without a thread for a second,
+    /// an event reports it. `now` is called only if any were left.
     template <std::invocable F>
     void look_for_undriven(F now) noexcept {
         if (!attendance_.is_left()) return;
@@ -509,14 +511,15 @@ private:
             detail::correct(policy_, g.client, delta, 0);
     }
 
-    // More of its request is to come: lower levels wait for that. Where it goes above its client's
-    // level, that is charged to its client's share, as nobody else has the device meanwhile.
+    // More submissions of its request are to come: lower levels wait for them. If the request goes
+    // above its client's level, this time is charged to its client's share, since no other client
+    // has the device meanwhile.
     void expect_more(const admission& g, instant now) noexcept {
         budget_.hold_for(g.level_index, g.client.index, saturating_add(now, options_.anticipation));
         if (g.level > clients_[g.client.index].settings.level) correct(g, options_.anticipation);
     }
 
-    // It is the turn of a client whose hard cap lets no more in. Another client's call behind that
+    // It is the turn of a client whose hard cap admits no more. Another client's call behind that
     // work would take the turn. So the others wait, though no longer than the published bound.
     [[nodiscard]] bool keeps_turn(client_state& client, const admission& a, instant now) noexcept {
         if (client.turn_until == instant{})
@@ -526,10 +529,10 @@ private:
         return true;
     }
 
-    // Whether `a` may go beside what is in flight under the same hard cap. That can't be taken
-    // back, and dozens of short calls say nothing of the next one: so it is one submission, or
-    // several side by side that fill the device together, or some that take no longer than half
-    // of the horizon if each takes what its client's settings declare.
+    // Whether `a` may go beside the work in flight under the same hard cap. Work in flight can't be
+    // taken back, and dozens of short calls say nothing of the next one. So the cap allows one
+    // submission, or several side by side that fill the device together, or several that take at
+    // most half of the horizon if each takes as long as its client's settings declare.
     [[nodiscard]] bool fits_cap(const admission& a) const noexcept {
         const auto cap = detail::hard_cap_of(policy_, a.client);
         if (cap == 0) return true;
@@ -565,8 +568,8 @@ private:
         return client;
     }
 
-    // Something of this timeline has ended, of client `c`: it may have others for it behind its
-    // first. By an end, as by other settings, there may be room beside what is kept.
+    // Work of this timeline has ended, of client `c`, which may have more work for it behind its
+    // first submission. An end, as other settings do, may also make room beside a kept part.
     void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];

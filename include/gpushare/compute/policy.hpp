@@ -30,8 +30,8 @@ inline namespace GPUSHARE_ABI {
 /// Below all levels: a request has none of its own.
 inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 
-/// The lowest level that somebody may have: below all who have a share, for work that has the
-/// device while nobody else wants it.
+/// The lowest possible level, below all clients with a share: for work that has the device while no
+/// other client wants it.
 inline constexpr priority best_effort{no_priority.level + 1};
 
 namespace detail {
@@ -43,8 +43,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// A client of a limiter. Indices are dense, so that a policy keeps its clients in a vector. An index is used again
-/// after its client has ended; the generation tells former owners of the index from the present one.
+/// A client of a limiter. Indices are dense, so that a policy keeps its clients in a vector. An
+/// index is used again after its client has ended; the generation distinguishes its former owners
+/// from the present one.
 struct client_id {
     std::uint32_t index = 0;       ///< place in a vector of clients
     std::uint32_t generation = 0;  ///< how often the index had an owner
@@ -59,22 +60,23 @@ struct client_settings {
     /// The highest level that its requests and submissions may have: a request for more is served
     /// at this one. At least `level`.
     priority ceiling = no_priority;
-    /// A submission with a declared width counts as filling at least this part of the SMs. Where
-    /// the device doesn't tell what work fills, the submission is charged by that width. 0: the
+    /// A submission with a declared width counts as filling at least this part of the SMs. If the
+    /// device doesn't tell which part work fills, the submission is charged by that width. 0: the
     /// declared width counts as it is.
     sm_width narrowest{};
-    /// Its longest kernel, if known; 0: learnt from its submissions. Under a hard cap, work in
-    /// flight can't be taken back. So several submissions go in one behind the other only if this
-    /// is set and nothing has taken longer, and only as many as end together within half of
-    /// limiter_options::horizon.
+    /// The client's longest kernel, if known; 0: learnt from its submissions. Under a hard cap,
+    /// work in flight can't be taken back. So several submissions are admitted one behind the other
+    /// only if this is set and no submission has taken longer, and only as many as end together
+    /// within half of limiter_options::horizon.
     ns longest{};
-    /// Its work calls yield_point() at least this often: higher levels wait for so long, and not
-    /// for the whole of it. 0: it doesn't yield. The limiter relies on this value: a longer stretch
-    /// breaks a bound and raises an event. Ignored where kernels can't yield (yielding_timeline).
+    /// The client's work calls yield_point() at least this often: higher levels wait for that time,
+    /// and not for the whole work. 0: it doesn't yield. The limiter relies on this value: a longer
+    /// stretch breaks a bound and raises an event. Ignored if kernels can't yield
+    /// (yielding_timeline).
     ns yields_within{};
-    /// The most of the device's time that it gets. Where a device doesn't tell how many of its SMs
+    /// The client's largest part of the device's time. If a device doesn't tell how many of its SMs
     /// work fills, the charge follows the declared width (submit_options::width): set `narrowest`
-    /// for a client that may lie.
+    /// for a client that may declare too little.
     share cap = share::whole();
     bool soft_cap = false;  ///< the cap holds only while others, within theirs, have work
     sm_width keeps{};       ///< SMs that its level keeps free of lower levels' long work; see limiter_core
@@ -110,7 +112,7 @@ struct queue_head {
 };
 
 /// A client's past as one policy hands it to the next: device time used beyond its cap and ahead of
-/// its share. A policy over other policies (a policy_tree) tells of each of them in turn: the
+/// its share. A policy over other policies (a policy_tree) reports for each of them in turn: the
 /// client's own, then its class's, and so on outwards.
 class client_standing {
 public:
@@ -126,8 +128,8 @@ public:
     void ahead(double time) noexcept {
         of_[at_].ahead = ns{static_cast<ns::rep>(time < -9e18 ? -9e18 : time > 9e18 ? 9e18 : time)};
     }
-    /// It has had beyond a cap what this pacer says; of two caps on the same client, the larger
-    /// debt counts.
+    /// The client's debt beyond a cap, as this pacer says; of two caps on the same client, the
+    /// larger debt counts.
     void beyond(const detail::pacer& pace, instant now) noexcept {
         const ns owes = pace.beyond(now);
         if (owes > of_[at_].beyond) of_[at_].beyond = owes;
@@ -167,7 +169,7 @@ private:
     instant ask_again_ = never;
 };
 
-/// Whether a policy never looks at the times that it is given. It says so with a member
+/// Whether a policy never looks at the times that it gets. It declares this with a member
 /// `static constexpr bool timeless = true`, and its limiter needs not read a clock for it.
 template <class P>
 inline constexpr bool is_timeless = requires {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types of a submission at a limiter's interface: the work, what is known of it beforehand, the callback at its
-// end, and the record that is kept of it.
+// The types of a submission at a limiter's interface: the work, the facts known of it beforehand,
+// the callback at its end, and the record of it.
 //
 //   gpushare::submit_options about{.key = kernel_id, .deadline = now + 5ms};
 //   limiter.submit(chat, stream, work, about, [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ...; });
@@ -61,13 +61,14 @@ struct submit_options {
     ns remaining{};            ///< the same for all that is left of its request, itself included
     instant deadline = never;  ///< when it is due, for policies that look at it
     /// Work that can't begin by its deadline never runs. errc::deadline_exceeded, at the deadline,
-    /// or before where it is late when it comes. It isn't admitted behind work that may take beyond
-    /// the deadline, as declared or seen of its kind.
+    /// or before if the work is late when it comes. It isn't admitted behind work that may take
+    /// beyond the deadline, by the declared or seen times of that kind.
     bool drop_if_late = false;
-    /// Its own priority. Among its client's waiting submissions it goes before those of a lower
-    /// priority, whatever their streams; those without one have the client's level. It is admitted
-    /// at this level if it is above its client's, but at most at client_settings::ceiling. Its time
-    /// is charged to its client's share. A stream keeps its priority.
+    /// The submission's own priority. Among its client's waiting submissions it goes before those
+    /// of a lower priority, whatever their streams; those without one have the client's level. It
+    /// is admitted at this level if that is above its client's, but at most at
+    /// client_settings::ceiling. Its time is charged to its client's share. A stream keeps its
+    /// priority.
     gpushare::priority priority = no_priority;
     instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
     std::uint32_t stream = 0;  ///< of a tenant's streams the one that it is for; a limiter is told the stream itself
@@ -107,23 +108,23 @@ struct completion {
     std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
     tenant_name tenant{};      ///< of one that failed: its client's name
 
-    /// Throws if the submission failed; else does nothing. A client without a name gets the
+    /// Throws if the submission failed; otherwise does nothing. A client without a name gets the
     /// original exception, if there was one. A client with a name gets an operation_error with the
     /// status, the name and a text, and with the original exception nested inside
     /// (std::rethrow_if_nested).
     void rethrow() const { detail::rethrow(status, tenant, error); }
 };
 
-/// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but
-/// not wait for it, nor for a thread that waits to get in below: while a callback is under way
-/// lower levels may have to wait for it, and try_acquire finds no room for them. Must not throw.
-/// Stored in place: a callable of up to 64 bytes.
+/// Called once when the limiter notices the end, on the thread that drives it, under no lock. May
+/// use the limiter, but must wait neither for it nor for a thread that waits for admission at a
+/// lower level: while a callback runs, lower levels may have to wait for it, and try_acquire finds
+/// no room for them. Must not throw. Stored in place: a callable of up to 64 bytes.
 using submission_callback = detail::inplace_function<void(const completion&), 64>;
 
-/// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was reached, as near as can
-/// be told: never before the admission, and late by at most the shortest delay with which the limiter has noticed an
-/// end so far. `began` lies before that by what it was charged, at most by its span. Each member of a batch has its
-/// part of the batch.
+/// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was
+/// reached, as exactly as known: never before the admission, and late by at most the shortest delay
+/// with which the limiter has noticed an end so far. `began` lies before that by the charged time,
+/// at most by its span. Each member of a batch has its part of the batch.
 struct submission_record {
     client_id client{};        ///< whose
     std::uint32_t tag = 0;     ///< client_settings::tag

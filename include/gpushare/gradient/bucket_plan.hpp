@@ -109,9 +109,9 @@ struct bucket_choice {
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };
 
-/// Every size once or twice, then the best three again, then more in flight; at last the winner
-/// against the default, in turn: it is taken only if it wins by more than the two differ among
-/// themselves.
+/// Tries every size once or twice, then the best three again, then more in flight, and at last the
+/// winner against the default, in turn. The winner is taken only if it wins by more than each of
+/// the two scatters.
 class bucket_tuner {
 public:
     static constexpr std::uint32_t longest = 50;  ///< steps until it is settled, at most
@@ -230,8 +230,8 @@ private:
         phase_ = phase::settled;
         if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
     }
-    /// Four of five pairs, one behind the other, so that a machine that slows down decides nothing;
-    /// and by half a percent.
+    /// The winner must win four of five consecutive pairs, so that a machine that slows down
+    /// decides nothing, and by half a percent.
     [[nodiscard]] bool beats_default() const {
         const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
         std::size_t won = 0;

@@ -76,10 +76,10 @@ public:
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
-    /// Registers a gradient, which stays where it is, and returns its number: how many were
-    /// registered before. All ranks register their gradients in the same order and with the same
-    /// sizes. Throws operation_error (errc::invalid_specification) if `options` asks for 16 bits
-    /// and T isn't float.
+    /// Registers a gradient, which stays where it is, and returns its number: the count of
+    /// gradients registered before. All ranks register their gradients in the same order and with
+    /// the same sizes. Throws operation_error (errc::invalid_specification) if `options` asks for
+    /// 16 bits and T isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
@@ -140,10 +140,11 @@ public:
         return all;
     }
 
-    /// Says that gradient `g` is there for this step. errc::mismatch if it was already, or isn't
-    /// one: a parameter that is used twice says so once, after its last use. errc::in_flight if all
-    /// were, and a thread is in reduce() for them: another step began without wait(), and what it
-    /// overwrites is being combined. That is a fault, which ends the training on all ranks.
+    /// Reports that gradient `g` is ready for this step. errc::mismatch if it was ready already, or
+    /// doesn't exist: report a parameter that is used twice once, after its last use.
+    /// errc::in_flight if all gradients were ready, and a thread is in reduce() for them: another
+    /// step began without wait(), and overwrites data that is being combined. That is a fault,
+    /// which ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -179,7 +180,7 @@ public:
                                           std::uint32_t channel = 0) {
         return combine<false>(net, op, patience, channel);
     }
-    /// The same, but this rank gets its shard (shard_of) of each gradient alone; what else is in a
+    /// The same, but this rank gets only its shard (shard_of) of each gradient; the rest of a
     /// gradient is of no use then. Half the bytes of reduce() go to other ranks, and eight more a
     /// step and channel. In each step all ranks call the same of the two.
     template <host_transport Net, class Op = average>
@@ -379,8 +380,8 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // A transport without a thread tells others with its next call, and gives up work under
-            // way.
+            // A transport without a thread informs the other ranks with its next call, and gives up
+            // work under way.
             return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
         } catch (...) {  // it has thrown before: the others are left to their own patience
             return true;
@@ -494,11 +495,12 @@ struct gathered_group {
 }  // namespace detail
 
 /// Every rank gets each rank's shard (shard_of) of every array of the list from that rank, in
-/// place. By all ranks alike, with the same sizes. Between threads nothing is packed; else arrays
-/// go in groups of at most `group`, an array that is larger by itself. After a fault with
-/// buffers_in_use, or an exception, the arrays may still be read and written. Between a step's
-/// gradient_buckets::wait() and the next step's first ready() the transport of the thread that
-/// communicates may be used: it waits. May throw std::bad_alloc, and what the transport throws.
+/// place. All ranks call it alike, with the same sizes. Between threads nothing is packed;
+/// otherwise arrays go in groups of at most `group` bytes, and a larger array alone. After a fault
+/// with buffers_in_use, or an exception, the arrays may still be read and written. The
+/// communicating thread's transport may be used between a step's gradient_buckets::wait() and the
+/// next step's first ready(): that thread waits then. May throw std::bad_alloc, and the transport's
+/// exceptions.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault all_gather_shards(Net& net, std::span<const std::type_identity_t<std::span<T>>> list,

@@ -14,14 +14,14 @@
 //   mine.ready(r, g);              // what computes gradient g is enqueued on streams[r]
 //   while (!mine.complete()) mine.advance(std::span(streams), staging, engine);  // enqueues it
 //
-// Work enqueued behind the last bucket on a rank's stream finds the averages in the gradients. NCCL
+// Work enqueued on a rank's stream after the last bucket finds the averages in the gradients. NCCL
 // is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp), and
 // so is a quantised all-reduce (collective/quantised_all_reduce.hpp).
 //
-// A rank whose gradients of a bucket lie behind each other, as they were registered, isn't packed:
-// one flat buffer of all gradients is combined where it is. What else is packed goes through one
-// staging array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which
-// packing rounds. With error feedback no rounding is lost: the next step adds it.
+// If a rank's gradients of a bucket are adjacent, in the order of registration, they aren't packed:
+// one flat buffer of all gradients is combined in place. Other gradients go through one staging
+// array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which packing
+// rounds. With error feedback no rounding is lost: the next step adds it.
 //
 // The memory is mine.feedback_bytes() of each rank's device.
 //
@@ -92,8 +92,8 @@ struct kernel_packing {
         run<false>(stream, pieces, flat);
     }
 
-    /// The same with error feedback: pieces have where an element's debt lies, too, and `next`
-    /// elements behind that is what the next step owes.
+    /// The same with error feedback: a piece also has the place of an element's residual, and
+    /// `next` elements further on is the residual for the next step.
     template <launcher Stream, class Wire>
     void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
                     std::ptrdiff_t next) const {
@@ -122,9 +122,9 @@ private:
     }
 };
 
-/// The gradients of all ranks of this process. T is what gradients consist of, Wire what is
-/// combined: T, or 16 bits of floats. add() and arrange() between steps only, by one thread;
-/// ready() from any thread; advance() by one thread at a time.
+/// The gradients of all ranks of this process. T is the type of the gradients, Wire the type that
+/// is combined: T, or 16 bits of floats. Call add() and arrange() between steps only, in one
+/// thread; ready() from any thread; advance() in one thread at a time.
 template <reducible T, reducible Wire = T, class Packing = kernel_packing>
 requires std::same_as<T, Wire> ||(std::same_as<T, float>&& detail::is_half<Wire>)class device_buckets {
 public:
@@ -132,9 +132,9 @@ public:
     explicit device_buckets(std::uint32_t ranks, bytes bucket = bucket_choice{}.bucket, Packing packing = {})
         : ranks_(ranks), bucket_(bucket), packing_(std::move(packing)), ins_(ranks), outs_(ranks) {}
 
-    /// Registers a gradient of `count` elements, which stays at of_ranks[r] on rank r's device; its
-    /// number is what was registered before. Throws operation_error (errc::invalid_specification)
-    /// unless there is a pointer for each rank.
+    /// Registers a gradient of `count` elements, which stays at of_ranks[r] on rank r's device.
+    /// Returns its number, the count of gradients registered before. Throws operation_error
+    /// (errc::invalid_specification) unless there is a pointer for each rank.
     std::uint32_t add(std::string name, std::span<T* const> of_ranks, std::size_t count) {
         if (of_ranks.size() != ranks_)
             raise({errc::invalid_specification, of_ranks.size(), 0, ranks_, reason::no_such_rank}, {},
@@ -191,9 +191,9 @@ public:
         return all;
     }
 
-    /// Says that what computes gradient `g` of this step on rank `rank` is enqueued on that rank's
-    /// stream, or that the stream waits for it. errc::mismatch if it was said already or there is
-    /// no such gradient.
+    /// Reports that the work that computes gradient `g` of this step on rank `rank` is enqueued on
+    /// that rank's stream, or that the stream waits for it. errc::mismatch if that was reported
+    /// already or there is no such gradient.
     errc ready(std::uint32_t rank, std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -224,9 +224,9 @@ public:
         const std::scoped_lock lock(mutex_);
         return bytes{2 * count_all() * sizeof(float)};
     }
-    /// From the next step on, packing adds to each element what rounding took from it before, and
-    /// keeps what it takes: the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
-    /// rank r's device; no memory turns it off, and so does add(). Between steps only. Throws
+    /// From the next step on, packing adds to each element its residual of the rounding before, and
+    /// keeps the new residual: the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory
+    /// of rank r's device; no memory turns it off, and so does add(). Between steps only. Throws
     /// operation_error (errc::invalid_specification) unless there is memory for each rank.
     void feed_back(std::span<float* const> memory) requires detail::is_half<Wire> {
         const std::scoped_lock lock(mutex_);
@@ -247,16 +247,16 @@ public:
         const std::scoped_lock lock(mutex_);
         return owed_.empty() ? nullptr : owed_at(rank, g);
     }
-    /// The last step isn't applied: what was owed before it is owed again. Between steps, before the
-    /// first ready() of another one; nothing the second time.
+    /// The last step isn't applied, so the residuals before it apply again. Call between steps,
+    /// before the first ready() of another one. A second call does nothing.
     void skip() {
         const std::scoped_lock lock(mutex_);
         later_half_ = later_half_ != may_skip_;
         may_skip_ = false;
     }
     /// From the next step on, flags[r], a word that rank r's device writes, becomes 1 if a combined
-    /// gradient is infinite or NaN: the same on all ranks, if the engine gives them the same. No
-    /// flags: nobody looks. Between steps only. Throws as feed_back.
+    /// gradient is infinite or NaN: the same on all ranks, if the engine gives them the same.
+    /// Without flags, nothing is checked. Between steps only. Throws as feed_back.
     void watch(std::span<std::uint32_t* const> flags) {
         const std::scoped_lock lock(mutex_);
         if (!flags.empty() && flags.size() != ranks_)
@@ -507,10 +507,10 @@ public:
         sums_.resize(ranks_);
         halves_ = {};
     }
-    /// The last step isn't applied: what was owed before it is owed again. Between steps; nothing the
-    /// second time.
+    /// The last step isn't applied, so the residuals before it apply again. Call between steps. A
+    /// second call does nothing.
     void skip() noexcept { halves_.skip(); }
-    /// Where rank r's device has what is owed between steps, bucket by bucket: save it with the
+    /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
@@ -589,10 +589,10 @@ public:
         memory_.assign(memory.begin(), memory.end());
         halves_ = {};
     }
-    /// The last step isn't applied: what was owed before it is owed again. Between steps; nothing the
-    /// second time.
+    /// The last step isn't applied, so the residuals before it apply again. Call between steps. A
+    /// second call does nothing.
     void skip() noexcept { halves_.skip(); }
-    /// Where rank r's device has what is owed between steps, bucket by bucket: save it with the
+    /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators of a group of ranks, for networks whose layers look at more than one rank has: batch normalisation over all
-// ranks' batches, and a softmax over sharded classes.
+// Operators of a group of ranks, for networks whose layers need the data of several ranks: batch
+// normalisation over all ranks' batches, and a softmax over sharded classes.
 //
 //   gpushare::batch_statistics seen;
 //   gpushare::sync_batch_norm(net, shape, x, {weight, bias}, 1e-5F, y, seen, deadline);
 //   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias}, deadline);
 //
-// Each rank tells how many elements its batch has, their mean and the sum of their squared distances from it (M2), and
-// these are merged in the order of ranks. Batches may differ, and be empty.
-// Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+// Each rank sends the number of elements of its batch, their mean and the sum of their squared
+// distances from it (M2), and these are merged in the order of ranks. Batches may differ in size,
+// and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+// computing sample variances", 1979.
 //
 //   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});     // any number of classes
 //   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);   // weights: layer.own().size() rows
@@ -119,7 +120,7 @@ struct batch_norm_gradients {
 
 /// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks'
 /// batches. `y` may be `x` if no backward pass follows. The fault's code is errc::mismatch, at once
-/// and on this rank alone, where a span isn't as large as it should be.
+/// and on this rank alone, if a span has the wrong size.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
@@ -349,11 +350,12 @@ template <class Stream>
 }  // namespace detail
 
 /// sync_batch_norm of ranks on devices: enqueues it on streams[r] of rank r, or on one stream for
-/// all, where they share a device. `gather(ins, outs, count)` enqueues an all-gather of words of 64
-/// bits: submit_all_gather (collective/submit_collectives.hpp), say, whose error it returns. Nobody waits for
-/// the device, so the call can be captured. The bits are those of sync_batch_norm, but for two things on a device: the
-/// threads of a block share a channel, whose sums are therefore added in another order, and a
-/// product and a sum may be rounded once. errc::invalid_specification where spans or shapes don't fit.
+/// all if they share a device. `gather(ins, outs, count)` enqueues an all-gather of words of 64
+/// bits, for example submit_all_gather (collective/submit_collectives.hpp), and returns its error.
+/// No thread waits for the device, so the call can be captured. The bits are those of
+/// sync_batch_norm, with two exceptions on a device: the threads of a block share a channel, so its
+/// sums are added in another order, and a product and a sum may be rounded once.
+/// errc::invalid_specification if spans or shapes don't fit.
 template <launcher Stream, class Gather>
 [[nodiscard]] errc submit_sync_batch_norm(std::span<Stream> streams, std::span<const device_batch> batches,
                                           float epsilon, const Gather& gather) {
@@ -451,8 +453,8 @@ private:
 
 }  // namespace detail
 
-/// One rank's shard of the classes, and what its last step left. Batches are as large on all ranks;
-/// what is missing has the label `ignored`.
+/// One rank's shard of the classes, and the state that its last step left. All ranks have batches
+/// of the same size; missing samples have the label `ignored`.
 class partial_softmax {
 public:
     static constexpr std::int64_t ignored = -1;  ///< the label of a sample that doesn't count
@@ -478,7 +480,7 @@ public:
     /// The mean loss of all ranks' samples, the same on every rank, and its gradient by this
     /// rank's. `x` and `dx`: a row of features for each label; `weights`: one for each of own(). A
     /// label that is no class counts as `ignored`. errc::mismatch, at once and on this rank alone,
-    /// where a span isn't as large as it should be.
+    /// if a span has the wrong size.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
@@ -606,9 +608,9 @@ struct device_softmax_rank {
 ///   layer.choose(labels);                                            // of all ranks' samples
 ///   layer.submit_step(std::span(streams), arrays, gather, all_reduce, reduce_scatter);
 ///
-/// The results are those of partial_softmax, with its bits where a block has one thread. On a device
-/// the threads of a block share a sample's logits, which are therefore added in another order; a
-/// product and a sum may be rounded once; and exp is the device's.
+/// The results are those of partial_softmax, with the same bits if a block has one thread. On a
+/// device the threads of a block share a sample's logits, which are therefore added in another
+/// order; a product and a sum may be rounded once; and exp is the device's.
 class device_partial_softmax {
 public:
     /// `samples` of each rank, with `features` numbers each.

@@ -10,8 +10,8 @@
 //   gpushare::recorded_order order(gradients);                // off line
 //   order.mark(g);  order.end_step();  if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //
-// Between the threads of a process nobody waits: what each rank has stands on a board that all see,
-// and each reads there what became ready everywhere, in the one order that there is.
+// Between the threads of a process no thread waits: each rank's gradients are marked on a board
+// that all see. There each rank reads which gradients became ready everywhere, in one common order.
 //
 //   gpushare::ready_board board(gradients, ranks);            // one for all ranks
 //   board.mark(r, g);                                         // by rank r, as its gradient g becomes ready
@@ -103,9 +103,9 @@ public:
     /// Asks all ranks, with the next exchange, to look who holds things up.
     void raise_alarm() noexcept { mine_[gradients_ / 64] &= ~mask(gradients_); }
 
-    /// The words of all ranks, ANDed. Appends to `next` the gradients that became ready everywhere
-    /// since, by their number. True if some rank has raised the alarm: then all ranks gather their
-    /// words, and stalled() says who.
+    /// Takes the words of all ranks, ANDed. Appends the numbers of the gradients that became ready
+    /// everywhere since the last call to `next`. True if some rank has raised the alarm: then all
+    /// ranks gather their words, and stalled() names the rank.
     bool take(std::span<const std::uint64_t> all, std::vector<std::uint32_t>& next) {
         for (std::uint32_t w = 0; w < agreed_.size(); ++w) {
             std::uint64_t fresh = all[w] & ~agreed_[w] & ~mask_of_alarm(w);
@@ -116,8 +116,8 @@ public:
         calm();
         return (all[gradients_ / 64] & mask(gradients_)) == 0;
     }
-    /// A gradient that some ranks have and others don't. The words of all ranks lie one rank behind
-    /// the other.
+    /// A gradient that some ranks have and others don't. The words of all ranks are adjacent, in
+    /// the order of ranks.
     [[nodiscard]] std::optional<stall> stalled(std::span<const std::uint64_t> of_ranks) const noexcept {
         const std::size_t words = mine_.size(), ranks = of_ranks.size() / words;
         for (std::uint32_t g = 0; g < gradients_; ++g) {
@@ -155,9 +155,9 @@ private:
     std::vector<std::uint64_t> mine_, agreed_;
 };
 
-/// One exchange between ranks: called by all of them, some once or more in a step. Appends to
-/// `next` what became ready everywhere. If a rank has raised the alarm, `why` tells who holds
-/// things up, the same on all ranks.
+/// One exchange between ranks: all of them call it, in some steps once, in others more often.
+/// Appends the gradients that became ready everywhere to `next`. If a rank has raised the alarm,
+/// `why` names the rank that delays the others, the same on all ranks.
 template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {
@@ -187,9 +187,9 @@ struct divergence {
     friend constexpr bool operator==(const divergence&, const divergence&) = default;
 };
 
-/// The order in which gradients become ready, recorded in a few steps. From then on it is known on
-/// all ranks and nothing is said any more; a gradient may come a little earlier or later than its
-/// turn, but a step that has one twice, or lacks one, is noticed. A plain value.
+/// The order in which gradients become ready, recorded in a few steps. From then on all ranks know
+/// it and exchange nothing more. A gradient may come a little earlier or later than its turn, but a
+/// step that has one twice, or lacks one, is noticed. A plain value.
 class recorded_order {
 public:
     /// So many gradients, watched for so many steps.
@@ -205,8 +205,8 @@ public:
         ++here_;
         return std::nullopt;
     }
-    /// The step is over; what didn't come is named, and recorded as the last. So every rank has
-    /// recorded as many steps, whatever came.
+    /// The step is over. Missing gradients are named, and recorded as the last. So every rank has
+    /// recorded the same number of steps, whatever came.
     std::optional<divergence> end_step() {
         std::optional<divergence> lacks;
         for (std::uint32_t g = 0; g < is_here_.size(); ++g)
@@ -279,8 +279,8 @@ public:
     errc mark(std::uint32_t r, std::uint32_t g) noexcept {
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
-        // relaxed: no other rank writes to it. release: what this rank did before, the gradient, is
-        // seen by a thread that finds it here.
+        // relaxed: no other rank writes to it. release: a thread that finds the mark here sees this
+        // rank's earlier writes, the gradient.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);

@@ -118,13 +118,14 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
     t.abort(std::uint32_t{}, errc::aborted);
 };
 
-/// One whose spans are of the host's memory, where results are once a call has returned: what looks
-/// at elements, or keeps some of its own on the stack, asks for it.
+/// A transport whose spans are of the host's memory, with results there once a call has returned.
+/// Code that looks at elements, or keeps its own on the stack, requires it.
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
-/// One whose parts may differ in length, and be empty: `counts` has the elements of each rank's part, the same on every
-/// rank. Arrays are at least as long as what they hold. errc::mismatch on all ranks where counts differ or don't fit.
+/// A transport whose parts may differ in length, and be empty: `counts` has the number of elements
+/// of each rank's part, the same on every rank. Arrays are at least as long as their elements need.
+/// errc::mismatch on all ranks if counts differ or don't fit.
 ///
 ///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
 ///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of groups: the ranks of this process, each a thread, and the same in other processes,
 // with one transport between processes. An all-reduce combines inside the process, sends one copy
-// of the result to the others however many ranks there are, and hands what comes back to all: chunk
-// by chunk, so that one is combined here while others are under way there.
+// of the result to the other processes, however many ranks there are, and hands the combined result
+// to all. It goes chunk by chunk, so that one chunk is combined here while others are under way
+// between processes.
 //
 //   gpushare::communicator inner(4);
 //   gpushare::two_level_group group = gpushare::split(inner, outer);       // outer: a transport between processes, e.g. an mpi_transport
@@ -14,8 +15,8 @@
 // processes' averages, weighted by their ranks where these aren't as many everywhere; so are those
 // of 8 bits.
 //
-// Before any rank gets a result, all ranks of all processes have compared what they call. A rank
-// that is late is named on every rank.
+// Before any rank gets a result, all ranks of all processes have compared their calls. Every rank
+// names a rank that is late.
 //
 // Ranks that are devices, or share one, and one thread for all of them, in each process:
 //
@@ -60,15 +61,15 @@ inline namespace GPUSHARE_ABI {
 struct two_level_options {
     bytes chunk{1 << 20};     ///< what goes between processes at once: of several processes' wishes the least
     std::uint32_t depth = 4;  ///< chunks under way there, where the transport can do that
-    /// How much longer than its deadline a rank waits for the one that talks to other processes,
-    /// which learns there whom to name: that one waits half of it for the others, since they first
-    /// look for the rank that is late among their own.
+    /// How much longer than its deadline a rank waits for the rank that talks to other processes
+    /// and learns there which rank to name. That rank waits half of this time for the others, since
+    /// they first look for the late rank among their own.
     ns grace = std::chrono::milliseconds(500);
 };
 
 /// The part of a group of two levels that is in this process. `inner` and `outer` must outlive it,
-/// and nothing else uses `outer` while a collective runs; the transport's calls come from the
-/// thread of rank 0, but for abort.
+/// and no other code uses `outer` while a collective runs. The transport's calls come from the
+/// thread of rank 0, except abort.
 template <host_transport Outer>
 class two_level_group {
     struct shared_state {
@@ -306,9 +307,9 @@ public:
             return {};
         }
 
-        /// Compares what all ranks of all processes call: in the process at once, between processes
-        /// by rank 0, which first goes on with what it can do without an answer, if the transport
-        /// can do that.
+        /// Compares the calls of all ranks of all processes: in the process at once, between
+        /// processes by rank 0. If the transport allows it, rank 0 first goes on with the work that
+        /// needs no answer.
         struct outer_call {
             rank_type& of;
             collective_kind what;
@@ -381,8 +382,8 @@ public:
         /// Numbers behind those of the processes are ranks of all: so others hear which rank of a process it is.
         void tell_others(std::uint32_t rank, errc why) const noexcept { s_->outer.abort(s_->outer.size() + rank, why); }
 
-        /// A fault of the ranks here, by its number among all; or what it was closed for. The other
-        /// processes hear of it.
+        /// A fault of the ranks here, by its rank's number among all; or the fault with which the
+        /// group was closed. The other processes learn of it.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
             // acquire: the thread that closed the group had stored it before.
@@ -394,16 +395,16 @@ public:
             // By each rank: it may be rank 0 that isn't there.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
-                // A transport without a thread tells others with its next call, and gives up work
-                // under way; this call doesn't wait.
+                // A transport without a thread informs the others with its next call, and gives up
+                // work under way; this call doesn't wait.
                 const auto given_up = s_->outer.barrier(std::chrono::steady_clock::now());
                 s_->in_use = s_->in_use || given_up.buffers_in_use;
                 f.buffers_in_use = f.buffers_in_use || given_up.buffers_in_use;
             }
             return f;
         }
-        /// By rank 0: the others here get the fault as well. Where a process knew no better, it is
-        /// named by its first rank.
+        /// By rank 0: gives the fault to the other ranks here as well. If a process knew no better,
+        /// the fault names the process's first rank.
         [[nodiscard]] collective_fault outer_failed(collective_fault f) const noexcept {
             s_->in_use = s_->in_use || f.buffers_in_use;
             f.rank = detail::named_rank(s_->ranks, f.rank);
@@ -425,7 +426,7 @@ public:
     static_assert(host_transport<rank_type>);
 
     /// Collective over `outer`: the processes tell each other how many ranks they have. Throws
-    /// operation_error: what `outer` fails for, a deadline that passed, say.
+    /// operation_error for a fault of `outer`, for example a deadline that passed.
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);
@@ -502,13 +503,14 @@ public:
     /// What the devices have copied to the host so far, of all ranks here, and as much back.
     [[nodiscard]] bytes copied() const noexcept { return copied_; }
 
-    /// Combines ins[r] of all ranks of all processes into outs[r], `count` elements; in place where
-    /// both are the same. Averages are of floats. Returns once all of it is enqueued: what is
-    /// enqueued behind it on a rank's stream finds the result. Waits for the devices and for the
-    /// other processes, so what it waits for must not wait for the caller, and it can't be captured
-    /// (errc::capturing). By the deadline the fault of the rank that is late, here or there. After a
-    /// fault outputs hold anything, and later calls return it again. What was enqueued before the fault
-    /// still uses the arrays: wait for the streams before you free them.
+    /// Combines ins[r] of all ranks of all processes into outs[r], `count` elements; in place if
+    /// both are the same. Averages are of floats. Returns once all of it is enqueued: work enqueued
+    /// later on a rank's stream finds the result. Waits for the devices and for the other
+    /// processes, so these must not wait for the caller, and the call can't be captured
+    /// (errc::capturing). By the deadline it returns the fault of the late rank, here or in another
+    /// process. After a fault outputs have any content, and later calls return the fault again.
+    /// Work enqueued before the fault still uses the arrays: wait for the streams before you free
+    /// them.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -522,9 +524,9 @@ public:
             return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
         });
     }
-    /// Compares a number of each process, such as a digest of what it is about to combine. The fault
-    /// is errc::mismatch, with the first rank of the process whose number is another one than most
-    /// processes have: of two processes, the second one's. In all else as all_reduce, without devices.
+    /// Compares a number of each process, such as a digest of the data to combine. The fault is
+    /// errc::mismatch, with the first rank of the process whose number differs from that of most
+    /// processes; of two processes, the second one's. Otherwise as all_reduce, without devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
         return fault_ ? fault_ : agree(number, deadline);
     }
@@ -557,8 +559,8 @@ public:
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
         /// Tells the other processes of a fault of a rank here, which fault() returns from now on;
-        /// nothing if there was a fault before. Doesn't wait for them to come. After errc::stopped
-        /// they finish what this process has taken part in.
+        /// does nothing if there was a fault before. Doesn't wait for them to come. After
+        /// errc::stopped they finish the steps in which this process has taken part.
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
             if (why == errc::stopped)
@@ -577,8 +579,8 @@ public:
         two_level_devices* of_;
         ns patience_;
     };
-    /// See combiner_type. With ns::max() nothing but a fault that is told ends the wait for a process
-    /// that hangs.
+    /// See combiner_type. With ns::max() only a reported fault ends the wait for a process that
+    /// hangs.
     [[nodiscard]] combiner_type combiner(ns patience = std::chrono::minutes(10)) noexcept { return {*this, patience}; }
     /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
     void abort(std::uint32_t rank, errc why) noexcept {
@@ -615,8 +617,8 @@ private:
         return shard_of(elements, r, here(), std::size_t{64});
     }
 
-    /// Tells the other processes that this one takes part in nothing more, where the transport can
-    /// do that in order.
+    /// Tells the other processes that this one takes part in no more calls, if the transport can do
+    /// that in order.
     void leave(std::uint32_t rank) {
         if constexpr (leaving_transport<Outer>) outer_.leave(outer_.size() + rank, errc::stopped);
     }

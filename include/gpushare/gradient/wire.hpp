@@ -135,9 +135,9 @@ public:
                   "choosing the largest elements of a gradient");
     }
 
-    /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out
-    /// of it, by their absolute value; of equals the first. NaN counts as the largest of all, so
-    /// that it arrives and is noticed.
+    /// Chooses elements: adds `gradient`, of as many elements, to the residuals, and takes the k
+    /// largest sums by absolute value; of equal ones the first. NaN counts as the largest of all,
+    /// so that it arrives and is noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
         for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];

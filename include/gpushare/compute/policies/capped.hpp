@@ -47,12 +47,12 @@ struct cap_of_settings {
 
 /// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a
 /// time t, a client with a hard cap gets at most its cap times (t + w), plus the submission begun
-/// last, or those in flight at once by client_settings::longest. Here w is how long it waited for
-/// others' work before t and hadn't made up for, at least 5 ms and at most 100 ms: so it reaches its
-/// cap beside long calls of others. A client with a soft cap isn't charged for time that it borrows;
-/// borrowers go in the order in which they will be within their caps again. A value; not
-/// thread-safe. A call costs O(log waiting) plus the call of `Inner`. The members are those of
-/// compute_policy.
+/// last, or those in flight at once by client_settings::longest. Here w is how long the client
+/// waited for others' work before t without having made up for it, at least 5 ms and at most 100
+/// ms: so it reaches its cap beside long calls of others. A client with a soft cap isn't charged
+/// for time that it borrows; borrowers go in the order in which they will be within their caps
+/// again. A value; not thread-safe. A call costs O(log waiting) plus the call of `Inner`. The
+/// members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
@@ -104,8 +104,8 @@ public:
         return {};
     }
 
-    /// Whether it holds a client to the cap in these settings: where its rule looks at that, or
-    /// `Inner` does.
+    /// Whether the policy holds a client to the cap in these settings: if its rule looks at the
+    /// cap, or `Inner` does.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
         return rule_(s).per_million <= s.cap.permille() * std::int64_t{1000} || detail::honours(inner_, s);
     }
@@ -181,8 +181,8 @@ public:
         return within(a) && within(b) && detail::goes_before(inner_, a, b);
     }
 
-    /// The client that `Inner` picks among those within their caps; else a borrower; else the time when a client will
-    /// be within its cap.
+    /// The client that `Inner` picks among those within their caps; otherwise a borrower; otherwise
+    /// the time when a client will be within its cap.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         while (!capped_out_.empty() && capped_out_.first_key() <= count(now_)) {

@@ -28,9 +28,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Serves the submission that is due first. Looks at `level`, `weight`, arrivals and deadlines; the limiter has put
-/// `slo` into these. Refuses nothing: weights may sum to more than the whole, but then nobody is protected from the
-/// others. A value; not thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
+/// Serves the submission that is due first. Looks at `level`, `weight`, arrivals and deadlines; the
+/// limiter has put `slo` into these. Refuses no client: weights may sum to more than the whole, but
+/// then no client is protected from the others. A value; not thread-safe. `pick` is O(1), the rest
+/// O(log waiting). The members are those of compute_policy.
 class earliest_deadline {
 public:
     earliest_deadline() = default;  ///< A patience of a second.

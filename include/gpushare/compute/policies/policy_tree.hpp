@@ -179,8 +179,8 @@ public:
         }
     }
 
-    /// Charges the client and its class what it will probably take.
-    /// Returns what both say, for correct: the outer policy's bits are the low ones.
+    /// Charges the client and its class the predicted time. Returns both policies' values, for
+    /// correct: the outer policy's bits are the low ones.
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
@@ -206,8 +206,8 @@ public:
         tell(group);
     }
 
-    /// So much device time was had, by anybody; see compute_policy. The classes' policies are told
-    /// when they next need it.
+    /// The device time that any client had; see compute_policy. The classes' policies learn it when
+    /// they next need it.
     void ended(ns took) noexcept {
         all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
         detail::ended(outer_, took);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shortest remaining first, under strict priority between levels: the next submission is that of the request which
-// needs the least device time until it is done, which keeps the mean time of a request lowest. A guard keeps long
-// requests from starving: a client that is too far behind its fair share goes before all others.
+// Shortest remaining first, under strict priority between levels: the next submission is that of
+// the request that needs the least device time until its end, which minimises the mean time of a
+// request. A guard keeps long requests from starving: a client that is too far behind its fair
+// share goes before all others.
 //
 //   gpushare::shortest_remaining policy{50ms};     // the guard: a client that is 50 ms of its fair share behind goes first
 //
@@ -90,8 +91,8 @@ public:
         furthest_behind_.drop(c.index);
     }
 
-    /// The client of the highest level that is behind by more than the guard, else the one whose request is nearest to
-    /// its end.
+    /// The client of the highest level that is behind by more than the guard; otherwise the one
+    /// whose request is nearest to its end.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (shortest_.empty()) return {};
         const auto& behind = clients_[furthest_behind_.first()];
@@ -116,8 +117,9 @@ public:
         const auto cost =
             std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50) * 1000;
         level.fair += cost / std::max(level.weights, client.weight);
-        // Time beyond that cost nobody else, or the guard would have spoken, so it isn't held
-        // against the client. The exception is time above its level, where no guard speaks.
+        // Time beyond the guard took nothing from other clients, or the guard would have served
+        // them, so it isn't held against the client. The exception is time above its level, where
+        // no guard acts.
         const auto guarded = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
         const auto most = lent == is_lifted ? 2 * rebase_at : std::max(guarded, client.had);
         client.had = std::clamp(client.had + cost / client.weight, -rebase_at, most);

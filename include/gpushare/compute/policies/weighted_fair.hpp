@@ -35,15 +35,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Shares a level's device time in proportion to `weight`. Looks at `level`, `weight`, `cap` and
-/// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses nothing.
+/// `soft_cap`, and at the level of a submission; a weight of 0 counts as 0.1 %. Refuses no client.
 /// Device time that a client's submissions get at a higher level is charged to its share at its own
-/// level too. Over a time t, a client with a hard cap gets at most its cap times (t + w), plus
-/// the submission begun last, or those in flight at once by client_settings::longest. Here w is how
-/// long it waited for others' work before t and hadn't made up for, at least 5 ms and at most 100
-/// ms: so beside long calls of others it reaches its cap all the same. A client with a soft cap
-/// isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
-/// the largest index in use. `pick` is O(1) while nobody is at its cap, the rest O(log waiting).
-/// The members are those of compute_policy.
+/// level too. Over a time t, a client with a hard cap gets at most its cap times (t + w), plus the
+/// submission begun last, or those in flight at once by client_settings::longest. Here w is how
+/// long the client waited for others' work before t without having made up for it, at least 5 ms
+/// and at most 100 ms: so it reaches its cap beside long calls of others. A client with a soft cap
+/// isn't charged for time that it borrows. A value; not thread-safe. Memory grows with the largest
+/// index in use. `pick` is O(1) while no client is at its cap, the rest O(log waiting). The members
+/// are those of compute_policy.
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.
@@ -69,8 +69,8 @@ public:
         open_levels(s);
         auto& client = clients_[c.index];
         const auto before = client;
-        // As device time, and not as a tag: or else a client raised from 0.1 % would first sit out a thousand times its
-        // last kernel.
+        // The debt is kept as device time, not as a tag: otherwise a client raised from 0.1 % would
+        // first wait a thousand times its last kernel.
         client = client_state(before.id, s, 0);
         client.tag = tag_of(client, before.lead(virtual_time(before.level)));
         client.pace.begin(now_, all_had_);
@@ -143,9 +143,9 @@ public:
         return std::max(its.tag, time) < other.key();
     }
 
-    /// The client of the highest level whose turn it still is, else the one furthest behind its
-    /// share, of those within their caps; else a borrower; else the time when a client will be
-    /// within its cap.
+    /// The client of the highest level whose turn it still is; otherwise the one furthest behind
+    /// its share, of those within their caps; otherwise a borrower; otherwise the time when a
+    /// client will be within its cap.
     [[nodiscard]] choice pick(instant now) noexcept {
         if (num_capped_ > 0) {
             now_ = std::max(now_, now);
@@ -164,7 +164,7 @@ public:
         return goes_on ? clients_[latest_].id : first.id;
     }
 
-    /// Charges the prediction, unless it is lent beyond a soft cap. Returns what it was, for
+    /// Charges the prediction, unless the time is lent beyond a soft cap. Returns the charge, for
     /// correct().
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         auto& client = clients_[c.index];
@@ -282,8 +282,8 @@ private:
         return virtual_time(client.level) + static_cast<std::int64_t>(std::clamp(ahead * client.rate, -most, most));
     }
 
-    // It wanted nothing, or was capped: it is owed no more than this of that time. `owed` is a
-    // tag's.
+    // The client had no work, or was capped: it is owed no more than this of that time. `owed` is
+    // in a tag's unit.
     void catch_up(client_state& client, double owed) noexcept {
         const auto behind = static_cast<std::int64_t>(owed);
         client.tag = std::max(client.tag, virtual_time(client.level) - behind);
