@@ -21,8 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a device can be split; no units where it can't be. Throws what `device.split()` throws but
-/// for errc::not_supported.
+/// How a device can be split; no units if it can't be. Throws the errors of `device.split()`,
+/// except errc::not_supported.
 template <sm_partitionable Device>
 [[nodiscard]] sm_split split_of(const Device& device) {
     try {

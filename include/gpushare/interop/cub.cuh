@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients on devices by CUB's kernels. cub_packing packs them by a batched copy, in place of
-// device_buckets' own kernel: where a bucket has very many gradients, or such as begin at odd
-// addresses. Elements travel as they are.
+// device_buckets' own kernel: for buckets with very many gradients, or with gradients that begin at
+// odd addresses. Elements travel as they are.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::cub_packing packing{always{&ordered}};  // always(stream): the memory for CUB's scratch there
@@ -45,8 +45,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Arrays, and where they lie behind each other in a flat one. It goes with a launch, three times:
-/// kernels have 4 KiB of arguments.
+/// Arrays, and their places in a flat array. The list goes with a launch, three times: kernels have
+/// 4 KiB of arguments.
 template <class T>
 struct listed_arrays {
     static constexpr std::uint32_t most = 32;
@@ -158,9 +158,9 @@ template <class MemoryOf>
 cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
 
 /// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` largest of
-/// the sums by absolute value, of equals the first, to `values`, with their places in `indices`;
-/// the largest comes first. k is at most n. `from` frees in the order of that stream, and is asked
-/// for 16 bytes an element and what CUB needs. Throws what `from` throws.
+/// the sums by absolute value, of equal ones the first, to `values`, with their places in
+/// `indices`; the largest comes first. k is at most n. `from` frees in the order of that stream,
+/// and gives 16 bytes an element and CUB's own scratch. Throws the errors of `from`.
 template <memory_resource Resource, timeline Stream>
 [[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
                                        std::uint32_t k, std::uint32_t* indices, float* values) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cuBLAS handle's workspace from a tenant's memory, so that it is charged to the tenant's quota. cuBLAS's own
-// workspace would be charged to nobody.
+// A cuBLAS handle's workspace from a tenant's memory, so that it is charged to the tenant's quota.
+// cuBLAS's own workspace would be charged to no tenant.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   const auto size = gpushare::cublas_workspace_size(9);     // for devices of compute capability 9

@@ -68,9 +68,9 @@ public:
         (void)node_->device_of(stream.get());  // throws here, since a free can't
         return memory_->allocate(size, alignment);
     }
-    /// Once `stream` has done what was enqueued so far; where it is captured, once the graph is
-    /// gone. If there can be no point on it any more, because the host has no memory, the block
-    /// stays charged, and is reported when its tenant closes.
+    /// Frees the block once `stream` has done the work enqueued so far; if the stream is captured,
+    /// once the graph is gone. If the host has no memory for a point on it, the block stays
+    /// charged, and is reported when its tenant closes.
     template <borrowable_stream<Node> Stream>
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return;
@@ -110,9 +110,9 @@ private:
 };
 
 /// The other way round: a resource of libcu++'s, one of RMM's for example, as memory below this
-/// library's. Allocates and frees on one stream, a ::cuda::stream_ref, whose order uses on other
-/// streams must be in, if the resource orders anything by streams. Copies what it is given: a
-/// resource_ref refers, an any_resource owns. Thread-safe if that is.
+/// library's. Allocates and frees on one stream, a ::cuda::stream_ref. If the resource orders
+/// anything by streams, uses on other streams must be in that stream's order. Copies its argument:
+/// a resource_ref refers, an any_resource owns. Thread-safe if that is.
 ///
 ///   gpushare::cuda_mr_upstream below{rmm_resource, stream};     gpushare::quota_resource mine{limit, below, "chat"};
 template <class Resource, class Stream>

@@ -380,8 +380,8 @@ private:
         changed_.wait(lock, [&] { return !pending_.empty() || joins_ || leaves_; });
         return pending_;
     }
-    /// An answer for each that the leader has; behind them, for each rank, whether it has joined, and whether it leaves.
-    /// `mine` becomes this rank's request for each; null where there is none.
+    /// One answer for each request of the leader; after them, for each rank, whether it has joined,
+    /// and whether it leaves. `mine` becomes this rank's request for each; null if there is none.
     [[nodiscard]] std::vector<std::uint64_t> answer_to(std::span<const std::uint64_t> asked, requests& mine) {
         const std::size_t n = asked.size() / words_of_a_request;
         std::vector<std::uint64_t> answers(n + 2 * size(), 1);
@@ -548,10 +548,10 @@ inline void shutdown() { detail::of_process().reset(); }
 [[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }  ///< of this process
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
 
-/// Hands an array over, in place: it stays as long as the handle isn't done, and nobody else touches it. The same name,
-/// length, type and operator on all ranks; else all get errc::mismatch. Throws operation_error:
-/// errc::duplicate_name while one of this name is under way, errc::invalid_specification for an
-/// average of integers.
+/// Hands over an array, in place: the array must stay until the handle is done, and no other code
+/// may touch it. Name, length, type and operator must be the same on all ranks; otherwise all get
+/// errc::mismatch. Throws operation_error: errc::duplicate_name while one of this name is under
+/// way, errc::invalid_specification for an average of integers.
 template <number T>
 [[nodiscard]] handle allreduce_async(std::span<T> data, std::string_view name, reduce_op op = Average,
                                      process_set& of = global_process_set()) {

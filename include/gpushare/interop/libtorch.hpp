@@ -102,11 +102,12 @@ public:
     /// thread that made it, the last one first. Throws operation_error: closed;
     /// invalid_specification if there is no such stream.
     using base::enter;
-    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
-    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache. A
+    /// sleeping tenant does so by itself, and so does a tenant whose neighbour lacks the memory
+    /// that the tenant has borrowed.
     using base::give_back;
-    /// A pool_usage: what is held of the tenant's memory for torch, and what of it is out; the peak
-    /// is of what is held.
+    /// A pool_usage: the bytes of the tenant's memory that are held for torch, and the bytes of
+    /// these that are out. The peak is that of the held bytes.
     using base::usage;
     /// How many blocks torch has.
     using base::live;

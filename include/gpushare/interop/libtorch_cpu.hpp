@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libtorch on the host node as a tenant: the three lines of interop/libtorch.hpp where there is no
-// GPU. What the thread allocates in a scope comes of the tenant's memory; what it computes is over
-// when the call returns, so streams play no part, and there is no gate.
+// libtorch on the host node as a tenant: the three lines of interop/libtorch.hpp without a GPU. A
+// thread's allocations in a scope come from the tenant's memory. Its computations are over when the
+// call returns, so streams play no part, and there is no gate.
 //
 //   gpushare::torch_cpu_scope scope{node, chat};      // once for each tenant
 //   const auto inside = scope.enter();                // by each thread, for each request
@@ -53,11 +53,12 @@ public:
     /// tenant's stream of that number. The result ends on the thread that made it, the last one
     /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
     using base::enter;
-    /// Gives back what is kept for the next allocation, as torch's empty_cache. A sleeping tenant
-    /// does so by itself, and so does a tenant whose neighbour lacks what it has borrowed.
+    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache. A
+    /// sleeping tenant does so by itself, and so does a tenant whose neighbour lacks the memory
+    /// that the tenant has borrowed.
     using base::give_back;
-    /// A pool_usage: what is held of the tenant's memory for torch, and what of it is out; the peak
-    /// is of what is held.
+    /// A pool_usage: the bytes of the tenant's memory that are held for torch, and the bytes of
+    /// these that are out. The peak is that of the held bytes.
     using base::usage;
     /// How many blocks torch has.
     using base::live;

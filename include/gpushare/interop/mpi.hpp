@@ -13,15 +13,15 @@
 //
 //   gpushare::mpi_transport several(MPI_COMM_WORLD, {.threads = MPI_THREAD_MULTIPLE});
 //
-// Large arrays go in chunks, a message for each process, several under way at once; each process
-// combines its part of a chunk and sends it to all: the least that a link has to carry. Nothing
-// happens between calls, for there is no thread: advance() does what can be done.
+// Large arrays go in chunks, with a message for each process and several chunks under way at once.
+// Each process combines its part of a chunk and sends it to all, which is the least that a link has
+// to carry. There is no thread, so nothing happens between calls: advance() makes progress.
 //
 // If a process dies or hangs, each process that waits for it gives up at the deadline and tells the
-// others, and all processes that answer name one that doesn't. Without a deadline there is no end,
-// unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
+// others, and all processes that answer name one that doesn't. Without a deadline the wait has no
+// end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
 // std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends all
-// when one dies, unless told not to.) Empty where no MPI is.
+// when one dies, unless told not to.) The header is empty without an MPI.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -60,8 +60,8 @@ inline namespace GPUSHARE_ABI {
 
 /// How messages are cut.
 struct mpi_options {
-    /// The bytes of one message, for an array that goes to a process in several. MPIs send so much
-    /// without asking first: a question and its answer would wait behind other arrays' bytes, and
+    /// The bytes of one message, if an array goes to a process in several. MPIs send so many bytes
+    /// without a rendezvous: a request and its answer would wait behind other arrays' bytes, and
     /// the link would idle.
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
@@ -81,8 +81,8 @@ public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// A duplicate of `all`, so that no other message meets ours: collective. Throws
-    /// operation_error: errc::not_supported, before anything is sent, where the MPI isn't
+    /// Makes a duplicate of `all`, so that no other message meets ours: collective. Throws
+    /// operation_error: errc::not_supported, before any message is sent, if the MPI isn't
     /// initialised, or not for options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
         detail::need_mpi_threads(options.threads);
@@ -92,9 +92,9 @@ public:
     }
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
-    /// Not collective. Communicators that have failed aren't freed, for others may never come to do
-    /// so. In the middle of a collective, or by an exception, the other processes are told
-    /// (errc::aborted, naming this one).
+    /// Not collective. Communicators that have failed aren't freed, because other processes may
+    /// never come to do so. If the destructor runs in the middle of a collective, or by an
+    /// exception, it tells the other processes (errc::aborted, naming this one).
     ~mpi_transport() {
         int over = 0, left = 0;  // messages that nobody took: others gave up, which may be unheard yet
         if (MPI_Finalized(&over); over != 0) return;
@@ -506,8 +506,8 @@ private:
             for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
                 if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
-    /// Gives up what a rank that has left in order isn't in. Tells nobody: others may be in that
-    /// rank's last call still, and hear of it themselves.
+    /// Gives up calls in which a rank that has left in order doesn't take part. It doesn't tell
+    /// other ranks: they may still be in that rank's last call, and learn of it themselves.
     void look_for_farewells() noexcept {
         for (std::size_t i = 0; i < jobs_.size() && !fault_; ++i)
             if (const auto f = farewells_.of(static_cast<std::uint32_t>(first_job_ + i)); f && !jobs_[i].done)

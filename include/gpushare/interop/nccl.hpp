@@ -150,12 +150,12 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
 
     /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for
-    /// any of NCCL's collectives. Alone on the devices: what was submitted there before comes
-    /// first. errc::aborted after an abort; invalid_specification where the sizes of the spans
-    /// differ; capturing where some of the streams are captured and others aren't; else what NCCL
-    /// says. Where all of them are captured, by whomever, the graph gets the collective. A
-    /// communicator that doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
-    /// ncclInProgress) is waited for until it has enqueued everything.
+    /// any of NCCL's collectives. It runs alone on the devices: work submitted there before comes
+    /// first. errc::aborted after an abort; invalid_specification if the sizes of the spans differ;
+    /// capturing if some of the streams are captured and others aren't; otherwise NCCL's error. If
+    /// all of them are captured, by whatever thread, the graph gets the collective. If a
+    /// communicator doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
+    /// ncclInProgress), the call waits until everything is enqueued.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -428,10 +428,10 @@ private:
         if (std::chrono::steady_clock::now() < deadline) return {};
         return {errc::deadline_exceeded, what, rank_, calls_};
     }
-    // Until the communicator has enqueued what was submitted with this code. While one that doesn't
-    // block is in progress, the stream has nothing of it yet, and says that it is done. (NCCL, pull
-    // request 715; ncclCommGetAsyncError: no work may be ordered behind a call before it isn't in
-    // progress any more.)
+    // Waits until the communicator has enqueued the work submitted with this code. While a
+    // communicator that doesn't block is in progress, the stream has none of that work yet, and
+    // reports that it is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work may be
+    // ordered behind a call that is still in progress.)
     [[nodiscard]] collective_fault enqueued(ncclResult_t code, collective_kind what, instant deadline) {
         while (code == ncclInProgress) {
             if (const auto f = given_up(what, deadline)) return fail(f);

@@ -33,9 +33,9 @@ public:
     void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
-    /// As it was allocated; one of another size goes back by its address where the resource can
-    /// look it up. Any other wrong free changes nothing where the resource checks frees, and is
-    /// reported where it reports.
+    /// Frees a block as it was allocated. With another size, the block goes back by its address if
+    /// the resource can look it up. Any other wrong free changes nothing if the resource checks
+    /// frees, and is reported if it reports.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         (void)detail::free_by_address(
             *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),

@@ -5,8 +5,8 @@
 //   gpushare::stream_resource ordered{chat.memory(), stream};
 //   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);    // at once
 //
-// Vendors' libraries that ask their caller for scratch memory (cuBLAS, cuBLASLt, cuDNN, cuFFT, CUB) get it from there. It
-// is kept as long as work may use it:
+// Vendors' libraries that need scratch memory from their caller (cuBLAS, cuBLASLt, cuDNN, cuFFT,
+// CUB) get it from there. It is kept as long as work may use it:
 //
 //   gpushare::scratch_memory scratch{ordered, 4 << 20};
 //   transform(scratch.data(), scratch.size());      // e.g. cuDNN's, on that stream
@@ -144,7 +144,7 @@ public:
     /// once the graph is gone. Returns the memory's answer to wrong frees, which change nothing.
     /// Null is ignored. If there can be no point on the stream, because its capture was spoilt or
     /// the host has no memory, the answer says so, and the block stays charged until its tenant
-    /// closes: to free it now could be too early.
+    /// closes, because freeing it now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
@@ -209,9 +209,9 @@ public:
     /// In bytes.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data().
-    /// Throws what the resource throws, and then it is as before; for a moment there are both, the
-    /// old block and the new.
+    /// Grows to `size` bytes if it has fewer, without keeping the contents, and returns data().
+    /// After an exception of the resource it is as before. For a moment both blocks exist, the old
+    /// one and the new one.
     void* at_least(std::size_t size) {
         if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;

@@ -6,8 +6,9 @@
 //   allocator mine{tenant.memory(), node, gpushare::device_id{0}};
 //   runtime->setGpuAllocator(&mine);                        // before the engine is deserialised
 //
-// The interface is a template argument, so that this needs no header of TensorRT and fits each version that has it:
-// IGpuAsyncAllocator of TensorRT 10 and later, IGpuAllocator of 8.6 and later.
+// The interface is a template argument, so that this header needs no header of TensorRT and fits
+// each version with it: IGpuAsyncAllocator of TensorRT 10 and later, IGpuAllocator of 8.6 and
+// later.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +33,14 @@ struct stream_named_by<bool (C::*)(void*, Stream) noexcept> {
 };
 }  // namespace detail
 
-/// Refers to the memory and the node that it is on, which must outlive it; TensorRT demands that it outlives everything
-/// that was made with it. Thread-safe if the memory is. No exception leaves it: memory that isn't there is a null pointer,
-/// and TensorRT reports it; what a tenant was refused, and why, its memory counts.
+/// Refers to the memory and its node, which must outlive it; TensorRT demands that it outlives
+/// everything that was made with it. Thread-safe if the memory is. It throws no exception: memory
+/// that isn't there is a null pointer, and TensorRT reports it. The tenant's memory counts refusals
+/// and their reasons.
 ///
-/// A block is credited once the stream that its free names is through with it. The calls that name no stream, which
-/// TensorRT 10 deprecated, mean the default stream of the device, as TensorRT's own IGpuAsyncAllocator has it.
+/// A block is credited once the stream that its free names has done its work. The calls without a
+/// stream, which TensorRT 10 deprecated, mean the default stream of the device, as in TensorRT's
+/// own IGpuAsyncAllocator.
 template <class Interface, class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class tensorrt_allocator : public Interface {

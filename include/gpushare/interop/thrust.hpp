@@ -6,8 +6,9 @@
 //   thrust::device_vector<float, decltype(mine)> v(1000, mine);
 //   // by nvcc: thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
 //
-// It doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to 3.5), so that containers would
-// swap and move storage from one tenant to the other. This header is empty where Thrust isn't found.
+// It doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to 3.5), so
+// that containers would swap and move storage from one tenant to the other. The header is empty
+// without Thrust.
 #pragma once
 
 #if __has_include(<thrust/device_ptr.h>)

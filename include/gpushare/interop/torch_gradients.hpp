@@ -19,7 +19,8 @@
 // host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
 //
 // On CUDA the ranks are threads of this process, each with a model on its device, or on one that
-// they share. Nobody communicates: hooks enqueue the buckets on the ranks' streams.
+// they share. No thread is needed for communication: hooks enqueue the buckets on the ranks'
+// streams.
 //
 //   std::vector<float*> none(2);       // gradients in one piece aren't packed: no staging
 //   auto combine = [&](auto& all) { return all.advance(std::span(streams), none, engine); };
@@ -95,10 +96,10 @@ struct torch_device_options {
 /// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions
 /// are safe from any thread. It outlives the torch_gradients, and the streams outlive it.
 ///
-/// `Node` is cuda::node. `combine` is called with device_buckets of each type; calls their
-/// advance() on the same streams, with an average; and returns what that returns. It is called by
-/// the thread that brings a bucket's last gradient, or by one that is in it already: an autograd
-/// thread, mostly. If it fails, every rank's step() says so, and the ranks' training is over.
+/// `Node` is cuda::node. `combine` gets device_buckets of each type, calls their advance() on the
+/// same streams, with an average, and returns its result. The thread that brings a bucket's last
+/// gradient calls it, or a thread that is in it already: mostly an autograd thread. If it fails,
+/// every rank's step() says so, and the ranks' training is over.
 template <class Node, class Combine, class... T>
 class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
     using base = detail::device_steps<Node, Combine, T...>;
@@ -148,15 +149,15 @@ public:
         hook_all();
     }
 
-    /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call it on the stream that
-    /// the rank trains on, which isn't a default stream; the other ranks may do so before or later,
-    /// in the same thread too. The ranks begin with the same parameters: copy them. Throws
+    /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call it on the stream on
+    /// which the rank trains, which isn't a default stream; the other ranks may do so before or
+    /// later, in the same thread too. The ranks begin with the same parameters: copy them. Throws
     /// operation_error, with the parameter's name: errc::not_supported for one that isn't dense, on
-    /// the first one's device and of a type that `ranks` combine; errc::mismatch where another rank
-    /// has other parameters; and errc::invalid_specification for a rank that isn't there or is
-    /// there already, and for a default stream. With other processes the last rank here waits for
-    /// them, and throws their fault: errc::mismatch, with the rank, where one has other parameters,
-    /// and errc::deadline_exceeded where one is late.
+    /// the first one's device and of a type that `ranks` combine; errc::mismatch if another rank
+    /// has other parameters; and errc::invalid_specification for a rank that doesn't exist or was
+    /// added before, and for a default stream. With other processes the last rank here waits for
+    /// them, and throws their fault: errc::mismatch, with the rank, if one has other parameters,
+    /// and errc::deadline_exceeded if one is late.
     template <class Named>
     torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
         : all_(std::make_shared<state>(bucket_choice{})) {
@@ -224,10 +225,10 @@ public:
         return f;
     }
 
-    /// This rank has no batches left, and the others may have more: takes part in their steps with
+    /// For a rank without batches left, while others may have more: takes part in their steps with
     /// gradients of 0, until all ranks have joined. Averages stay those of all ranks, as in torch's
     /// Join by default, and parameters the same on all. On devices alone: throws operation_error
-    /// (errc::not_supported) elsewhere. Returns what a step returns.
+    /// (errc::not_supported) elsewhere. Returns the result of a step.
     template <class Optimiser>
     [[nodiscard]] collective_fault join(Optimiser& optimiser) {
         if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");
@@ -239,17 +240,17 @@ public:
         return {};
     }
 
-    /// No further step comes: communicate() returns. On devices every rank's step() returns
-    /// errc::stopped from now on, and so does one that waits for other processes. Those finish the
-    /// steps that this process has taken part in. Behind these, their steps return errc::stopped as
-    /// well, with this rank. Doesn't wait for them. From any thread, on devices.
+    /// Ends the training: communicate() returns. On devices every rank's step() returns
+    /// errc::stopped from now on, even one that waits for other processes. Those finish the steps
+    /// in which this process has taken part. After these, their steps return errc::stopped as well,
+    /// with this rank. Doesn't wait for them. From any thread, on devices.
     void stop() {
         if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
         all_->buckets.stop();
     }
 
-    /// For their plan, what they take on the wire, and which of them is waited for. On devices
-    /// there are none.
+    /// The buckets, for their plan, their bytes on the wire, and the gradients that are waited for.
+    /// On devices there are none.
     [[nodiscard]] gradient_buckets<>& buckets() noexcept { return all_->buckets; }
 
 private:

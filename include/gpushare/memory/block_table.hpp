@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks are out, with size, alignment and label: it tells a right free from a foreign, double or wrong-size one,
-// and makes leak reports, with stack traces where asked. The entries lie in host memory, since the host can't read
-// device memory.
+// Records the blocks that are out, with size, alignment and label. It distinguishes a right free
+// from a foreign, double or wrong-size one, and makes leak reports, with stack traces if wanted.
+// The entries lie in host memory, since the host can't read device memory.
 //
 //   gpushare::block_table blocks;
 //   blocks.insert({p, 4096_B, 256, "kv-cache"});

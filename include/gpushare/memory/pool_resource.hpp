@@ -29,11 +29,12 @@
 //   void* large = pool.allocate_until(512_MiB, 256, until);       // throws memory_error: deadline_exceeded, stopped, ...
 //   gpushare::failure why;    void* small = cache.try_allocate_until(4_KiB, 256, until, &why);
 //
-// While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later request that doesn't wait
-// is refused. So small requests don't starve a big one. The first also waits for the streams on which blocks
-// were freed, and asks the upstream again every two milliseconds, because an upstream doesn't tell when it has memory
-// again. Each time counts as a refusal there, and asks the hooks of a quota below (quota_wait.hpp). The pool's waiters
-// have no place in the quota's own queue. No thread is made for any of this.
+// While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later
+// request that doesn't wait is refused. So small requests don't starve a big one. The first also
+// waits for the streams on which blocks were freed, and asks the upstream again every two
+// milliseconds, because an upstream doesn't tell when it has memory again. Each time counts as a
+// refusal there, and calls the hooks of a quota below (quota_wait.hpp). The pool's waiters have no
+// place in the quota's own queue. The pool makes no thread for any of this.
 #pragma once
 
 #include <algorithm>
@@ -314,9 +315,9 @@ private:
 /// Options of a pool_resource.
 struct pool_options {
     static constexpr bytes usual_segment = 32_MiB;  ///< over an upstream that has plenty
-    /// Bytes asked of the upstream at a time, for small blocks. 0: usual_segment, but at most a
-    /// sixteenth of what the upstream has left, unless `part` says otherwise: so the first block
-    /// doesn't take all of a small quota.
+    /// Bytes taken from the upstream at a time, for small blocks. 0: usual_segment, but at most a
+    /// sixteenth of the bytes that the upstream has left, unless `part` says otherwise: so the
+    /// first block doesn't take all of a small quota.
     bytes segment{};
     bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
@@ -324,9 +325,10 @@ struct pool_options {
     /// the segment that an unused upstream gives, where the upstream tells its capacity; at least
     /// 16 KiB then.
     bytes large{};
-    /// A large block has a segment of its own, as large as the block has to be. An idle segment is used again only for a
-    /// block that needs nearly as much, and else given back: so all memory outside of blocks can be had, but for a 64th of
-    /// what there is. Otherwise large blocks share an idle segment, and are up to an eighth larger than they have to be.
+    /// A large block has a segment of its own, as large as the block has to be. An idle segment is
+    /// used again only for a block that needs nearly as much, and is given back otherwise. So all
+    /// memory outside of blocks can be had, except a 64th of the whole. Without this option, large
+    /// blocks share an idle segment, and are up to an eighth larger than they have to be.
     bool exact = false;
 };
 
@@ -413,8 +415,9 @@ public:
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
-    /// As try_allocate, but takes only from what the pool holds outside of caches, and calls neither the upstream nor a
-    /// stream. For code that must not call them, as while a stream is being captured.
+    /// As try_allocate, but takes only from the memory that the pool holds outside of caches, and
+    /// calls neither the upstream nor a stream. For code that must not call them, for example while
+    /// a stream is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
@@ -428,9 +431,9 @@ public:
         return try_allocate_held(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// As try_allocate, but asks nobody for more: from what the pool holds, caches included, as
-    /// long as no more than `most` is in blocks then. For a pool that holds more than it may, after
-    /// its quota shrank.
+    /// As try_allocate, but requests no more memory: it takes from the memory that the pool holds,
+    /// caches included, as long as blocks then have no more than `most` bytes. For a pool that
+    /// holds more than it may, after its quota shrank.
     [[nodiscard]] void* try_allocate_within(bytes most, std::size_t size, std::size_t alignment,
                                             std::string_view label = {}) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
@@ -439,8 +442,9 @@ public:
         return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
 
-    /// The same, but waits, first come first served: for a block that is freed here, or comes of a stream. Asks `most` for the limit
-    /// before each try; once that returns none, so does this: null, and `why` is none.
+    /// The same, but waits, first come first served, for a block that is freed here, or that a
+    /// stream's end frees. Calls `most` for the limit before each try. Once that returns none, so
+    /// does this: null, and `why` is none.
     template <class Most, class Patience>
     [[nodiscard]] void* try_allocate_within_until(Most most, std::size_t size, std::size_t alignment,
                                                   const Patience& until, failure& why,
@@ -459,8 +463,9 @@ public:
         }
     }
 
-    /// Frees the block for everybody at once: all work that uses it must be done. unknown_block or wrong_size, changing
-    /// nothing, if the block isn't out or has another size or alignment. Null is ignored.
+    /// Frees the block for all threads at once: all work that uses it must be done. unknown_block
+    /// or wrong_size, changing nothing, if the block isn't out or has another size or alignment.
+    /// Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
@@ -495,8 +500,8 @@ public:
         return cache(*this, &stream, [](void* s) { return static_cast<Stream*>(s)->record(); });
     }
 
-    /// Empties all caches and gives back empty segments until the pool holds at most `target`. Returns what it holds
-    /// then.
+    /// Empties all caches and gives back empty segments until the pool holds at most `target`.
+    /// Returns the bytes that it holds then.
     bytes trim(bytes target) noexcept {
         store_.reclaim();
         return_empty(target.count());
@@ -516,11 +521,11 @@ public:
     /// within a stream's record() waits for itself: give it a deadline.
     bool drain(instant deadline) { return store_.drain(deadline); }
 
-    /// From now on everything is refused with errc::closed. Waits for blocks that were freed on streams, and gives what
-    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline, or a
-    /// thread is in the upstream still, in a hook perhaps: call it again. Blocks that are still out
-    /// are left to the upstream; the pool doesn't touch them any more. Called when the upstream
-    /// closes. Private pools over it close first.
+    /// From now on every call is refused with errc::closed. Waits for blocks that were freed on
+    /// streams, and gives free memory back to the upstream. False if a stream hasn't reached a free
+    /// by the deadline, or a thread is still in the upstream, perhaps in a hook: call it again.
+    /// Blocks that are still out are left to the upstream; the pool doesn't touch them any more.
+    /// Called when the upstream closes. Private pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
         if (!store_.close(deadline) || !store_.drain(deadline) || !above) return false;
@@ -531,9 +536,9 @@ public:
     }
     /// From now on every allocation is refused with errc::closed; what is out is freed as before.
     void stop() noexcept { store_.stop(); }
-    /// After stop(): takes back what is out, and enters it into `found`. Nothing may use it any
-    /// more. False: a call overlaps, and what it holds is seen by another take_back(). Throws
-    /// std::bad_alloc, and then nothing was taken back.
+    /// After stop(): takes back all blocks that are out, and enters them into `found`. Nothing may
+    /// use these blocks any more. False: a call overlaps, and another take_back() sees its block.
+    /// Throws std::bad_alloc, and then nothing was taken back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) { return store_.take_back(found); }
     /// For resources that keep memory of the pool: tells them when it closes.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
@@ -617,7 +622,7 @@ private:
     }
 
     // A worker's blocks are rounded to its bins, unless the rounding would be the reason for a
-    // refusal. While requests wait, only the first of them gets anything.
+    // refusal. While requests wait, only the first of them gets a block.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
                                std::string_view label = {}, bool waits = false) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none) {
@@ -696,9 +701,8 @@ private:
         const auto most = own ? std::max(rounded, range_for(least, alignment)) : 2 * rounded;
         return {rounded, least, alignment, size, own, most, own && !options_.exact};
     }
-    // While there is plenty left, a block that is a little too large is used again rather than a
-    // call of the driver made: as long as all that such blocks waste is a small part of what there
-    // is.
+    // While there is plenty left, the pool uses a block again that is a little too large, rather
+    // than call the driver, as long as all such blocks together waste a small part of its memory.
     [[nodiscard]] detail::pool_request relaxed(detail::pool_request request) const noexcept {
         if (!request.own) return request;
         const auto left = upstream_.largest_free().count(), held = store_.held();
@@ -785,8 +789,8 @@ private:
         detail::pool_block* b = nullptr;
         r = {};
         void* const p = upstream_.ask(range, alignment, r);
-        // A request over a whole quota, or over what others' guarantees leave of it, won't fit,
-        // whatever is freed.
+        // A request over a whole quota, or over the part of it that others' guarantees leave, won't
+        // fit, whatever is freed.
         if (r.why.code == errc::size_overflow || r.why.code == errc::bad_alignment ||
             r.why.because == reason::guaranteed_to_others ||
             (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
@@ -801,9 +805,9 @@ private:
         store_.end_move(move, b != nullptr);
         return b;
     }
-    // Segments in which nothing is go back when there are more than may be needed soon: so what a
-    // pool holds stays in proportion to what is live. An exact one waits for somebody who lacks
-    // them, nearly.
+    // Gives empty segments back if there are more than may be needed soon, so that the memory that
+    // a pool holds stays in proportion to the live bytes. An exact pool keeps nearly all until
+    // another request lacks them.
     void limit_idle() noexcept {
         if (const auto excess = store_.idle_beyond(2 * options_.kept.count(), options_.exact ? 2 : 8); excess != 0)
             (void)return_empty(store_.held() - std::min(store_.held(), excess));

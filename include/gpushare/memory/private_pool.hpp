@@ -66,8 +66,8 @@ public:
         close();
     }
 
-    /// Throws memory_error: out_of_memory if neither what was set aside nor what the pool holds suffices, or others wait;
-    /// size_overflow, bad_alignment.
+    /// Throws memory_error: out_of_memory if neither the memory set aside nor that of the pool
+    /// suffices, or others wait; size_overflow, bad_alignment.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         failure why;
         void* const p = try_allocate(size, alignment, &why);
@@ -90,9 +90,10 @@ public:
                                      failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// As allocate, but waits, first come first served, until the deadline or stop request of `until`: for a block that comes back
-    /// here and, every two milliseconds, for what the pool holds. Asks neither the device nor a stream. Then throws memory_error:
-    /// deadline_exceeded, stopped, or at once what the pool could never grant.
+    /// As allocate, but waits, first come first served, until the deadline or stop request of
+    /// `until`: for a block that comes back here and, every two milliseconds, for memory that the
+    /// pool holds. Calls neither the device nor a stream. Then throws memory_error:
+    /// deadline_exceeded, stopped; at once for a request that the pool could never grant.
     template <clock Clock>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         failure why;

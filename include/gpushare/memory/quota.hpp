@@ -80,23 +80,24 @@ public:
     /// Returns `n` bytes. False, and nothing changes, if fewer are charged: a size that was never charged here.
     bool release(bytes n) noexcept;
 
-    /// Changes guarantee and burst, all or nothing. Going below what is charged takes nothing away: requests are
-    /// refused until it fits, and what is released meanwhile goes to the parent. Growing fails with no_room if
-    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's
-    /// burst, with closed once this quota or one that it would come from is.
+    /// Changes guarantee and burst, all or nothing. A value below the charged bytes takes nothing
+    /// away: requests are refused until the charges fit, and bytes released meanwhile go to the
+    /// parent. Growing fails with no_room if the parent hasn't the bytes, with
+    /// invalid_specification above max_limit() or for a root's burst, with closed once this quota
+    /// is closed or one that the bytes would come from.
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept;
 
-    /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a reservation: they
-    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a
-    /// root, with closed once it is.
+    /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a
+    /// reservation. From now on they belong to this quota. Fails with invalid_specification above
+    /// max_limit() or on a root, with closed once it is.
     [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept;
 
-    /// Whether the quick way is barred: wanted_back(), or a change is under way. One load, for what
-    /// keeps charged memory to look at when it hands out or takes back a part of it.
+    /// Whether the fast path is barred: wanted_back(), or a change is under way. One load, for
+    /// layers that keep charged memory to check when they hand out or take back a part of it.
     [[nodiscard]] bool pressed() const noexcept { return cell_.now().frozen(); }
-    /// Whether what is charged and nobody uses should be released now: somebody waits for bytes
-    /// that may come from here, or this quota, or one that it borrows from, is over its limit.
-    /// Takes the mutex of the tree.
+    /// Whether charged but unused memory should be released now: a request waits for bytes that may
+    /// come from here, or this quota, or one that it borrows from, is over its limit. Takes the
+    /// mutex of the tree.
     [[nodiscard]] bool wanted_back() const noexcept;
     /// Whether more is charged than it may have, after a resize: nothing is granted until that fits.
     [[nodiscard]] bool over() const noexcept;
@@ -104,26 +105,28 @@ public:
     /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a hot path.
     [[nodiscard]] quota_usage usage() const noexcept;
 
-    /// The largest charge that would succeed now: what the owner sees as free memory. Bytes that somebody waits for
-    /// don't count.
+    /// The largest charge that would succeed now: the free memory as the owner sees it. Bytes for
+    /// which a request waits don't count.
     [[nodiscard]] bytes free() const noexcept;
 
-    /// How much could be guaranteed to quotas below if all that is lent to them came back: of this
-    /// quota's guarantee, what neither is guaranteed below nor charged here.
+    /// How much could be guaranteed to quotas below if all bytes lent to them came back: the part
+    /// of this quota's guarantee that is neither guaranteed below nor charged here.
     [[nodiscard]] bytes promisable() const noexcept;
     /// The largest guarantee that resize() would grant now.
     [[nodiscard]] bytes guarantee_room() const noexcept;
 
-    /// The most that could be charged here if all that is charged anywhere in the tree were released: others' guarantees stay. Who
-    /// waits for more is refused at once. Takes the mutex of the tree.
+    /// The most that could be charged here if all charges anywhere in the tree were released;
+    /// others' guarantees stay. A request that waits for more is refused at once. Takes the mutex
+    /// of the tree.
     [[nodiscard]] bytes attainable() const noexcept;
-    /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory (a quota above is too
-    /// small), size_overflow, closed, with the figures. errc::none if they could. By the limits alone: others' guarantees
-    /// may be changed, by a hook too (see attainable()).
+    /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory
+    /// (a quota above is too small), size_overflow, closed, with the figures. errc::none if they
+    /// could. It counts the limits alone: others' guarantees may be changed, by a hook too (see
+    /// attainable()).
     [[nodiscard]] failure refuses(bytes n) const noexcept;
 
-    /// From now on every charge, resize and waiter is refused with errc::closed, and what is
-    /// released goes to the parent. Tells nobody: the first half of close().
+    /// From now on every charge, resize and waiter is refused with errc::closed, and released bytes
+    /// go to the parent. Calls no close_callback: the first half of close().
     void stop() noexcept;
     /// Ends the quota: stop(), and then resources that registered with closing() give back the
     /// memory they keep. True once they have. False if some of it is in use at the deadline: call
@@ -148,9 +151,9 @@ public:
     /// Runs user code, under no lock. Each request begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
-    /// Whether that thread is in a call of a hook of the tree. Then it has nothing in hand that it
-    /// asked for, and may wait for anybody: a lock, another thread. So who waits for a call that
-    /// asks hooks mustn't wait for that thread.
+    /// Whether that thread is in a call of a hook of the tree. Then it doesn't hold the memory that
+    /// it requested, and may wait for anything: a lock, another thread. So a thread that waits for
+    /// a call that calls hooks mustn't wait for that thread.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept;
 
     /// The figures of a refusal of `n` bytes, for error messages.
@@ -232,8 +235,8 @@ GPUSHARE_INLINE bool quota::release(bytes n) noexcept {
             return release_slowly(n.count());
         if (n.count() > total.held() - word.available()) return false;
         const auto released = word.released(n.count());
-        // Release: what the caller did with the bytes happens before whoever charges them next. Acquire: for
-        // tell_parents(), see there.
+        // Release: the caller's uses of the bytes happen before the next charge of them. Acquire:
+        // for tell_parents(), see there.
         if (cell_.word.compare_exchange_weak(word.bits, released.bits, std::memory_order_acq_rel,
                                              std::memory_order_relaxed)) {
             cell_.count_release(released);

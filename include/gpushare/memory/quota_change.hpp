@@ -70,8 +70,8 @@ public:
 protected:
     explicit quota_change(quota& of) noexcept : of_(&of) {}
 
-    // Takes the mutex of the tree and freezes what such a charge would come from; or does nothing, and says what would
-    // fit.
+    // Takes the mutex of the tree and freezes the quotas that such a charge would come from; or
+    // does nothing, and returns how much would fit.
     static failure hold(quota& q, std::uint64_t n) noexcept {
         q.root_->mutex_.lock();
         const errc code = n > quota::max_limit().count() ? errc::size_overflow
@@ -302,18 +302,18 @@ struct quota_limits {
     bytes burst{};        ///< its burst
 };
 
-/// New guarantees and bursts for several quotas right below one root, as one change: what some give
-/// up is there for the others, and nobody gets it in between. Nobody charges the root itself
-/// meanwhile but through quotas below it.
+/// New guarantees and bursts for several quotas right below one root, as one change: bytes that
+/// some give up are there for the others, and no other request gets them in between. Meanwhile only
+/// quotas below the root may charge the root.
 class quota_exchange : public detail::quota_change {
 public:
     /// Not prepared yet. `wanted`: each quota once.
     quota_exchange(quota& root, std::vector<quota_limits> wanted)
         : detail::quota_change(root), wanted_(std::move(wanted)) {}
 
-    /// Holds what shrinks. no_room where what would be left then doesn't suffice for all that grow
+    /// Holds the bytes of shrinking quotas. no_room if the rest wouldn't suffice for all that grow
     /// (`left` is the largest guarantee of the first for which it doesn't, beside those before it),
-    /// invalid_specification, or closed: then nothing has happened.
+    /// invalid_specification, or closed: then nothing has changed.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
             if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())

@@ -46,9 +46,9 @@ template <memory_resource Upstream>
 class quota_resource {
 public:
     /// `owner` names the tenant in error messages; the text must outlive the resource. Throws
-    /// operation_error (invalid_specification) where the upstream charges the quota, or one above
-    /// it, itself: each byte would be charged twice. A limit for a part of a tenant's memory is a
-    /// quota of its own, as tenant_memory::child_quota() makes it.
+    /// operation_error (invalid_specification) if the upstream itself charges the quota, or one
+    /// above it: each byte would be charged twice. For a limit on a part of a tenant's memory, use
+    /// a quota of its own, as tenant_memory::child_quota() makes it.
     quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {})
         : quota_(&limit), upstream_(upstream), owner_(owner) {
         if (detail::charges_beside(upstream, limit))
@@ -118,8 +118,8 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
-    /// As try_allocate, of bytes that are charged already: charged(size, alignment) of them, as by
-    /// a quota_claim. They are the block's from now on; or null, and they are released.
+    /// As try_allocate, for bytes that are charged already: charged(size, alignment) of them, as by
+    /// a quota_claim. The block takes them over; after a null they are released.
     [[nodiscard]] void* try_allocate_charged(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         answer r;
         void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);
@@ -131,10 +131,11 @@ public:
         return try_allocate_charged(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// Gives the block back to the upstream, then credits the quota, so that nobody is granted bytes that the upstream
-    /// still holds. wrong_size, and nothing credited, if fewer bytes are charged. Null is ignored. Over a
-    /// deferring_upstream the quota is credited once that has the block back. Where the upstream doesn't notice wrong
-    /// frees, the caller must avoid them, or check with a block_table as a direct tenant_memory does.
+    /// Gives the block back to the upstream, then credits the quota, so that no request is granted
+    /// bytes that the upstream still holds. wrong_size, and nothing credited, if fewer bytes are
+    /// charged. Null is ignored. Over a deferring_upstream the quota is credited once that upstream
+    /// has the block back. If the upstream doesn't notice wrong frees, the caller must avoid them,
+    /// or check with a block_table as a direct tenant_memory does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
         if constexpr (deferring_upstream<Upstream>) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps when a quota lacks bytes: hooks are asked to make room, and a caller that wants to
-// waits, first come first served, until a deadline or a stop request.
+// What happens when a quota lacks bytes: hooks make room, and a caller that wants to waits, first
+// come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
@@ -20,25 +20,27 @@
 //   // 10: its order, lower ones are asked first
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
 //
-// Which hooks are asked. If a request's own quota refuses it, the hooks of that quota are asked, to free memory of
-// their own tenant. If a quota above refuses it, the hooks on the way up are asked as well, and those of quotas that
-// have borrowed from there, each for at most what it has borrowed: burst is lent, and this is how it is called back.
-// Guaranteed bytes are never asked for. A hook is told how many bytes are missing and until when the request can wait.
-// It frees what it can, now or until then, and returns how much it has freed already. The request is then tried again,
-// and refused if that fails.
+// Which hooks are called. If a request's own quota refuses it, the hooks of that quota are called,
+// to free memory of their own tenant. If a quota above refuses it, the hooks on the way up are
+// called as well, and those of quotas that have borrowed from there, each for at most the bytes
+// that it has borrowed: burst is lent, and this is how it is called back. Guaranteed bytes are
+// never called back. A hook learns how many bytes are missing and until when the request can wait.
+// It frees what it can, now or until then, and returns how much it has freed already. The request
+// is then tried again, and refused if that fails.
 //
-// Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
-// ask. An exception counts as nothing freed. A lock of the program's that a hook takes it must only try, where somebody
-// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who
-// lacks memory of a pool waits for what is on its way between that and its upstream, but not for a
-// thread that is in a hook (quota::in_hook), so two hooks that allocate from each other's pool
-// don't wait for each other.
+// The requesting thread calls the hooks in ascending order, under no lock; several threads that
+// request call several at once. An exception counts as nothing freed. If a thread may allocate
+// under a lock of the program's, a hook must only try that lock: that thread may be the one that
+// calls the hook. A hook may allocate, from any pool. A thread that lacks memory of a pool waits
+// for memory that is on its way between the pool and its upstream, but not for a thread that is in
+// a hook (quota::in_hook), so two hooks that allocate from each other's pool don't wait for each
+// other.
 //
-// An allocation inside a hook asks no hook of that tree, by whatever quota of it: so no hook calls itself, round about
-// another tree either, and none is called below another one that may hold a lock. The guard is by tree and thread,
-// because what it guards, the stack and the locks that are held, is a thread's. Another thread
-// isn't guarded: if a hook waits for one that allocates, that one asks the hooks once more, and it
-// is the program's to see that this ends.
+// An allocation inside a hook calls no hook of that tree, whatever quota of the tree it uses. So no
+// hook calls itself, even by way of another tree, and none is called below another one that may
+// hold a lock. The guard is by tree and thread, because it guards a thread's stack and the locks
+// that the thread holds. Another thread isn't guarded: if a hook waits for a thread that allocates,
+// that thread calls the hooks once more, and the program must make sure that this ends.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +69,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A hook, registered as long as it lives. Neither copied nor moved; the quota must outlive it. The destructor waits
-/// until no other thread is in a call of it; the hook must not destroy itself.
+/// A hook, registered as long as it lives. Neither copied nor moved; the quota must outlive it. The
+/// destructor waits until no other thread is in a call of the hook; the hook must not destroy
+/// itself.
 class quota_hook {
 public:
     /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
@@ -99,9 +102,9 @@ private:
     detail::hook_registration registration_;
 };
 
-/// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is asked, and lets threads
-/// that wait for bytes wait for the streams. It serves neighbours' requests too, since a block whose point is reached
-/// is in nobody's use.
+/// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is called,
+/// and lets threads that wait for bytes wait for the streams. It serves neighbours' requests too,
+/// since no work uses a block whose point is reached.
 template <class Frees>
 [[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
     return quota_hook(
@@ -153,9 +156,9 @@ public:
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.state;
     }
-    /// The same, after hooks that can be waited for have freed what has come by
-    /// now: what a thread that waits has done for it. Runs user code, under no lock. Calls no hook
-    /// within a hook of the tree.
+    /// The same, after hooks that can be waited for have freed the memory available by now, as they
+    /// do for a waiting thread. Runs user code, under no lock. Calls no hook within a hook of the
+    /// tree.
     claim_state poll() noexcept {
         auto& root = *place_.at->root_;
         std::unique_lock lock(root.mutex_);
@@ -190,10 +193,10 @@ private:
     bool taken_ = false;
 };
 
-/// As long as it lives, nobody keeps bytes that the root of a tree has lent: what is freed below
-/// goes back to it at once, as while somebody waits. Nothing is refused because of it; charges and
-/// releases take the mutex of the tree. For a look at several roots at one moment: no bytes are on
-/// their way between a free and the root then. The root must outlive it.
+/// As long as it lives, no quota keeps bytes that the root of a tree has lent: bytes freed below go
+/// back to the root at once, as while a request waits. No request is refused because of it; charges
+/// and releases take the mutex of the tree. It is for reading several roots at one moment: no bytes
+/// are on their way between a free and the root then. The root must outlive it.
 class quota_pressure {
 public:
     /// For the tree of `of`.
@@ -213,9 +216,8 @@ private:
 };
 
 /// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last
-/// refusal; over_quota or out_of_memory, at once, where no release could ever make it fit beside
-/// what others are guaranteed (hooks are asked before);
-/// size_overflow. Throws nothing.
+/// refusal. over_quota or out_of_memory, at once, if the bytes could never fit beside others'
+/// guarantees, whatever is released (hooks are called before); size_overflow. Throws nothing.
 template <clock Clock>
 [[nodiscard]] failure charge_until(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scrubbing: memory is overwritten before another tenant gets it, so that nobody reads what a neighbour left there.
+// Scrubbing: memory is overwritten before another tenant gets it, so that no tenant reads a
+// neighbour's data.
 //
 //   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see virtual_arena.hpp
 //

@@ -55,12 +55,13 @@ static_assert(timeline_point<scrubbed_point<immediate_point>>);
 
 }  // namespace detail
 
-/// An allocator that overwrites freed blocks. Refers to an upstream and a stream, which must outlive it. It doesn't
-/// know who had a block, so scrub_policy::on_hand_over means on_free here: the next owner may be another tenant. It
-/// overwrites a block before anybody checks the free, so put it below a resource that checks (tenant_memory,
-/// handle_resource). A quota above it is credited once the block is back in the upstream, so that a block that is still
-/// being scrubbed never takes room that is guaranteed to others. Thread-safe if upstream and stream are. drain() before
-/// it is destroyed: what is pending then isn't given back.
+/// An allocator that overwrites freed blocks. Refers to an upstream and a stream, which must
+/// outlive it. It doesn't know who had a block, so scrub_policy::on_hand_over means on_free here:
+/// the next owner may be another tenant. It overwrites a block before the free is checked, so put
+/// it below a resource that checks (tenant_memory, handle_resource). A quota above it is credited
+/// once the block is back in the upstream, so that a block that is still being scrubbed never takes
+/// room that is guaranteed to others. Thread-safe if upstream and stream are. Call drain() before
+/// you destroy it: pending blocks aren't given back then.
 template <memory_resource Upstream, scrubber Stream>
 class scrubbing_resource {
 public:
@@ -133,9 +134,10 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
-    /// Frees a block that no work uses any more. It is back in the upstream once it is scrubbed. Null is ignored.
-    /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost, so
-    /// that nobody sees its contents. closed: nothing happened.
+    /// Frees a block that no work uses any more. The block is back in the upstream once it is
+    /// scrubbed. Null is ignored. submission_failed if the stream takes no work. Then, and if the
+    /// scrubbing fails later, the block is lost, so that no tenant sees its contents. closed:
+    /// nothing happened.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
@@ -169,10 +171,9 @@ public:
     /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
-    /// From now on everything is refused with errc::closed. True once all that was freed is
-    /// scrubbed and back; false if a call or a fill is under way at the deadline: call it again.
-    /// Called when the upstream closes, by one of its hooks perhaps: then it doesn't wait for
-    /// calls.
+    /// From now on every call is refused with errc::closed. True once all freed blocks are scrubbed
+    /// and back; false if a call or a fill is under way at the deadline: call it again. Called when
+    /// the upstream closes. If one of the upstream's hooks calls it, it doesn't wait for calls.
     bool close(instant deadline) {
         const bool waits = !in_hook(std::this_thread::get_id());
         return gate_.shut(waits ? deadline : instant::min()) && drain(deadline);

@@ -81,11 +81,11 @@ public:
     /// As it was made with.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
-    /// Copies the block to the host, behind what is enqueued on the stream, waits for the copy, and frees the block on
-    /// the device. Other streams' work on it must be done before. errc::none: it is on the host. deadline_exceeded: it
-    /// still takes device memory; call again, or restore() to keep it there. out_of_memory: the
-    /// host has no room. closed: the device's resource is. Else the copy's error, and the block
-    /// stays on the device.
+    /// Copies the block to the host, after the work enqueued on the stream, waits for the copy, and
+    /// frees the block on the device. Other streams' work on it must be done before. errc::none: it
+    /// is on the host. deadline_exceeded: it still takes device memory; call again, or restore() to
+    /// keep it there. out_of_memory: the host has no room. closed: the device's resource is.
+    /// Otherwise the copy's error, and the block stays on the device.
     [[nodiscard]] errc spill(instant deadline) noexcept try {
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
@@ -128,8 +128,8 @@ public:
 
     /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work
     /// finds the block at data() as well. deadline_exceeded: not yet. closed: the device's resource
-    /// is, which this doesn't hold up. Else what the copy failed with, and the block is on the host
-    /// as before.
+    /// is, whose close doesn't wait for this block. Otherwise the copy's error, and the block is on
+    /// the host as before.
     [[nodiscard]] errc wait(instant deadline) noexcept try {
         typename Stream::point last;
         {
@@ -179,8 +179,9 @@ private:
         return errc::none;
     }
 
-    // No copy reads or writes what is taken back. False if one is under way at the deadline, or a call. A hook, which
-    // may be within one of its thread's, doesn't wait for calls.
+    // Makes sure that no copy reads or writes memory that is taken back. False if a copy or a call
+    // is under way at the deadline. A hook doesn't wait for calls, because its own thread may be
+    // within one.
     bool close(instant deadline) {
         const bool waits = !as_upstream(*device_).in_hook(std::this_thread::get_id());
         if (!gate_.shut(waits ? deadline : instant::min()) || !over(deadline)) return false;

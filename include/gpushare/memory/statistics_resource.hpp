@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator that counts. It has statistics of the whole and of each scope, notices wrong frees, and reports leaks
-// with their labels, scopes and, where asked, stack traces.
+// An allocator that counts. It has statistics of the whole and of each scope, notices wrong frees,
+// and reports leaks with their labels, scopes and, if wanted, stack traces.
 //
 //   gpushare::statistics_resource mine{upstream};
 //   {

@@ -74,8 +74,8 @@ public:
     /// Waits for all chunks that are leaving or being scrubbed. False if some are left at the deadline or can't be
     /// unmapped (a lost device).
     bool drain(instant deadline) { return chunks_.drain(deadline); }
-    /// Begins to scrub up to `most` free chunks before anybody asks for them, as many as `window` has room for. Returns
-    /// how many. Call it when the device is idle, and collect() later.
+    /// Begins to scrub up to `most` free chunks before a tenant requests them, as many as `window`
+    /// has room for. Returns how many. Call it when the device is idle, and collect() later.
     std::size_t scrub_ahead(std::size_t most) noexcept { return chunks_.scrub_ahead(most); }
     /// Gives free chunks back to the device until `keep` are left free. Returns how many.
     std::size_t trim(std::size_t keep) noexcept { return chunks_.trim(keep); }
@@ -135,13 +135,14 @@ public:
     /// Bytes that were given up, are still mapped and charged, and must not be used.
     [[nodiscard]] bytes leaving() const noexcept { return chunks(pool_->chunks_.leaving(*space_)); }
 
-    /// Maps memory to [offset, offset + size): all that is missing, or nothing. Chunks that are there stay, also those
-    /// that were leaving. New memory holds zeros or what this tenant once wrote to it, and never what another tenant
-    /// wrote unless scrubbing is off. Where its quota or the device lacks bytes, hooks are asked
-    /// (quota_wait.hpp). Waits until `deadline` for memory that is being scrubbed or leaving; by
-    /// default it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota);
-    /// deadline_exceeded (enough is free, but not scrubbed yet: the scrubbing goes on, ask again);
-    /// closed; kernel_failed, device_lost or submission_failed (the scrubbing).
+    /// Maps memory to [offset, offset + size): everything that is missing, or nothing. Mapped
+    /// chunks stay, also those that were leaving. New memory holds zeros or data that this tenant
+    /// once wrote to it, and never data of another tenant unless scrubbing is off. If its quota or
+    /// the device lacks bytes, hooks are called (quota_wait.hpp). Waits until `deadline` for memory
+    /// that is being scrubbed or leaving; by default it doesn't. over_quota, out_of_memory (the
+    /// pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not
+    /// scrubbed yet: the scrubbing goes on, try again); closed; kernel_failed, device_lost or
+    /// submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         const arena_range one{offset, size};
         return try_commit(std::span(&one, 1), deadline);
@@ -186,9 +187,10 @@ public:
         check(try_commit_until(ranges, until), "commit");
     }
 
-    /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses it.
-    /// deadline_exceeded, and nothing has happened, if they aren't reached by the deadline; unknown_block if not all of
-    /// it is committed; device_lost and the like where it can't be unmapped.
+    /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses
+    /// it. deadline_exceeded, and nothing has happened, if they aren't reached by the deadline;
+    /// unknown_block if not all of it is committed; device_lost and the like if it can't be
+    /// unmapped.
     failure try_decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.decommit(*space_, first, count, points, deadline);
@@ -199,8 +201,9 @@ public:
         check(try_decommit(offset, size, points, deadline), "decommit");
     }
 
-    /// As try_decommit(), without waiting: only work before the points may still use the memory. It is unmapped and
-    /// credited when the points are reached and somebody commits or calls the pool's collect().
+    /// As try_decommit(), without waiting: only work before the points may still use the memory. It
+    /// is unmapped and credited when the points are reached and a thread commits or calls the
+    /// pool's collect().
     failure try_decommit_after(bytes offset, bytes size, std::span<const point> points) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.decommit_after(space_, first, count, points);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes metrics in the text format of Prometheus into memory of the caller's. Nothing is allocated.
+// Writes metrics in the text format of Prometheus into the caller's memory. It allocates nothing.
 //
 //   std::array<char, 16384> page;
 //   gpushare::metrics_text out{page};

@@ -41,7 +41,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A record of what happened when, and its text. Thread-safe, but for start(), which must not
+/// A record of events with their times, and its text. Thread-safe, except start(), which must not
 /// overlap other calls. Recording never allocates, locks or waits, and costs a load while the trace
 /// is off. All times are of one clock.
 class timeline_trace {

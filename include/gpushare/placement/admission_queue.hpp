@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Admission with a queue: a request is placed at once, waits for its turn, or is refused with what it lacks. A state
-// machine without a clock, thread or cluster of its own: time and cluster are arguments.
+// Admission with a queue: a request is placed at once, waits for its turn, or is refused with the
+// resource that it lacks. A state machine without a clock, thread or cluster of its own: time and
+// cluster are arguments.
 //
 //   gpushare::admission_queue queue({.most_waiting = 100});
 //   auto a = queue.submit(now, policy, cluster, {.members = {request}, .level = {1}, .deadline = now + 30s});
@@ -15,8 +16,8 @@
 // such capacity before it does; capacity that it can't use is placed as ever. So small requests
 // don't starve large ones, and nothing idles for a request that couldn't use it.
 //
-// The caller that carries placements out may refuse one: then the queue chooses again, and nobody
-// was overtaken.
+// The caller that carries placements out may refuse one. Then the queue chooses again, and no
+// request counts as overtaken.
 //
 //   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
 //       if (try_to_start(where)) return gpushare::carried::out;
@@ -138,9 +139,9 @@ public:
         detail::one_view all(c);
         return submit(now, policy, all, std::move(r), at_once{});
     }
-    /// The same where `carry(placements, c)` carries the plan out and returns what became of it,
-    /// see `carried`; `c` hasn't got the placements yet. Passes on what it throws, and then nothing
-    /// has happened.
+    /// The same with a function that carries the plan out: `carry(placements, c)` returns the
+    /// result, see `carried`; `c` hasn't got the placements yet. Passes its exceptions on, and then
+    /// nothing has happened.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
@@ -358,8 +359,8 @@ private:
         return named;
     }
 
-    // A place that harms none of the first `ahead` entries who hold up others: the policy's own
-    // choice, else its choice of what is left beside what they need, else any.
+    // A place that harms none of the first `ahead` entries that hold up others: the policy's own
+    // choice; otherwise its choice among the capacity beside their needs; otherwise any.
     template <class P, level_views Views>
     gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
         cluster& c = views.of(r.level);
@@ -442,8 +443,8 @@ private:
         return false;
     }
 
-    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be
-    // near may still come. Not proven: none was found for all of them together.
+    // Which member finds no place even if all nodes are empty; a request from outside that it wants
+    // to be near may still come. This isn't proven: no place was found for all members together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
         cluster empty = c.emptied().resumed();
@@ -517,9 +518,9 @@ public:
         change(changed);
         empty_ = changed.emptied();
     }
-    /// Bookings from `from` on that can't be kept, since their nodes or devices are drained, gone
-    /// or too small for all that is booked there. In the order of booking: a booking is listed if
-    /// earlier ones leave it no room. Move them, or tell their owners.
+    /// Bookings from `from` on that can't be kept, because their nodes or devices are drained, gone
+    /// or too small for all bookings there. In the order of booking: a booking is listed if earlier
+    /// ones leave it no room. Move them, or tell their owners.
     [[nodiscard]] std::vector<booking> unkept(instant from) const {
         std::vector<booking> none;
         capacity_calendar kept(empty_, sum_);
@@ -570,9 +571,10 @@ public:
         return free_during(begin, end, r.level).why_not(r);
     }
 
-    /// The first instant from `from` on at which the request could be booked for `length`; `never` if there is none.
-    /// Free capacity grows only where bookings end, so those are the instants tried; for a request
-    /// that wants to be near somebody also those at which bookings begin.
+    /// The first instant from `from` on at which the request could be booked for `length`; `never`
+    /// if there is none. Free capacity grows only where bookings end, so it tries those instants.
+    /// For a request that wants to be near another one, it also tries the instants at which
+    /// bookings begin.
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
         return earliest(r, from, length, [](cluster&) {});
     }

@@ -7,9 +7,9 @@
 //   c.apply(p);                // whole or not at all
 //   c.release(p);              // exactly undoes it
 //
-// Nodes and devices come and go. `drain` lets nothing new in, what is there stays; `resume` takes
-// that back; `remove` is for good, also of a device that is lost while somebody is on it: its
-// placement is released as any other. Ids stay.
+// Nodes and devices come and go. `drain` admits no new placement, and present ones stay; `resume`
+// undoes that. `remove` is for good, also of a lost device in use: its placement is released as any
+// other. Ids stay.
 //
 //   c.drain({3});     ...     if (nobody_is_there) c.remove({3});
 //
@@ -150,9 +150,9 @@ public:
         find_largest(n);
         return added;
     }
-    /// Sets the memory of one device: what others than the placements took or gave back, or what an
-    /// uneven node has. If more is placed there, nothing is free until releases have made up for
-    /// it. Throws as drain().
+    /// Sets the memory of one device: for memory that was taken or given back outside of
+    /// placements, or for an uneven node. If more is placed there, nothing is free until releases
+    /// have made up for it. Throws as drain().
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
         extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
@@ -282,8 +282,9 @@ public:
         return closest;
     }
 
-    /// Takes what the placement asks for, all of it or nothing. Says what is in the way if the placement doesn't fit
-    /// any more, names a node or devices that aren't there, or not as many as its request wants.
+    /// Takes everything that the placement needs, or nothing. Returns the obstacle if the placement
+    /// doesn't fit any more, names a node or devices that don't exist, or doesn't have as many
+    /// devices as its request wants.
     [[nodiscard]] refusal try_apply(const placement& p) {
         if (const auto why = check(p, true)) return why;
         take(p);
@@ -310,10 +311,10 @@ public:
         take(p);
     }
 
-    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing
-    /// happens, if so much isn't placed there, since then the placement wasn't applied here. The
-    /// cluster doesn't remember single placements, so it notices a second release only if less than
-    /// that is placed.
+    /// Gives back the capacity that `apply` took: the cluster then equals what it was before.
+    /// False, and nothing happens, if less than that is placed there, since then the placement
+    /// wasn't applied here. The cluster doesn't remember single placements, so it notices a second
+    /// release only in that way.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         if (!names_devices(p)) return false;
         state& n = nodes_[p.node.index];

@@ -330,8 +330,9 @@ public:
         }
     };
 
-    // Level by level from the lowest: all of them go, and then come back as far as the request lets them, the largest
-    // first. Exact in the level; of victims, no single one could stay.
+    // Level by level from the lowest: all victims go, and then come back as far as the request lets
+    // them, the largest first. Exact in the level; none of the remaining victims could stay by
+    // itself.
     std::optional<victims> on(node_id id) {
         std::vector<std::size_t> here;
         for (std::size_t i = 0; i < placed_.size(); ++i)
@@ -423,10 +424,10 @@ requires placement_policy<P>
 }
 
 /// The same for a gang, whose members are placed together: victims of any nodes, all of lower
-/// levels. Takes the lowest level up to which all of them going would do, and of these victims lets
-/// stay whom the gang leaves room for: the higher levels first, then those with the most device
-/// time. So no single victim could stay, but others might have been fewer. None if the gang fits
-/// without victims, or no plan was found (plan_gang).
+/// levels. Finds the lowest level such that the gang fits without all victims up to it. Of these,
+/// it keeps those for which the gang leaves room: the higher levels first, then those with the most
+/// device time. So no single victim could stay, but another set might have been smaller. None if
+/// the gang fits without victims, or no plan was found (plan_gang).
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,

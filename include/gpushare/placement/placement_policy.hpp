@@ -73,9 +73,9 @@ concept placement_policy = requires(P& policy, const node_view& n, const placeme
 template <class P>
 concept stable_placement_policy = placement_policy<const P>;
 
-/// And not on which node it is: a policy with `static constexpr bool by_state = true` rates nodes
-/// alike that are of the same description and have the same free, so that one of them has to be
-/// rated.
+/// The rating doesn't depend on the node itself: a policy with
+/// `static constexpr bool by_state = true` rates nodes alike that have the same description and the
+/// same free capacity, so that one of them has to be rated.
 template <class P>
 concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
@@ -334,8 +334,8 @@ requires placement_policy<P>
 
 /// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // In the order in which they were planned: a member that wants to be near another one comes
-    // after it. Labels can throw, so what is there is undone in the reverse order.
+    // In the order of planning: a member that wants to be near another one comes after it. Labels
+    // can throw, so members that are there are undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamic batching: requests wait for each other, but for no longer than they may, and go to the
-// engine together. A value: time comes in as an argument, and whoever drives it has the lock, the
-// clock and the engine.
+// engine together. A value: the caller passes the time, and has the lock, the clock and the engine.
 //
 //   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
 //   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);     // r is as it was
@@ -60,8 +59,9 @@ public:
     }
 
     /// When to look again: at once if a batch is full, after its delay, or in time for the earliest
-    /// deadline, less the slack. It may be over: then at once. `never` if nothing waits. Without a
-    /// time it can't know what has expired: take_expired() goes first.
+    /// deadline, less the slack. The time may be in the past: then at once. `never` if no item
+    /// waits. Without the present time it can't know which items have expired: call take_expired()
+    /// first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
@@ -69,8 +69,8 @@ public:
                         earliest_ == never ? never : saturating_add(latest_begin(earliest_), -rule_.slack));
     }
 
-    /// When the first item will have expired, so that it is told then and not at the next batch: take_expired() has it.
-    /// `never` where none has a deadline.
+    /// When the first item will have expired, so that it is reported then and not at the next
+    /// batch: take_expired() returns it. `never` if no item has a deadline.
     [[nodiscard]] instant expires_at() const noexcept { return saturating_add(latest_begin(earliest_), ns{1}); }
 
     /// The items that can't meet their deadlines any more, in their order: to be refused, not run.

@@ -11,11 +11,11 @@
 //   while (gpushare::run_step(texts, engine, now) != 0)  // plan, engine.step(), complete
 //       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
 //
-// Who goes first: a higher level; on one level the tenant that was given the fewest tokens for its
-// weight; of one tenant what is under way, then the earliest deadline, then who came first. A text
-// whose pages another one needs yields: it is computed again later, or its pages are moved to the
-// host. It keeps its tokens either way. Of two texts that need pages the one on the higher level
-// keeps them, or the older one.
+// The order: a higher level goes first; on one level the tenant that got the fewest tokens for its
+// weight; of one tenant the texts under way, then the earliest deadline, then the earliest arrival.
+// A text whose pages another one needs yields: it is computed again later, or its pages are moved
+// to the host. It keeps its tokens either way. Of two texts that need pages the one on the higher
+// level keeps them, or the older one.
 #pragma once
 
 #include <algorithm>
@@ -69,9 +69,9 @@ public:
             if (!book_.pages().all().knows(p)) book_.pages().all().add(p);
         book_.pages().reserve(book_.size());
     }
-    /// Gives up as many pages as `to` has room for, as page_options::evict of a page_store asks
-    /// for: of those that hold nothing, then the prefixes that nobody used for longest. How many;
-    /// none between plan() and complete().
+    /// Gives up as many pages as `to` has room for, as page_options::evict of a page_store needs:
+    /// first empty pages, then the least recently used prefixes. Returns how many; none between
+    /// plan() and complete().
     std::uint32_t take_pages(std::span<std::uint32_t> to) noexcept {
         auto& all = book_.pages().all();
         const auto n = planner_.in_flight() ? 0 : std::min<std::size_t>(to.size(), all.available());
@@ -83,9 +83,9 @@ public:
     /// need more pages than its tenant has), no_room (than there are), invalid_specification.
     /// Throws std::bad_alloc. Either way nothing has changed.
     [[nodiscard]] result<text_id> try_push(const text_request& request, instant now) { return add(request, {}, now); }
-    /// Adds a text that begins with all that is known of another one, `of`, and goes on with its
-    /// own prompt, which may be empty. Both share pages until one of them writes to them. Its
-    /// tenant is the other one's. Refused as try_push(), and where there is no such text.
+    /// Adds a text that begins with all known tokens of another one, `of`, and goes on with its own
+    /// prompt, which may be empty. Both share pages until one of them writes to them. Its tenant is
+    /// the other text's. Refused as try_push(), and if there is no such text.
     [[nodiscard]] result<text_id> try_fork(text_id of, text_request request, instant now) {
         auto* const from = book_.find(of);
         if (from == nullptr) return no_such(of);
@@ -109,22 +109,23 @@ public:
     /// Ends all texts, as a server does that ends.
     void abort_all(errc why = errc::closed) noexcept { book_.end_all(why, nullptr); }
 
-    /// The next step, after texts whose deadline is over have ended. Without entries and moves
-    /// there is nothing to do. It stays the same until complete() or fail(), whatever else is called.
+    /// The next step, after texts whose deadline has passed have ended. Without entries and moves
+    /// there is nothing to do. The step stays the same until complete() or fail(), whatever else is
+    /// called.
     const step_plan& plan(instant now) noexcept {
         if (!planner_.in_flight()) planner_.plan(book_, now);
         return planner_.current();
     }
-    /// The step is done. `next` has a token for each entry, read where it samples. Throws
-    /// operation_error (mismatch) where it has fewer; the step isn't completed then.
+    /// The step is done. `next` has a token for each entry, which is read if the entry samples.
+    /// Throws operation_error (mismatch) if it has fewer; the step isn't completed then.
     void complete(std::span<const text_token> next) {
         if (!planner_.in_flight()) return;
         if (const auto n = planner_.current().entries.size(); next.size() < n)
             raise({errc::mismatch, next.size(), 0, n, reason::wrong_count}, {}, "complete a step");
         planner_.complete(book_, next);
     }
-    /// The step failed, so nobody knows what is in the pages: texts that have any, on the device or
-    /// the host, end with `why`, and no prefix is kept. Those that wait without stay.
+    /// The step failed, so the contents of the pages are unknown: texts with any pages, on the
+    /// device or the host, end with `why`, and no prefix is kept. Waiting texts without pages stay.
     void fail(errc why) noexcept { planner_.fail(book_, why); }
     /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has
     /// them.
@@ -132,8 +133,8 @@ public:
 
     /// Whether no text waits or runs.
     [[nodiscard]] bool empty() const noexcept { return book_.size() == 0; }
-    /// All tokens that are known of a text, prompt included, until the next call that changes
-    /// anything. None where there is no such text.
+    /// All known tokens of a text, prompt included, until the next call that changes anything. None
+    /// if there is no such text.
     [[nodiscard]] std::span<const text_token> tokens(text_id id) const noexcept {
         const auto* const r = book_.find(id);
         return r == nullptr ? std::span<const text_token>{} : r->tokens;
@@ -199,8 +200,8 @@ private:
     detail::step_list<text_token> next_;  // of run_step()
 };
 
-/// Plans a step, has the engine do it, and completes it. How many tokens were computed; 0: nothing
-/// was left to do. What the engine throws passes through, after fail(kernel_failed).
+/// Plans a step, has the engine do it, and completes it. Returns how many tokens were computed; 0:
+/// nothing was left to do. The engine's exceptions pass through, after fail(kernel_failed).
 template <iteration_engine Engine>
 std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
     const auto& plan = texts.plan(now);

@@ -9,8 +9,8 @@
 //       engine.enqueue(to, room.data());
 //   });                                                                            // ... and of its work, by order of streams
 //
-// It is charged once, to the tenant whose memory it is, as long as it is there. It isn't for
-// several tenants: one would read what another left in it.
+// The block is charged once, to the tenant whose memory it is, as long as it exists. It isn't for
+// several tenants: one would read another one's data in it.
 #pragma once
 
 #include <atomic>

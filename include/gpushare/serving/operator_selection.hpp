@@ -376,12 +376,13 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
 
 }  // namespace detail
 
-/// The best candidate for this operation and shape: as the table has it, if that is one of these;
-/// else measured, in turns, by the time on the stream, and kept. One that fails, or that `right`
-/// says is wrong, is left out and named (selection_options::left_out). Nobody else compares
-/// results: see the overload with a reference. Throws operation_error: what the last one failed
-/// with if all do (kernel_failed if wrong), with the names and reasons of all;
-/// invalid_specification without candidates; and as tenant::submit.
+/// The best candidate for this operation and shape. If the table has one of these, it is that;
+/// otherwise the candidates are measured, in turn, by the time on the stream, and the best is kept.
+/// A candidate that fails, or that `right` calls wrong, is left out and named
+/// (selection_options::left_out). No other code compares results: see the overload with a
+/// reference. Throws operation_error: the last one's failure if all fail (kernel_failed if wrong),
+/// with the names and reasons of all; invalid_specification without candidates; and as
+/// tenant::submit.
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,

@@ -52,7 +52,7 @@ struct page_options {
     std::uint32_t tokens = 64;  ///< of a page
     std::uint32_t pages = 0;    ///< the most pages; addresses are reserved for this many
     std::uint32_t floor = 0;    ///< memory for this many pages stays here once it is here, used or not
-    /// Called when somebody lacks memory and all memory here is in pages. Frees pages that the
+    /// Called when a request lacks memory and all memory here is in pages. Frees pages that the
     /// engine can do without (of cached prefixes, of idle sequences), at most `pages`, now or by
     /// the request's deadline. A hook: see quota_wait.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
@@ -103,8 +103,8 @@ public:
     }
     page_store(const page_store&) = delete;
     page_store& operator=(const page_store&) = delete;
-    /// Its memory is given back once the points of pages that were freed are reached; nothing may
-    /// use the others any more.
+    /// Gives the memory back once the points of freed pages are reached; no work may use the other
+    /// pages any more.
     ~page_store() {
         closes_.reset();
         close();
@@ -127,10 +127,10 @@ public:
         return static_cast<std::byte*>(arena_.data()) + at.count();
     }
 
-    /// As many pages as `to` has room for, or none. They have what was in them before, of this
-    /// tenant, or zeros. Where memory is missing, others are asked for what they were lent, and
-    /// until `deadline` the scrubbing of it is waited for, pages that were freed and whose stream
-    /// isn't there yet, and memory that another thread is about to have, if it gives up no later.
+    /// As many pages as `to` has room for, or none. They have their old contents, of this tenant,
+    /// or zeros. If memory is missing, burst is called back from others. Until `deadline` the call
+    /// waits for three things: the scrubbing of memory, freed pages whose stream hasn't reached the
+    /// free, and memory that another thread is about to have, if that thread gives up no later.
     /// over_quota (of the quota, or more than page_options::pages), out_of_memory, closed, and as
     /// virtual_arena::try_commit.
     failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
@@ -169,8 +169,8 @@ public:
         check(try_allocate_until(to, until), "allocate pages");
     }
 
-    /// Gives pages back: others have them once `after` is reached. All or, where one isn't out,
-    /// none: unknown_block. Allocates nothing.
+    /// Gives pages back: others have them once `after` is reached. If one of them isn't out, none
+    /// goes back: unknown_block. Allocates nothing.
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -251,9 +251,9 @@ private:
             detail::page_grower here{deadline, to.size(),
                                      queues ? std::stop_source{} : std::stop_source{std::nostopstate}};
             if (const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free()); !slabs.empty()) {
-                // Its free pages aren't given back meanwhile: not by its own hook, which its own
-                // request may ask; and the second time by no hook, lest two stores take them from
-                // each other forever.
+                // Its free pages aren't given back meanwhile: at first not by its own hook, which
+                // its own request may call, and the second time by no hook, so that two stores
+                // don't take them from each other forever.
                 const auto counts_on = book_.free();
                 counted_ += counts_on;
                 firmly_counted_ += again ? counts_on : 0;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant that goes to sleep when nobody asks for it, and wakes for the next request: scale to zero
-// and back. Nothing runs by itself: a thread of the server's calls tick().
+// A tenant that goes to sleep when no request comes, and wakes for the next request: scale to zero
+// and back. Nothing runs by itself: one of the server's threads calls tick().
 //
 //   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
 //                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
 //   { auto awake = model.use(deadline);  if (awake) answer(request); }              // a request: wakes it first
 //   wait_until(model.tick());                                                       // idle: sleeps when it is time
 //
-// By levels: pools and caches are trimmed; submissions stop and its spillable blocks go to the host
-// (tenant::sleep); the engine itself is released. Its quota and share remain promised; what the
-// quota leaves free is lent where tenant_spec::lends_asleep says so, and comes back before it
-// wakes. To give the promise up too, park it (tenant/move.hpp).
+// The levels of sleep: pools and caches are trimmed; submissions stop and the tenant's spillable
+// blocks go to the host (tenant::sleep); the engine itself is released. Its quota and share remain
+// promised. With tenant_spec::lends_asleep, bytes that the quota leaves free are lent, and come
+// back before it wakes. To give the promise up too, park it (tenant/move.hpp).
 //
-// How deep a model sleeps, and how long it takes to wake, is decided by a plain state machine: time comes in as an
-// argument, and it says what to do. A sleeping_tenant does it.
+// A plain state machine decides how deep a model sleeps, and when it wakes: the caller passes the
+// time, and gets the next step. A sleeping_tenant carries the step out.
 //
 //   gpushare::sleep_levels levels{{.drop_caches_after = 10s, .spill_after = 1min, .release_after = 10min, .wake_within = 2s}};
 //   levels.request_began(now);  ...  levels.request_ended(now);
@@ -110,8 +110,8 @@ public:
     /// Requests that have begun and aren't over.
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
 
-    /// The next step: the level to go to. Nothing if it is where it should be, a change is under
-    /// way, or the last one failed just now; a request retries at once.
+    /// The next step: the level to go to. Nothing if the model is at the right level, a change is
+    /// under way, or the last change failed just now; a request retries at once.
     [[nodiscard]] std::optional<sleep_level> next(instant now) const noexcept {
         if (changing_) return {};
         const sleep_level wanted = wanted_at(now);
@@ -248,9 +248,9 @@ public:
         }
         /// Whether it is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't: deadline_exceeded (others still use the memory that it lent, perhaps),
-        /// stopped, closed, in_flight (asked by an action that lets it sleep), or what an action
-        /// threw (submission_failed for what is no gpushare::error).
+        /// Why it isn't awake: deadline_exceeded (perhaps others still use the memory that it
+        /// lent), stopped, closed, in_flight (requested by an action that lets it sleep), or an
+        /// action's exception (submission_failed for one that is no gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for it.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
@@ -295,8 +295,8 @@ public:
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Goes to sleep if it is time for it, or again where a wake failed half way, and returns when
-    /// it is time for more; `never`: a request must come first. It may wait for work in flight,
+    /// Goes to sleep if it is time for it, or again after a wake that failed half way. Returns when
+    /// the next step is due; `never`: a request must come first. It may wait for work in flight,
     /// until `patience` from now.
     instant tick(ns patience = std::chrono::seconds(1)) {
         std::unique_lock lock(mutex_);
@@ -569,11 +569,11 @@ public:
     void sleep(const Tags& tags = {}, instant deadline = never) {
         if (const failure why = try_sleep(tags, deadline); why.code != errc::none) refuse(why, "sleep");
     }
-    /// Has the memory of these groups again: moved blocks with their contents, dropped ones without.
-    /// Waits for bytes until the deadline. Groups that are awake are left as they are. Codes:
-    /// invalid_specification; deadline_exceeded; what an allocation fails with; closed; what a copy
-    /// failed with. The group that failed sleeps on, and has nothing on the device: what had come is
-    /// copied back, which may take until after the deadline.
+    /// Brings back the memory of these groups: moved blocks with their contents, dropped ones
+    /// without. Waits for bytes until the deadline. Groups that are awake stay as they are. Codes:
+    /// invalid_specification; deadline_exceeded; the error of an allocation; closed; the error of a
+    /// copy. The group that failed sleeps on, and has no memory on the device: blocks that had come
+    /// are copied back, which may take until after the deadline.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     failure try_wake(const Tags& tags = {}, instant deadline = never) {
         return change(choose(tags), state::awake, deadline);

@@ -24,8 +24,8 @@
 // A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used,
 // requests, refusals, name, checksum.
 //
-// A usage_meter turns readings of what a tenant uses (counters, and the memory that it has at the moment) into lines: what
-// it used in between. A value: time and readings come in as arguments.
+// A usage_meter turns readings of a tenant's usage (counters, and its memory at the moment) into
+// lines: the usage in between. A value: the caller passes time and readings.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
 //   const auto now = std::chrono::system_clock::now();                                                  // once a second:
@@ -377,17 +377,17 @@ public:
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
-    /// The same where `passing`, of a clock that is never set, tells how much time has passed: a
-    /// line ends `now`, and is as long as that. All readings of a meter are of one kind.
+    /// The same with `passing`, of a clock that is never set, which tells how much time has passed:
+    /// a line ends `now`, and is that long. All readings of a meter are of one kind.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
         auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
         passing_ = passing;
         return l;
     }
 
-    /// Counters have begun anew since the last reading, as of a tenant that was admitted again: the
-    /// next line counts from the counters of `from`. One that is kept elsewhere and went on is
-    /// given with its latest value. Before the first reading there is nothing to tell.
+    /// Counters have begun anew since the last reading, as those of a tenant that was admitted
+    /// again: the next line counts from the counters of `from`. Pass the latest value of a counter
+    /// that is kept elsewhere and went on. Before the first reading the call isn't needed.
     void restarted(const usage_reading& from = {}) noexcept {
         if (!last_) return;
         auto& last = last_->second;
@@ -509,8 +509,8 @@ public:
     [[nodiscard]] static bool takes(const usage_line& l) noexcept {
         return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
     }
-    /// Adds those of the lines that it takes, and leaves the others in `waiting`: one of these
-    /// doesn't keep the rest from being billed. All stay there where the file can't be written. As
+    /// Adds the lines that it can, and leaves the others in `waiting`, so that one invalid line
+    /// doesn't keep the rest from being billed. All stay there if the file can't be written. As
     /// try_append, but invalid_specification says that some are left.
     failure append_from(std::vector<usage_line>& waiting) noexcept try {
         const auto bad = std::stable_partition(waiting.begin(), waiting.end(), takes);

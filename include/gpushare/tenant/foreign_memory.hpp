@@ -10,7 +10,7 @@
 //   gpushare::foreign_meter on_cpu{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
 //
 // The meter can tell a load from others' allocations only if nothing else is loaded or freed
-// meanwhile: load one engine at a time.
+// meanwhile, so load one engine at a time.
 #pragma once
 
 #include <algorithm>
@@ -33,9 +33,9 @@ inline namespace GPUSHARE_ABI {
 /// This process's host memory, as the system counts it (/proc): resident pages, without those of
 /// files.
 struct process_memory {
-    /// A reading. Throws operation_error (io_failed, errno in `asked`) where the system doesn't
-    /// say, or no file can be opened: 0 would pass for a reading, and the next one for all that the
-    /// process has.
+    /// A reading. Throws operation_error (io_failed, errno in `asked`) if the system doesn't tell,
+    /// or no file can be opened: a 0 would pass for a reading, and the next reading would count all
+    /// memory of the process.
     [[nodiscard]] static bytes taken() {
         errno = 0;
         std::FILE* const file = std::fopen("/proc/self/statm", "re");
@@ -68,9 +68,9 @@ public:
     /// does.
     [[nodiscard]] bytes measured() const noexcept(of_device) { return now() - before_; }
 
-    /// Charges measured() to a tenant, as long as the result lives; what comes after is measured
-    /// anew. On a device it isn't set aside as overhead any more. Throws memory_error as an
-    /// allocation would, and what measured() does, and then nothing is charged.
+    /// Charges measured() to a tenant, as long as the result lives; later allocations are measured
+    /// anew. On a device the overhead no longer includes this memory. Throws memory_error as an
+    /// allocation would, and the errors of measured(), and then nothing is charged.
     template <class Tenant>
     [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {
         const bytes taken = now();

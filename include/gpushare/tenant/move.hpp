@@ -7,9 +7,9 @@
 //   auto moved = gpushare::move_tenant(shared, chat, {gpushare::device_id{3}}, blocks, now + 5s);
 //   chat = std::move(moved.successor);      weights = blocks[0].at;
 //
-// Where there isn't room for both places, a tenant is parked: taken off its devices with its data,
-// and put on others later. So two tenants change places, or one makes room for an urgent one. In
-// between it has nothing but host memory: neither its name nor a promise.
+// If there isn't room for both places, park the tenant: take it off its devices with its data, and
+// put it on others later. So two tenants change places, or one makes room for an urgent one. In
+// between it has only host memory: neither its name nor a promise.
 //
 //   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
 //   auto urgent = shared.admit({.name = "urgent", .memory = 24_GiB});
@@ -66,9 +66,9 @@ struct moved_tenant {
 /// copied or taken twice: the successor gets the memory as it is, blocks that aren't listed, pools
 /// and arenas on it included.
 ///
-/// The tenant's threads must have stopped to submit, and to use the blocks, until this returns.
-/// Work queued by then runs first, so a sleeping tenant is woken, and is awake afterwards. A
-/// submission that is seen while the blocks are copied, or a resize beside all this, makes the move
+/// The tenant's threads must have stopped submitting work, and using the blocks, until this
+/// returns. Work queued by then runs first, so a sleeping tenant is woken, and is awake afterwards.
+/// A submission that is seen while the blocks are copied, or a concurrent resize, makes the move
 /// fail with errc::in_flight, and nothing has happened.
 ///
 /// Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, the code
@@ -221,8 +221,8 @@ requires copier<typename Node::stream>
     parked.set_closed(detail::close_left(from, deadline));
     return parked;
 }
-/// The same, with the reason instead of an exception; but what isn't an error of the library's, as
-/// std::bad_alloc, is thrown.
+/// The same, with the reason instead of an exception. Other exceptions than the library's errors,
+/// such as std::bad_alloc, are thrown.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] result<parked_tenant<Host>> try_park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks,

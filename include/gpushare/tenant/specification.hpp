@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain values of the tenant layer: what a tenant asks for, what it has used, the events and reports about it; and
-// what a tenancy is given: its options, each with a default, and a function that chooses devices.
+// The plain values of the tenant layer: a tenant's specification, its usage, the events and reports
+// about it; and a tenancy's options, each with a default, and the function that chooses devices.
 //
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
 //   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
@@ -84,11 +84,11 @@ struct tenant_spec {
     std::string name{};         ///< the tenant's, in messages and ledgers; unique among present tenants
     bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
-    /// Its share of device time among the tenants of its level, of the time that higher levels
-    /// leave: the shares of each level of a device sum to a whole. None: no time is promised, for a
-    /// tenant that only wants memory, or time that nobody else wants. It goes at the level
-    /// best_effort, below all others, unless `level` isn't 0. Policies that cap by shares don't
-    /// serve it.
+    /// The tenant's share of device time among the tenants of its level, of the time that higher
+    /// levels leave: the shares of each level of a device sum to a whole. None: no time is
+    /// promised, for a tenant that only wants memory, or time that no other tenant wants. It goes
+    /// at the level best_effort, below all others, unless `level` isn't 0. Policies that cap by
+    /// shares don't serve it.
     share compute{};
     priority level{};  ///< tenants of a higher level go first, always
     /// The highest level that its requests and submissions may have; requests for more are served
@@ -96,17 +96,17 @@ struct tenant_spec {
     /// same.
     std::optional<priority> ceiling{};
     /// A submission with a declared width (submit_options::width) counts as filling at least this
-    /// part of the SMs. Where the device doesn't tell what work fills, the submission is charged by
-    /// that width. 0: the declared width counts as it is.
+    /// part of the SMs. If the device doesn't tell which part work fills, the submission is charged
+    /// by that width. 0: the declared width counts as it is.
     sm_width narrowest{};
     bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst
     std::vector<device_id> on{};      ///< the devices to use; empty: those with the most room
     bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
     std::uint32_t slice = any_slice;  ///< the slice of SMs on each of its devices; see tenancy::slice
     std::optional<memory_stack> stack{};  ///< the layers of memory(); none: as in tenancy_options
-    /// When its memory is overwritten; none: likewise. `off` takes effect only while every tenant
-    /// that its devices ever had says `off`; else memory that others left behind is still
-    /// overwritten.
+    /// When its memory is overwritten; none: the tenancy's default. `off` takes effect only while
+    /// every tenant that its devices ever had says `off`; otherwise memory that others left behind
+    /// is still overwritten.
     std::optional<scrub_policy> scrub{};
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
@@ -261,8 +261,9 @@ enum class close_wait : std::uint8_t {
     return "unknown";
 }
 
-/// How a close went. Complete: everything was returned and nothing is charged. Else `waits_for` says what it waits for:
-/// call close again once that has ended. All else is as it was when the deadline came.
+/// How a close went. Complete: everything was returned and nothing is charged. Otherwise
+/// `waits_for` says what it waits for: call close again once that has ended. Everything else is as
+/// it was at the deadline.
 struct close_report {
     bool complete = false;            ///< all is returned
     std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back

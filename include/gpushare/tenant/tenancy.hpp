@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenancy: one node, shared by tenants. It promises each tenant memory and device time, in equal parts on some of the
-// devices, never more than there is, and all or nothing.
+// A tenancy: one node, shared by tenants. It promises each tenant memory and device time, in equal
+// parts on some of the devices, never more than the devices have, and all or nothing.
 //
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
@@ -113,8 +113,8 @@ public:
     tenancy(const tenancy&) = delete;
     tenancy& operator=(const tenancy&) = delete;
 
-    /// Aborts, and names it on stderr, where the handle of a tenant is still there: it would use the tenancy when it is
-    /// used, or destroyed. Declare the tenancy before its tenants.
+    /// Aborts, and names the tenant on stderr, if the handle of a tenant still exists: the handle
+    /// would use the tenancy when it is used, or destroyed. Declare the tenancy before its tenants.
     ~tenancy();
 
     /// Admits a tenant or throws operation_error, which names it, and then nothing is taken:
@@ -165,10 +165,11 @@ public:
         std::size_t which =
             0;  ///< the first of the list that can't be, beside those before it and all that the others give up
     };
-    /// Changes what is granted to several tenants, each of them once, as one change: first all of
-    /// them give up what shrinks, then all get what grows, and nobody else gets anything in
-    /// between. All or nothing. So tenants trade memory for device time. Throws as tenant::resize,
-    /// with the name of the one that can't be; duplicate_name for one that is named twice.
+    /// Changes the grants of several tenants, each of them once, as one change. First all of them
+    /// give up the resources that shrink, then all get those that grow, and no other tenant gets
+    /// anything in between. All or nothing. So tenants trade memory for device time. Throws as
+    /// tenant::resize, with the name of the tenant that can't be resized; duplicate_name for one
+    /// that is named twice.
     void resize_together(std::span<const update> all) {
         if (const auto refused = try_resize_together(all); refused.why.code != errc::none)
             raise(refused.why, all[refused.which].who->name(), "resize together");
@@ -176,8 +177,9 @@ public:
     /// The same, with the reason instead of an exception.
     [[nodiscard]] refused_update try_resize_together(std::span<const update> all);
 
-    /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one, they get those with
-    /// the most memory left. admit() passes on what it throws, and refuses an invalid choice.
+    /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one,
+    /// tenants get those with the most memory left. admit() passes its exceptions on, and refuses
+    /// an invalid choice.
     void choose_devices(device_choice choice);
 
     /// From now on, admits tenants of memory_stack::arena on that device, with chunks of `memory`,
@@ -268,8 +270,8 @@ public:
     /// The memory that could be promised on each device now, out of what the last measurement
     /// leaves to tenants there. A lost device has none.
     [[nodiscard]] std::vector<device_room> rooms() const;
-    /// The same if all burst that is lent came back; `whole` is what the device has, with all that
-    /// others than tenants take.
+    /// The same if all lent burst came back; `whole` is the device's memory, including the memory
+    /// in use outside of tenants.
     [[nodiscard]] std::vector<device_room> promisable() const;
     /// Whether the device is lost, where the node can tell. Throws operation_error (no_device).
     [[nodiscard]] bool lost(device_id d) const {
@@ -277,10 +279,10 @@ public:
         return detail::is_lost(*node_, d);
     }
 
-    /// Measures again what contexts, modules, libraries and other processes take of each device, and sets it aside. If
-    /// less is left than is promised and in use, nothing is taken from tenants: nothing new is granted until it fits,
-    /// an event for each device says by how many bytes it is over, and their sum is returned. Every admission measures
-    /// first.
+    /// Measures again how much of each device contexts, modules, libraries and other processes
+    /// take, and sets it aside. If less is left than is promised and in use, nothing is taken from
+    /// tenants. No new grant is made until everything fits, an event for each device says by how
+    /// many bytes it is over, and their sum is returned. Every admission measures first.
     bytes remeasure() noexcept;
 
     /// The share of device time that isn't promised yet, in all slices: of the level that was

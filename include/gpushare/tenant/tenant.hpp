@@ -24,9 +24,9 @@
 //
 //   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
 //
-// Blocks of a tenant may leave the device. When the tenant lacks memory there, or a neighbour wants its burst back, the
-// least recently used blocks are copied to the host. They come back when they are used. A tenancy says where to:
-// tenancy_options::spill and spill_to.
+// Blocks of a tenant may leave the device. When the tenant lacks memory there, or a neighbour wants
+// its burst back, the least recently used blocks are copied to the host. They come back when they
+// are used. A tenancy's options say where they go: tenancy_options::spill and spill_to.
 //
 //   auto adapter = chat.allocate_spillable(512_MiB);
 //   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
@@ -209,12 +209,12 @@ public:
         if (block_ != nullptr) of_->remove(*block_);
     }
 
-    /// Brings the block back if it is on the host, and waits until it is there. Others of the
-    /// tenant's may have to leave for it.
+    /// Brings the block back if it is on the host, and waits until it is there. Other blocks of the
+    /// tenant may have to leave for it.
     [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
-    /// Moves the block to the host now, before anybody lacks its bytes. in_flight: a lease holds it.
-    /// deadline_exceeded: it is on its way still, and stays on the device if use() comes first.
-    /// out_of_memory: the host has no room. closed; else what the copy failed with.
+    /// Moves the block to the host now, before a request lacks its bytes. in_flight: a lease holds
+    /// it. deadline_exceeded: it is still on its way, and stays on the device if use() comes first.
+    /// out_of_memory: the host has no room. closed; otherwise the copy's error.
     [[nodiscard]] errc leave(instant deadline = never) { return of_->send(*block_, deadline); }
     /// Whether it is on the device now, used or not; not while it is on its way.
     [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }
@@ -233,9 +233,8 @@ template <node Node, compute_policy Policy>
 class succession;
 }  // namespace detail
 
-/// As long as a grant_watch lives, its function is told the tenant's grant; see
-/// tenant::watch_grant. Movable; may outlive the tenant. Destroying it waits for a call that is
-/// under way.
+/// As long as a grant_watch lives, its function gets the tenant's grant; see tenant::watch_grant.
+/// Movable; may outlive the tenant. Its destructor waits for a call that is under way.
 class grant_watch {
 public:
     /// Called by the tenant.
@@ -289,10 +288,10 @@ public:
 
     /// Calls `told` with the current grant: at once, and after each change to it as long as the
     /// result lives, before the call that makes the change returns, in its thread. One call at a
-    /// time, under no lock of the tenancy's; the last one has the grant as it is. `told` neither
-    /// changes a tenant, nor makes or ends a watch or a gate's client of this one. What `told`
-    /// throws later on is ignored. A tenant that move_tenant makes of this one is another one.
-    /// Throws std::bad_alloc, and what the first call throws.
+    /// time, under no lock of the tenancy's; the last one has the current grant. `told` must not
+    /// change a tenant, or make or end a watch or a gate's client of this one. Later exceptions of
+    /// `told` are ignored. The tenant that move_tenant makes of this one is another tenant. Throws
+    /// std::bad_alloc, and the exceptions of the first call.
     [[nodiscard]] grant_watch watch_grant(std::function<void(const tenant_spec&)> told) {
         auto all = state_->followers();
         const auto number = all->add(std::move(told), [this](tenant_spec& into) { state_->copy_grant(into); });
@@ -307,9 +306,9 @@ public:
 
     /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
-    /// The stream that the tenant's submissions go to, of tenant_spec::streams the one of this
-    /// number. Work enqueued on it directly, past the limiter, is charged to nobody. Throws as
-    /// memory(), and invalid_specification if there aren't so many.
+    /// The stream of the tenant's submissions, the one with this number of tenant_spec::streams.
+    /// Work enqueued on it directly, past the limiter, is charged to no tenant. Throws as memory(),
+    /// and invalid_specification if there aren't so many.
     [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0);
 
     /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is
@@ -403,9 +402,9 @@ public:
         return acquire(part, deadline, stop, o);
     }
 
-    /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each
-    /// other, as collectives; see handles.hpp. Valid until it is closed. Throws operation_error
-    /// (closed).
+    /// The tenant's place in gangs: a member for each of its devices, for work whose ranks wait for
+    /// each other, such as collectives; see handles.hpp. Valid until the tenant is closed. Throws
+    /// operation_error (closed).
     [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang();
 
     /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
@@ -413,14 +412,14 @@ public:
     /// Ends a quarantine, on all of its devices; see limiter_options::quarantine_after.
     void pardon();
 
-    /// Admits nothing new, waits until work in flight has ended, and gives back the memory that its
-    /// pools, caches and spillable blocks keep (all hooks of its quota are asked). Waiting
+    /// Admits no new work, waits until work in flight has ended, and gives back the memory that its
+    /// pools, caches and spillable blocks keep (it calls all hooks of its quota). Waiting
     /// submissions stay queued and new ones wait behind them until wake(); with
     /// while_asleep::refuse, both are refused with errc::asleep. Quota and share remain promised;
     /// with tenant_spec::lends_asleep, the bytes that its quota leaves free are lent to others
     /// until it wakes. Returns false at the deadline, for a request to stop, or after close(): then
-    /// it isn't asleep on any device, and refused submissions stay refused. Not from a callback of
-    /// its own.
+    /// it isn't asleep on any device, and refused submissions stay refused. Don't call it from a
+    /// callback of the tenant's own.
     bool sleep(instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep);
     /// Ends sleep(). Does nothing if it isn't asleep. If the tenant lends its guarantee in its
@@ -445,9 +444,10 @@ public:
     /// The tenant's usage, now and so far; final after close().
     [[nodiscard]] tenant_usage usage();
 
-    /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
-    /// are bytes on one device), share_exceeded (permille), slo_unreachable (ns), not_whole and invalid_specification
-    /// (with the field and its value), closed; and std::bad_alloc.
+    /// Changes the tenant's grant, while work is in flight, all or nothing. Throws operation_error:
+    /// no_room (its figures are bytes on one device), share_exceeded (permille), slo_unreachable
+    /// (ns), not_whole and invalid_specification (with the field and its value), closed; and
+    /// std::bad_alloc.
     void resize(const tenant_change& change);
 
     /// The same, with the reason instead of an exception.

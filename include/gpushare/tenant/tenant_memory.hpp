@@ -72,8 +72,8 @@ public:
     tenant_memory& operator=(const tenant_memory&) = delete;
 
     /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours'
-    /// too, and waits where the tenant's memory waits (tenant_spec::wait). Throws memory_error,
-    /// with errc::closed once the tenant is closed. `label` must outlive the block.
+    /// too, and waits if the tenant's memory waits (tenant_spec::wait). Throws memory_error, with
+    /// errc::closed once the tenant is closed. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {});
     /// The same, of a size with its unit: allocate(40_MiB).
@@ -90,10 +90,10 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
 
-    /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
-    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or
-    /// stopped, which names the largest borrower of burst. Throws at once where the tenant's limit or
-    /// others' guarantees leave no room, whatever is freed.
+    /// As allocate, but waits for bytes, first come first served, until the deadline or stop
+    /// request of `until`, a patience (include memory/quota_wait.hpp). Then throws memory_error
+    /// with deadline_exceeded or stopped, which names the largest borrower of burst. Throws at once
+    /// if the tenant's limit or others' guarantees leave no room, whatever is freed.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                        std::string_view label = {}) {
@@ -136,10 +136,10 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
 
-    /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
-    /// event, and nothing is freed; closed, and no event, once the tenant is; submission_failed,
-    /// and it is out as before, where it is to be overwritten and the device doesn't say when that
-    /// is done. Null is ignored.
+    /// Frees a block that no work uses any more. If it isn't out, or has another size:
+    /// unknown_block or wrong_size, an event, and nothing is freed. closed, without an event, once
+    /// the tenant is closed. submission_failed, and the block stays out, if the block must be
+    /// overwritten and the device doesn't say when that is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
 
     /// The same, of a size with its unit.
@@ -165,18 +165,19 @@ public:
     /// Waits until streams have reached all frees. False at the deadline.
     bool drain(instant deadline);
 
-    /// From now on every allocation is refused with errc::closed, and freed bytes go to the device's other tenants.
-    /// Blocks that are out stay valid until take_back(). To tell resources built on it, call limit().close(deadline),
-    /// under no lock.
+    /// From now on every allocation is refused with errc::closed, and freed bytes go to the
+    /// device's other tenants. Blocks that are out stay valid until take_back(). To close the
+    /// resources built on it, call limit().close(deadline), under no lock.
     void close() noexcept;
     /// Whether close() was called. Acquire: a thread that sees it closed sees what was done before.
     [[nodiscard]] bool closed() const noexcept;
 
-    /// After close(): frees every block that is out, with an event each. Nothing may use the blocks any more. True if
-    /// no overlapping call is still on its way to the device, so that only frees in stream order are left to drain.
-    /// False if one is at the deadline or stop request of `until`, in a hook or a slow driver for
-    /// example, or soon if this thread is in a hook of its device, since it might wait for itself:
-    /// call it again. Throws std::bad_alloc, and then nothing was taken back.
+    /// After close(): frees every block that is out, with an event each. No work may use the blocks
+    /// any more. True if no overlapping call is still on its way to the device, so that only frees
+    /// in stream order are left to drain. False if one is at the deadline or stop request of
+    /// `until`, for example in a hook or a slow driver, or soon if this thread is in a hook of its
+    /// device, since it might wait for itself: call it again. Throws std::bad_alloc, and then
+    /// nothing was taken back.
     template <clock Clock>
     bool take_back(close_report& report, const patience<Clock>& until) {
         std::vector<leak> leaks;
@@ -223,7 +224,7 @@ public:
     /// Empties a pool's caches, so keep this call off hot paths.
     [[nodiscard]] bytes largest_free() const noexcept;
     /// Charged bytes that are in no block. The pool keeps them for the next allocation, and gives
-    /// them back as soon as somebody lacks memory.
+    /// them back as soon as another request lacks memory.
     [[nodiscard]] bytes idle() const noexcept;
     /// Bytes overwritten so far before or after this tenant had them. Memory that comes as zeros
     /// isn't counted.

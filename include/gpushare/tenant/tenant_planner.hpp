@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts a tenancy's tenants where a plan says. A placement policy chooses the devices; a tenant
-// without room waits; capacity is reserved for a future time; a tenant in the way is moved while it
-// lives; a tenant of a lower level is told to go. Each plan is a value; the tenancy carries it out.
+// without room waits; capacity is reserved for a future time; a live tenant in the way is moved; a
+// tenant of a lower level gets notice to go. Each plan is a value; the tenancy carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who is its handle, if it doesn't wait
@@ -159,11 +159,10 @@ public:
     tenant_planner(const tenant_planner&) = delete;
     tenant_planner& operator=(const tenant_planner&) = delete;
 
-    /// Admits a tenant where the policy puts it, or on the devices that it names. Lets it wait
-    /// until `deadline` where there is no lasting room, reservations counted. Refuses it if its
+    /// Admits a tenant where the policy puts it, or on the devices that it names. The tenant waits
+    /// until `deadline` if there is no lasting room, reservations counted. Refuses it if its
     /// devices could never have room even without other tenants, and with duplicate_name if a
-    /// tenant of its name already waits. Errors that aren't about room are thrown, as by
-    /// tenancy::admit.
+    /// tenant of its name already waits. Other errors are thrown, as by tenancy::admit.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
         if (std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
@@ -268,8 +267,9 @@ public:
         if (booked) queue_.note_overtaken(room, spec.level, *found.placements);
         return booked;
     }
-    /// As capacity_calendar::earliest: from when on it could be reserved for so long. Nobody knows when a notice ends,
-    /// so none of it is on devices that somebody makes room on now.
+    /// As capacity_calendar::earliest: the time from which room for the tenant could be reserved
+    /// for so long. The end of a notice is unknown, so none of the room is on devices that are
+    /// being cleared now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
         return calendar_.earliest(placement_of(spec), shared_->now(), length, [&](cluster& room) {
             hold_strangers(room, spec.level);
@@ -278,10 +278,11 @@ public:
     }
     /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
-    /// Admits the tenant that the room was reserved for, one only. Throws operation_error:
+    /// Admits the tenant for which the room was reserved, one only. Throws operation_error:
     /// invalid_specification if there is no such reservation for that much now, or it is redeemed,
-    /// and what tenancy::admit throws. If its devices can't be had any more, it is put where the
-    /// policy finds room for as long. Once it has ended the tenant is overdue().
+    /// and the errors of tenancy::admit. If its devices can't be had any more, the tenant goes
+    /// where the policy finds room for as long. Once the reservation has ended the tenant is
+    /// overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
@@ -350,10 +351,11 @@ public:
         return detail::or_why([&] { return carry_out(m, who, blocks, deadline); });
     }
 
-    /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`, and then the caller may
-    /// close them. Until take_place() or call_off(), however late, nobody else is admitted to these devices, moved
-    /// there or promised them by reserve(), and who has been told to go isn't told so for somebody else. Nothing if it
-    /// fits anyway, or doesn't help.
+    /// Chooses tenants of lower levels that have to go so that this one fits; they get `notice`,
+    /// and then the caller may close them. Until take_place() or call_off(), however late, no other
+    /// tenant is admitted to these devices, moved there or promised them by reserve(), and a tenant
+    /// under notice gets no second notice for another arrival. Nothing if the tenant fits anyway,
+    /// or no choice helps.
     [[nodiscard]] std::optional<tenant_notice> preempt(const tenant_spec& spec, ns notice) {
         std::vector<std::string> names;
         std::vector<placed_tenant> all;
@@ -375,8 +377,9 @@ public:
         std::ranges::copy_if(n.victims, std::back_inserter(names), [&](const auto& v) { return placed_.contains(v); });
         return names;
     }
-    /// Ends the notice, and admits whom it was for. Throws operation_error (no_room) while somebody
-    /// is still there, and what tenancy::admit throws: then the notice stands.
+    /// Ends the notice, and admits the tenant for which it was given. Throws operation_error
+    /// (no_room) while a tenant under notice is still there, and the errors of tenancy::admit: then
+    /// the notice stands.
     [[nodiscard]] tenant take_place(const tenant_notice& n, tenant_spec spec) {
         const auto given = std::ranges::find(notices_, n.id, &tenant_notice::id);
         if (given == notices_.end())
