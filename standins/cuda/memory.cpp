@@ -80,8 +80,9 @@ cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::s
     if (size == 0) return cudaSuccess;
     if (size > m.chosen.memory.count()) return cudaErrorMemoryAllocation;
     if (on.recording != nullptr) {
-        // Programming Guide, "Graph Memory Nodes": the allocation is the graph's, with an address of its own from now on, and memory
-        // only while the graph runs. What the library has of it nobody may use outside of the graph.
+        // Programming Guide, "Graph Memory Nodes": the allocation belongs to the graph, with an
+        // address of its own from now on, and with memory only while the graph runs. No work
+        // outside of the graph may use this memory.
         *out = m.take({.size = size, .device = from->device, .of_graph = true});
         if (*out == nullptr) return cudaErrorMemoryAllocation;
         const auto with_graph = [](void* p) {

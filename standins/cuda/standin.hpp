@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for the CUDA runtime, for tests on machines without a GPU: linked instead of libcudart, it answers the
-// calls that the library makes, over memory of this process. Work takes the time that it says it takes, faults come on
-// demand, and what a program leaves behind or must not do is found out.
+// A stand-in for the CUDA runtime, for tests on machines without a GPU. Linked instead of
+// libcudart, it answers the library's calls, over memory of this process. Work takes its stated
+// time, faults come on demand, and the stand-in finds objects that a program leaves behind and
+// calls that it must not make.
 //
 //   standin::session gpu{{.devices = 2, .memory = 64_MiB}};          // session.hpp; checks that nothing leaked
 //   standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .skip = 3});

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What somebody has seen of values: of an address, since when the newest value is there that it read, wrote, or acquired from who had.
-// It reads no older one there any more (PTX ISA 9.0, 8.10: coherence); of other addresses that says nothing. Views of this kind are those
-// of Kang et al., "A Promising Semantics for Relaxed-Memory Concurrency", POPL 2017.
+// What a thread has seen of memory: for each address, the newest value that it read, wrote, or
+// acquired from a thread that had seen it. It no longer reads an older value there (PTX ISA 9.0,
+// 8.10: coherence); this says nothing about other addresses. Views of this kind are those of Kang
+// et al., "A Promising Semantics for Relaxed-Memory Concurrency", POPL 2017.
 //
 //   sight mine;
 //   mine.saw(address, 7);                       // the value that is there since moment 7

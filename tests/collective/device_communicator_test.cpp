@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups with their workspaces on devices whose memory neither the host nor, where they aren't connected, another device
-// touches: the host backend's, guarded.
+// Groups with their workspaces on devices. Neither the host nor, if the devices aren't connected,
+// another device touches that memory: the host backend's, guarded.
 #include <gpushare/collective/submit.hpp>
 
 #include <chrono>

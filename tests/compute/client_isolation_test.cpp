@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What one client can do to the promises that others were made, in virtual time: by what it says of
-// its submissions, by their lengths, by requests, and while policies change. And accounts: what is
-// published only grows, and sums to what the device did.
+// Whether one client can break the promises made to others, in virtual time: by false declarations,
+// by the length of its submissions, by requests, and while policies change. And accounts: published
+// figures only grow, and sum to the device's work.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who looks at the device for whom: a thread that waits for its own work leaves the others asleep, and nobody relies for
-// long on one that doesn't come.
+// Which thread looks at the device for the others: a thread that waits for its own work leaves the
+// others asleep, and no thread relies for long on one that doesn't come.
 #include <array>
 #include <atomic>
 #include <chrono>

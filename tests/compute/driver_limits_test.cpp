@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nobody drives beyond their own need: a thread that comes to submit or wait isn't kept for others' callables, however
-// many there are and however long they take, and what it leaves is done by whoever waits in the limiter.
+// No thread drives far beyond its own need: a thread that submits or waits isn't kept for others'
+// callables, however many there are and however long they take, and a thread that waits in the
+// limiter does the rest.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

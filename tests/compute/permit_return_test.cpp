@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a permit's holder enqueued comes back to its limiter without the mutex, and alike submissions of a
-// batch as one: nobody can tell.
+// A permit's holder returns its submission to the limiter without the mutex, and equal submissions
+// of a batch return as one: callers can't tell the difference.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that looks at the device for others leaves that to another one before it is long in somebody's code. So what the
-// others wait for is seen however long that takes.
+// A thread that looks at the device for others leaves that to another thread before it runs long
+// user code. So the others' work is seen to end, however long that code takes.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every compute policy owes its limiter, whatever it is after: it serves who waits and nobody else, and it never
-// leaves the device idle while somebody waits, unless it says until when.
+// The duties of every compute policy to its limiter, whatever its aim: it serves only waiting
+// clients, and never leaves the device idle while a client waits, unless it says until when.
 //
 //   TEMPLATE_TEST_CASE("policies keep the contract", "[compute]", gpushare::weighted_fair) {
 //       conformance::compute_policy_suite<TestType>();

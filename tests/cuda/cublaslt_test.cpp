@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Pieces by cuBLASLt on the stand-in, with a reference in place of cuBLASLt: what it is asked for, and
-// what comes of that.
+// Pieces by cuBLASLt on the stand-in, with a reference in place of cuBLASLt: the calls to it, and
+// their results.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

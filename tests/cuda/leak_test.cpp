@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backend takes it gives back, and it leaves the thread where it was. Whatever goes wrong in CUDA, and whenever:
-// nothing is left behind in silence, what is thrown is typed, and nobody who asks CUDA for its last error finds ours.
+// The backend gives back everything that it takes, and leaves the thread's state as it was.
+// Whatever fails in CUDA, and whenever: no error is lost, exceptions are typed, and a program that
+// asks CUDA for its last error never finds one of ours.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/pool.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA node over the stand-in: what it says where it can't be made, whose streams it takes, what stays current, and
-// what becomes of the errors that nobody can be told.
+// A CUDA node over the stand-in: its errors if it can't be made, the streams that it takes, the
+// context that stays current, and the errors that can't be reported to a caller.
 #include <sys/wait.h>
 #include <unistd.h>
 

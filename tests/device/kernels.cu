@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the conformance suites and of the library, launched in every way: that this compiles without a warning
-// for every architecture is the first test; what came out of it is looked at by the others.
+// The kernels of the conformance suites and of the library, launched in every way. The first test
+// is that this file compiles without a warning for every architecture; other tests check the
+// results.
 #include <gpushare/gpushare.cuh>
 
 #include <chrono>

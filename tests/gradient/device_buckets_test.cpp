@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets of gradients on devices, on the host's backend: what each rank finds in its gradients
-// behind a step, what is copied, and what is enqueued when. As compiled, packing is in tests/gpu.
+// Buckets of gradients on devices, on the host's backend: each rank's gradients after a step, the
+// copies, and the order of enqueuing. tests/gpu runs the packing as compiled.
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include <algorithm>

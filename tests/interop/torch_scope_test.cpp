@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// A tenant's scope without torch: whose blocks are, on which thread and stream, and what is left of them
-// when scopes and tenants end. tests/interop/torch has the same with libtorch's own libraries.
+// A tenant's scope without torch: the owner of each block, by thread and stream, and what remains
+// of the blocks when scopes and tenants end. tests/interop/torch has the same with libtorch's own
+// libraries.
 #include <array>
 #include <atomic>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changes hands between arenas holds nothing of its last owner, and the scrubbing happens where it must and no
-// more often.
+// Memory that changes hands between arenas holds no data of its last owner, and is scrubbed where
+// that is needed and no more often.
 #include <array>
 #include <cstdint>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands on memory that closes gives back what it keeps, and hands nothing out of what was taken back.
+// Resources on memory that closes give back the memory that they keep, and hand out no memory that
+// was taken back.
 #include <array>
 #include <atomic>
 #include <chrono>

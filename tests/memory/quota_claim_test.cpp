@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Who waits for bytes of a quota: first come first served, nobody who fits is kept waiting, nothing of others' guarantees
-// is held back. No threads here: the queue is a state machine.
+// Waiters for bytes of a quota: first come first served, no request that fits waits, and no
+// guaranteed bytes of others are held back. Without threads: the queue is a state machine.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocators behind quotas under fire: threads that allocate, free, wait, give up and ask for too much, over an upstream
-// that fails at random. What each keeps within must never be refused; nothing is ever over, and nothing drifts.
+// Allocators behind quotas under load: threads that allocate, free, wait, give up and ask for too
+// much, over an upstream that fails at random. Requests within the limits are never refused, no
+// quota is ever exceeded, and no count drifts.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loans that a quota keeps after their bytes were released: fast for whoever bursts again, and never in anybody's way.
+// Loans that a quota keeps after their bytes were released: they make the next burst fast, and
+// never delay another quota.
 #include <atomic>
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator behind a quota: what is charged, what an error says, and that no failure of the upstream leaks a byte.
+// An allocator behind a quota: its charges, the texts of its errors, and that no failure of the
+// upstream leaks a byte.
 #include <array>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Who is placed, who waits, who goes first, and who never comes.
+// Which requests are placed, which wait, which go first, and which are never placed.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Batching by iteration in virtual time: what is in a step, who has pages, who goes first; and that
-// each text is, to the token, what it would be by itself.
+// Batching by iteration in virtual time: the contents of a step, the owners of pages, and the order
+// of texts; and each text equals, to the token, the same text alone.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An upstream that counts and fails on demand: it knows every block that is out, notices a wrong free, and throws
-// what the test tells it to, when the test tells it to.
+// An upstream that counts and fails on demand: it knows every block that is out, notices a wrong
+// free, and throws the exception that the test sets, when the test says so.
 //
 //   support::fault_resource upstream;
 //   upstream.fail_next([] { throw std::runtime_error("device lost"); });

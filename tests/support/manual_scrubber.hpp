@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream that overwrites memory when the test says so, and not before: what is looked at too early isn't scrubbed.
+// A stream that overwrites memory only when the test says so: memory that is read too early isn't
+// scrubbed.
 //
 //   support::manual_scrubber s;        s.fill(p, std::byte{0}, 64);   auto done = s.record();
 //   s.reach_next();                    // now it is filled, and `done` reached

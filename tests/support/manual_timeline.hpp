@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that does nothing by itself: streams take work of a stated length, and their points are reached when the
-// test says so, at the device time that it says. Nothing here waits for real time.
+// A device that does nothing by itself: streams take work of a stated length, and their points are
+// reached when the test says so, at the device time that the test states. No call here waits for
+// real time.
 //
 //   support::manual_stream s;
 //   s.enqueue(5ms);   auto p = s.record();      // p.reached() is false

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an admission does beside the tenancy's mutex: a driver takes its time for a stream, and nobody else waits for it.
+// The part of an admission outside of the tenancy's mutex: a driver takes its time for a stream,
+// and no other thread waits for that.
 #include <chrono>
 #include <cstdint>
 #include <functional>

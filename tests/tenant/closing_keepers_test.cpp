@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps memory of a tenant (pools, arenas) closes with it: nothing is handed out of what was taken back, and nothing
-// stays charged.
+// Layers that keep memory of a tenant (pools, arenas) close with it: they hand out no memory that
+// was taken back, and nothing stays charged.
 #include <optional>
 
 #include <gpushare/backend/host/host.hpp>

@@ -496,9 +496,9 @@ public:
 
     /// What it takes of each rank's device; alignment 16.
     [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
-    /// Zeroed memory of each rank's device. To go on with a saved training, copy what owed() had to
-    /// owed() behind this call. Throws operation_error (errc::invalid_specification) unless there is
-    /// memory for each rank.
+    /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
+    /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
+    /// unless there is memory for each rank.
     void use(std::span<float* const> memory) {
         if (memory.size() != ranks_)
             raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
@@ -579,9 +579,9 @@ public:
         const auto some = static_cast<std::size_t>(static_cast<double>(count) * part_);
         return std::min(count, std::max<std::size_t>(some, 1));
     }
-    /// Zeroed memory of each rank's device. To go on with a saved training, copy what owed() had to
-    /// owed() behind this call. Throws operation_error (errc::invalid_specification) unless there is
-    /// memory for each rank.
+    /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
+    /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
+    /// unless there is memory for each rank.
     void use(std::span<float* const> memory) {
         if (memory.size() != ranks_)
             raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},

@@ -15,8 +15,9 @@
 //
 // The size of buckets is tuned on line between step() and the next backward pass, when no other
 // thread uses the transport: agree(net, took), tuner.step_took(took),
-// shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters of float32 in the
-// host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
+// shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters must be float32 in the
+// host's memory. Works with libtorch 1.13, which Debian has, and later. The header is empty without
+// libtorch.
 //
 // On CUDA the ranks are threads of this process, each with a model on its device, or on one that
 // they share. No thread is needed for communication: hooks enqueue the buckets on the ranks'

@@ -34,10 +34,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a request of the kind can't
-/// use. That is all of it if cores, model or number of devices don't suffice, otherwise what lies on devices with too
-/// little left. Kinds that need one device are summed beforehand, so that a node costs a few additions per device
-/// instead of one per kind.
+/// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a
+/// request of the kind can't use. That is all free permille if cores, model or number of devices
+/// don't suffice, and otherwise those on devices with too little left. Kinds that need one device
+/// are summed beforehand, so that a node costs a few additions per device instead of one per kind.
 class fragmentation {
 public:
     /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight
@@ -212,8 +212,9 @@ public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
-    /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second. Throws
-    /// operation_error (invalid_specification) for an option out of its range, or that is no number.
+    /// Learns prices from the requests expected on those nodes, as if the nodes were empty: some
+    /// tenths of a second. Throws operation_error (invalid_specification) for an option out of its
+    /// range, or that is no number.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
         : value_(expected, detail::bid_prices(c, expected, checked(o).rounds, o.first_step)),
           fragmentation_(detail::scarcity(c, expected)),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// The memory model by its litmus tests: who may see what somebody else wrote (PTX ISA, chapter 8). In each of them block 0 writes
-// words[0] and raises a flag, words[16], and block 1 waits for the flag and reads words[0]. What is right has no race under any seed;
-// what is one modifier short of it has.
+// The memory model by its litmus tests: which threads may see another thread's writes (PTX ISA,
+// chapter 8). In each test block 0 writes words[0] and raises a flag, words[16], and block 1 waits
+// for the flag and reads words[0]. A correct program has no race under any seed; the same program
+// with one modifier missing has one.
 #include <string>
 
 #include "kernel.hpp"

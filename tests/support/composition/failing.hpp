@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that fails on the device, by every way into a limiter, while somebody records points on its stream: whoever looks meanwhile, the
-// failure is told to who submitted it, and to nobody else.
+// Work that fails on the device, by every way into a limiter, while another thread records points
+// on its stream. Whichever thread looks meanwhile, only the submitter gets the failure.
 //
 //   support::composition::failures<stream, clock> tried{clock, stream, other_stream, fail, work};
 //   for (const auto& what : tried.wrong(tried.usual())) ...      // "request, records behind: reported as fine"
