@@ -299,7 +299,7 @@ struct limiter_event {
         case limiter_event::kind::quarantined: return "quarantined";
         case limiter_event::kind::stuck: return "stuck";
         case limiter_event::kind::device_lost: return "device lost";
-        case limiter_event::kind::undriven: return "nobody drove";
+        case limiter_event::kind::undriven: return "no thread drove";
     }
     return "unknown event";
 }

@@ -371,13 +371,13 @@ inline void write_tenant_metrics(metrics_text& out, std::span<const tenant_metri
     using enum metric_type;
     write("gpushare_tenant_memory_guaranteed_bytes", gauge, "Memory that is promised.",
           [](const auto& u) { return u.memory; });
-    write("gpushare_tenant_memory_burst_bytes", gauge, "Memory beyond that, as long as nobody needs it.",
+    write("gpushare_tenant_memory_burst_bytes", gauge, "Memory beyond that, while others don't need it.",
           [](const auto& u) { return u.burst; });
     write("gpushare_tenant_memory_used_bytes", gauge, "Memory that is charged.",
           [](const auto& u) { return u.current; });
-    write("gpushare_tenant_memory_idle_bytes", gauge, "Of that, what pools keep for the next allocation.",
+    write("gpushare_tenant_memory_idle_bytes", gauge, "Of that, memory that pools keep for the next allocation.",
           [](const auto& u) { return u.idle; });
-    write("gpushare_tenant_memory_pending_bytes", gauge, "Of that, what is freed once a stream gets there.",
+    write("gpushare_tenant_memory_pending_bytes", gauge, "Of that, memory whose free a stream has yet to reach.",
           [](const auto& u) { return u.pending; });
     write("gpushare_tenant_memory_peak_bytes", gauge, "The most memory that was charged at once.",
           [](const auto& u) { return u.peak; });

@@ -243,7 +243,7 @@ enum class shortage : std::uint8_t {
         case shortage::memory: return "memory";
         case shortage::devices: return "devices of the placement";
         case shortage::drained: return "node that is not drained";
-        case shortage::consent: return "consent: who carries plans out refused";
+        case shortage::consent: return "consent: the caller refused the placement";
         case shortage::turn: return "turn";
     }
     return "unknown shortage";

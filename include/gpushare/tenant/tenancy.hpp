@@ -545,7 +545,7 @@ auto tenancy<Node, Policy>::claim(const tenant* predecessor, tenant_spec spec) -
     const std::lock_guard lock(shared_.mutex);
     const auto namesakes = std::count(shared_.names.begin(), shared_.names.end(), spec.name);
     if (predecessor != nullptr && (predecessor->closed() || namesakes == 0))
-        detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
+        detail::refuse_admission({errc::closed}, spec.name, "its predecessor is closed");
     if (namesakes != (predecessor != nullptr ? 1 : 0))
         detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
     detail::plain_list<typename shared_node::slice*> kept;
