@@ -109,29 +109,18 @@ public:
     /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are edges_of(graph(),
     /// nodes), in that order, its weights inside. Throws model_error: bad_cut where a value that crosses is no tensor or
     /// of unknown type, or where a node isn't the graph's or there is none; too_large; external_data; and std::bad_alloc.
-    [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const {
-        if (nodes.empty() || std::ranges::any_of(nodes, [&](std::uint32_t n) { return n >= graph_.nodes.size(); }))
-            throw model_error(model_fault::bad_cut, {}, "there are no such nodes");
-        onnx::ModelProto piece;
-        piece.set_ir_version(proto_.ir_version());
-        *piece.mutable_opset_import() = proto_.opset_import();
-        *piece.mutable_functions() = proto_.functions();
-        auto& g = *piece.mutable_graph();
-        g.set_name("nodes_from_" + std::to_string(nodes.front()));
-        add_nodes(g, nodes);
-        const auto edges = edges_of(graph_, nodes);
-        for (const std::uint32_t v : edges.inputs) describe(*g.add_input(), v);
-        for (const std::uint32_t v : edges.outputs) describe(*g.add_output(), v);
-        if (piece.ByteSizeLong() > detail::most_bytes) refuse_large(nodes.front());
-        return piece.SerializeAsString();
-    }
+    [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const { return extracted(nodes, {}); }
     /// The whole model, with its nodes in graph()'s order and all weights inside; inputs and outputs are in the model's
     /// order. Throws as above.
     [[nodiscard]] std::string whole() const {
         std::vector<std::uint32_t> all(graph_.nodes.size());
         std::iota(all.begin(), all.end(), 0U);
+        std::unordered_set<std::string> wanted;
+        for (const std::uint32_t v : graph_.outputs)
+            if (graph_.values[v].kind == value_kind::weight) wanted.insert(names_[v]);
         onnx::ModelProto m;
-        if (!m.ParseFromString(extract(all))) throw model_error(model_fault::unreadable, {}, "it can't be written");
+        if (!m.ParseFromString(extracted(all, std::move(wanted))))
+            throw model_error(model_fault::unreadable, {}, "it can't be written");
         m.mutable_graph()->clear_input();
         m.mutable_graph()->clear_output();
         for (const std::uint32_t v : graph_.inputs) describe(*m.mutable_graph()->add_input(), v);
@@ -150,7 +139,8 @@ private:
     onnx_model(onnx::ModelProto m, import_options o) : proto_(std::move(m)), folder_(std::move(o.folder)) {
         const detail::node_checker checker(proto_, folder_, std::move(o.other_domains));
         newer_ = checker.newer();
-        detail::check_weights(proto_.graph(), folder_);
+        detail::check_functions(proto_);
+        detail::check_weights(proto_, folder_);
         order_ = detail::run_order(proto_.graph());
         detail::check_nodes(proto_, order_, checker);
         auto types = detail::infer_types(proto_, order_, !newer_, o.apart, o.like, o.sizes, o.inputs);
@@ -166,8 +156,34 @@ private:
         if (const auto text = wrong(graph_); !text.empty()) throw model_error(model_fault::bad_model, {}, text);
     }
 
+    /// `read`: weights that are wanted, whether or not a node reads them.
+    [[nodiscard]] std::string extracted(std::span<const std::uint32_t> nodes,
+                                        std::unordered_set<std::string> read) const {
+        if (nodes.empty() || std::ranges::any_of(nodes, [&](std::uint32_t n) { return n >= graph_.nodes.size(); }))
+            throw model_error(model_fault::bad_cut, {}, "there are no such nodes");
+        onnx::ModelProto piece;
+        piece.set_ir_version(proto_.ir_version());
+        *piece.mutable_opset_import() = proto_.opset_import();
+        *piece.mutable_functions() = proto_.functions();
+        detail::weight_taker weights(folder_);
+        for (auto& f : *piece.mutable_functions())
+            for (auto& n : *f.mutable_node()) weights.take_in(n);
+        auto& g = *piece.mutable_graph();
+        g.set_name("nodes_from_" + std::to_string(nodes.front()));
+        add_nodes(g, nodes, std::move(read));
+        weights.take_in(g);
+        const auto edges = edges_of(graph_, nodes);
+        for (const std::uint32_t v : edges.inputs) describe(*g.add_input(), v);
+        for (const std::uint32_t v : edges.outputs) describe(*g.add_output(), v);
+        if (piece.ByteSizeLong() > detail::most_bytes) refuse_large(nodes.front());
+        return piece.SerializeAsString();
+    }
+
     [[nodiscard]] bool is_weight(const std::string& name) const {
         return weights_.contains(name) || sparse_.contains(name) || constants_.contains(name);
+    }
+    [[nodiscard]] static bool draws(std::string_view type) noexcept {
+        return type.starts_with("Random") || type == "Multinomial" || type == "Bernoulli" || type == "Dropout";
     }
     /// Nodes that depend on weights alone, but for those that make what the caller gets, and what is drawn by lot.
     void find_constants() {
@@ -176,8 +192,9 @@ private:
         for (const auto& v : g.output()) outputs.insert(v.name());
         for (const int n : order_) {
             const auto& node = g.node(n);
-            const bool by_lot = node.op_type().starts_with("Random") || node.op_type() == "Multinomial" ||
-                                node.op_type() == "Bernoulli" || node.op_type() == "Dropout";
+            bool by_lot = false;
+            auto look = [&](const onnx::NodeProto& at) { by_lot = by_lot || draws(at.op_type()); };
+            detail::for_each_node(node, look);
             const auto reads = detail::reads_of(node);
             const bool constant =
                 !by_lot && detail::is_onnx(node.domain()) &&
@@ -243,11 +260,11 @@ private:
     }
 
     /// Nodes and the constants that they need, in the order in which they run, with their weights.
-    void add_nodes(onnx::GraphProto& to, std::span<const std::uint32_t> nodes) const {
+    void add_nodes(onnx::GraphProto& to, std::span<const std::uint32_t> nodes,
+                   std::unordered_set<std::string> read) const {
         const auto& g = proto_.graph();
         std::vector<bool> wanted(static_cast<std::size_t>(g.node_size()));
         for (const std::uint32_t n : nodes) wanted[static_cast<std::size_t>(nodes_[n])] = true;
-        std::unordered_set<std::string> read;
         for (auto n = order_.rbegin(); n != order_.rend(); ++n) {
             const auto& node = g.node(*n);
             const auto reader = static_cast<std::size_t>(*n);
@@ -259,12 +276,8 @@ private:
         require_small(nodes.front(), read);
         for (const int n : order_)
             if (wanted[static_cast<std::size_t>(n)]) *to.add_node() = g.node(n);
-        for (auto& n : *to.mutable_node()) take_in_all(n);
         for (const auto& w : g.initializer())
-            if (read.contains(w.name())) {
-                *to.add_initializer() = w;
-                detail::take_in(*to.mutable_initializer(to.initializer_size() - 1), folder_);
-            }
+            if (read.contains(w.name())) *to.add_initializer() = w;
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
     }
@@ -281,19 +294,6 @@ private:
     [[noreturn]] void refuse_large(std::uint32_t first) const {
         throw model_error(model_fault::too_large, graph_.nodes[first].name,
                           "the piece that begins here has 2 GiB or more of weights");
-    }
-    /// Weights of attributes and bodies that lie in files.
-    void take_in_all(onnx::NodeProto& n) const {
-        for (auto& a : *n.mutable_attribute()) {
-            if (a.has_t()) detail::take_in(*a.mutable_t(), folder_);
-            for (auto& t : *a.mutable_tensors()) detail::take_in(t, folder_);
-            if (a.has_g()) take_in_all(*a.mutable_g());
-            for (auto& body : *a.mutable_graphs()) take_in_all(body);
-        }
-    }
-    void take_in_all(onnx::GraphProto& body) const {
-        for (auto& w : *body.mutable_initializer()) detail::take_in(w, folder_);
-        for (auto& n : *body.mutable_node()) take_in_all(n);
     }
     /// A value at the edge of a piece. What is the caller's keeps the model's own description.
     void describe(onnx::ValueInfoProto& to, std::uint32_t index) const {

@@ -38,34 +38,41 @@ namespace graph::detail {
     return std::string(text.substr(0, text.find('\n')));
 }
 
-/// Names that a graph reads from outside, in the order in which they occur, each once.
-inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>& captured) {
+/// Names in the order in which they came, each once.
+struct name_list {
+    void add(const std::string& name) {
+        if (!name.empty() && known.insert(name).second) names.push_back(name);
+    }
+    std::vector<std::string> names{};
+    std::unordered_set<std::string> known{};
+};
+
+/// Names that a graph reads from outside, in the order in which they occur.
+inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     std::unordered_set<std::string> own;
     for (const auto& v : body.input()) own.insert(v.name());
     for (const auto& w : body.initializer()) own.insert(w.name());
     for (const auto& w : body.sparse_initializer()) own.insert(w.values().name());
     for (const auto& n : body.node()) own.insert(n.output().begin(), n.output().end());
     const auto add = [&](const std::string& name) {
-        if (!name.empty() && !own.contains(name) && std::ranges::find(captured, name) == captured.end())
-            captured.push_back(name);
+        if (!own.contains(name)) captured.add(name);
     };
     for (const auto& n : body.node()) {
         std::ranges::for_each(n.input(), add);
-        std::vector<std::string> deeper;
+        name_list deeper;
         for (const auto& a : n.attribute()) {
             if (a.has_g()) add_captured(a.g(), deeper);
             for (const auto& g : a.graphs()) add_captured(g, deeper);
         }
-        std::ranges::for_each(deeper, add);
+        std::ranges::for_each(deeper.names, add);
     }
     for (const auto& v : body.output()) add(v.name());
 }
 
 /// What a node reads, its body's reads of outer values included; each once, without those left out.
 [[nodiscard]] inline std::vector<std::string> reads_of(const onnx::NodeProto& n) {
-    std::vector<std::string> all;
-    for (const auto& name : n.input())
-        if (!name.empty() && std::ranges::find(all, name) == all.end()) all.push_back(name);
+    name_list all;
+    for (const auto& name : n.input()) all.add(name);
     std::vector<const onnx::AttributeProto*> bodies;
     for (const auto& a : n.attribute())
         if (a.has_g() || a.graphs_size() > 0) bodies.push_back(&a);
@@ -75,7 +82,7 @@ inline void add_captured(const onnx::GraphProto& body, std::vector<std::string>&
         if (a->has_g()) add_captured(a->g(), all);
         for (const auto& g : a->graphs()) add_captured(g, all);
     }
-    return all;
+    return std::move(all.names);
 }
 
 /// Which node makes which value. Throws model_error (bad_model) where two make the same.
@@ -236,20 +243,75 @@ private:
     bool newer_ = false;
 };
 
-/// Weights in attributes and bodies, too.
+inline void check_weight(const onnx::SparseTensorProto& w, const std::filesystem::path& folder) {
+    check_weight(w.values(), folder);
+    check_weight(w.indices(), folder);
+}
+inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path& folder);
+/// Of attributes and bodies.
+inline void check_weights(const onnx::NodeProto& n, const std::filesystem::path& folder) {
+    for (const auto& a : n.attribute()) {
+        if (a.has_t()) check_weight(a.t(), folder);
+        for (const auto& t : a.tensors()) check_weight(t, folder);
+        if (a.has_sparse_tensor()) check_weight(a.sparse_tensor(), folder);
+        for (const auto& t : a.sparse_tensors()) check_weight(t, folder);
+        if (a.has_g()) check_weights(a.g(), folder);
+        for (const auto& body : a.graphs()) check_weights(body, folder);
+    }
+}
 inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path& folder) {
     for (const auto& w : g.initializer()) check_weight(w, folder);
-    for (const auto& w : g.sparse_initializer()) {
-        check_weight(w.values(), folder);
-        check_weight(w.indices(), folder);
+    for (const auto& w : g.sparse_initializer()) check_weight(w, folder);
+    for (const auto& n : g.node()) check_weights(n, folder);
+}
+/// Of functions, too.
+inline void check_weights(const onnx::ModelProto& m, const std::filesystem::path& folder) {
+    check_weights(m.graph(), folder);
+    for (const auto& f : m.functions())
+        for (const auto& n : f.node()) check_weights(n, folder);
+}
+
+/// Calls f with each node and those of its bodies.
+template <class F>
+void for_each_node(const onnx::NodeProto& n, F& f) {
+    f(n);
+    for (const auto& a : n.attribute()) {
+        for (const auto& inner : a.g().node()) for_each_node(inner, f);
+        for (const auto& body : a.graphs())
+            for (const auto& inner : body.node()) for_each_node(inner, f);
     }
-    for (const auto& n : g.node())
-        for (const auto& a : n.attribute()) {
-            if (a.has_t()) check_weight(a.t(), folder);
-            for (const auto& t : a.tensors()) check_weight(t, folder);
-            if (a.has_g()) check_weights(a.g(), folder);
-            for (const auto& body : a.graphs()) check_weights(body, folder);
-        }
+}
+
+/// Throws model_error (cyclic) where a function of the model needs itself: an engine would put one
+/// into the other without end.
+inline void check_functions(const onnx::ModelProto& m) {
+    std::unordered_map<std::string, std::size_t> by_name;
+    for (const auto& f : m.functions()) by_name.emplace(f.domain() + "." + f.name(), by_name.size());
+    std::vector<std::vector<std::size_t>> callers(by_name.size());
+    std::vector<std::size_t> calls(by_name.size());
+    const auto index = [&](const std::string& domain, const std::string& name) {
+        const auto at = by_name.find(domain + "." + name);
+        return at == by_name.end() ? by_name.size() : at->second;
+    };
+    for (const auto& f : m.functions()) {
+        const std::size_t own = index(f.domain(), f.name());
+        auto call = [&](const onnx::NodeProto& n) {
+            const std::size_t of = index(n.domain(), n.op_type());
+            if (of == by_name.size()) return;
+            callers[of].push_back(own);
+            ++calls[own];
+        };
+        for (const auto& n : f.node()) for_each_node(n, call);
+    }
+    std::vector<std::size_t> done;
+    for (std::size_t f = 0; f < calls.size(); ++f)
+        if (calls[f] == 0) done.push_back(f);
+    for (std::size_t i = 0; i < done.size(); ++i)
+        for (const std::size_t caller : callers[done[i]])
+            if (--calls[caller] == 0) done.push_back(caller);
+    for (const auto& f : m.functions())
+        if (calls[index(f.domain(), f.name())] != 0)
+            throw model_error(model_fault::cyclic, f.name(), "a function that needs itself");
 }
 
 /// Throws model_error for whatever is wrong. `order`: of the nodes.

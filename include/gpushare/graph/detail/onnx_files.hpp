@@ -150,15 +150,47 @@ inline void check_weight(const onnx::TensorProto& weight, const std::filesystem:
     }
 }
 
-/// The weight with its bytes inside. Throws model_error (external_data).
-inline void take_in(onnx::TensorProto& weight, const std::filesystem::path& folder) {
-    if (weight.data_location() != onnx::TensorProto::EXTERNAL) return;
-    const weight_file from = file_of(weight, folder);
-    if (from.size > most_bytes) throw model_error(model_fault::too_large, weight.name(), "it has 2 GiB or more");
-    weight.set_raw_data(read_bytes(from.path, from.offset, from.size, model_fault::external_data, weight.name()));
-    weight.clear_external_data();
-    weight.clear_data_location();
-}
+/// Puts the bytes of a piece's weights inside of the piece.
+class weight_taker {
+public:
+    explicit weight_taker(const std::filesystem::path& folder) : folder_(&folder) {}
+
+    /// Throws model_error: external_data; too_large, before the bytes are read that are too many.
+    void take_in(onnx::TensorProto& weight) {
+        if (weight.data_location() != onnx::TensorProto::EXTERNAL) return;
+        const weight_file from = file_of(weight, *folder_);
+        if (from.size > left_)
+            throw model_error(model_fault::too_large, weight.name(), "the piece has 2 GiB or more with it");
+        left_ -= from.size;
+        weight.set_raw_data(read_bytes(from.path, from.offset, from.size, model_fault::external_data, weight.name()));
+        weight.clear_external_data();
+        weight.clear_data_location();
+    }
+    void take_in(onnx::SparseTensorProto& weight) {
+        take_in(*weight.mutable_values());
+        take_in(*weight.mutable_indices());
+    }
+    /// Those of attributes and bodies.
+    void take_in(onnx::NodeProto& n) {
+        for (auto& a : *n.mutable_attribute()) {
+            if (a.has_t()) take_in(*a.mutable_t());
+            for (auto& t : *a.mutable_tensors()) take_in(t);
+            if (a.has_sparse_tensor()) take_in(*a.mutable_sparse_tensor());
+            for (auto& t : *a.mutable_sparse_tensors()) take_in(t);
+            if (a.has_g()) take_in(*a.mutable_g());
+            for (auto& body : *a.mutable_graphs()) take_in(body);
+        }
+    }
+    void take_in(onnx::GraphProto& g) {
+        for (auto& w : *g.mutable_initializer()) take_in(w);
+        for (auto& w : *g.mutable_sparse_initializer()) take_in(w);
+        for (auto& n : *g.mutable_node()) take_in(n);
+    }
+
+private:
+    const std::filesystem::path* folder_;
+    std::uint64_t left_ = most_bytes;
+};
 
 }  // namespace graph::detail
 }  // namespace GPUSHARE_ABI
