@@ -637,6 +637,10 @@ TEST_CASE("a plan that can't be is refused with line and reason", "[graph]") {
     CHECK(line == 9);
     CHECK(p.with("piece takes=1us", "piece engine=a\\b") == kind::bad_value);
     CHECK(p.with("piece takes=1us", "piece engine=a takes=1us crosses=0B over now") == kind::bad_line);
+    CHECK(p.with("piece takes=1us", "piece takes=1us takes=2us") == kind::bad_line);
+    CHECK(p.with("piece takes=1us", "piece engine=a engine=b") == kind::bad_line);
+    CHECK(p.with("piece takes=1us", "piece over over") == kind::bad_line);
+    CHECK(p.with("piece takes=1us", "piece crosses=0B crosses=1B") == kind::bad_line);
     small_plan other = p;
     other.g.values[1].shape[0].extent = 31;
     CHECK(kind_of(other.text, other.g, &line) == kind::graph_changed);

@@ -229,12 +229,17 @@ private:
         const auto at = static_cast<std::uint32_t>(plan_.order.size());
         plan_.pieces.push_back({.places = {at, at}});
         line_of_piece_.push_back(line_);
+        bool timed = false, named = false, crossed = false, marked = false;
         for (std::size_t i = 1; i < w.count; ++i) {
             if (w.all[i].starts_with("takes="))
-                plan_.pieces.back().takes = time(w.all[i].substr(6));
+                once(timed), plan_.pieces.back().takes = time(w.all[i].substr(6));
             else if (w.all[i].starts_with("engine="))
-                plan_.pieces.back().engine = engine(w.all[i].substr(7));
-            else if (w.all[i] != "over" && !w.all[i].starts_with("crosses="))
+                once(named), plan_.pieces.back().engine = engine(w.all[i].substr(7));
+            else if (w.all[i].starts_with("crosses="))
+                once(crossed);
+            else if (w.all[i] == "over")
+                once(marked);
+            else
                 refuse(kind::bad_line, line_, "behind `piece` stand engine=, takes=, crosses= and over");
         }
     }
