@@ -157,6 +157,28 @@ TEST_CASE("random chains by the library's engine give what their nodes give", "[
     }
 }
 
+TEST_CASE("a norm that a model spells out is one launch of the library's engine", "[cuda][graph][chains]") {
+    const standin::session gpu;
+    fixture f;
+    {
+        engine_type engine(f.chat, unread());
+        for (std::uint64_t i = 0; i < support::few(60); ++i) {
+            const auto seed = support::seed(i);
+            CAPTURE(seed);
+            support::random any(seed);
+            program_builder b;
+            const auto x = b.input("x", {-1, 40});
+            const auto sum = b.node("Add", {x, b.constant("bias", {40}, any)});
+            const support::spelt_norm norm(b, any, sum, 2, any.one_in(2));
+            b.output(b.node("Gelu", {b.node("Mul", {norm.made, b.constant("scale", {40}, any)})}));
+            const auto number = engine.add(b.p);
+            CHECK(right(f, engine, number, graph::detail::with_norms(b.p), inputs_of(b.p, 5, any)));
+            engine.remove_last();
+        }
+    }
+    CHECK(f.all_back());
+}
+
 TEST_CASE("a chain is one launch, and nothing else behind the first of its shape", "[cuda][graph][chains]") {
     const standin::session gpu;
     fixture f;

@@ -162,6 +162,57 @@ inline float_values evaluate_floats(const program::piece_program& p, float_value
     return values;
 }
 
+/// A norm over the last axis as exporters spell it, in one of the ways.
+class spelt_norm {
+public:
+    /// Of `x`, which has so many dimensions.
+    spelt_norm(program_builder& in, random& by, std::uint32_t x, std::size_t rank, bool layer) : b(&in), any(&by) {
+        axis = any->one_in(2) ? -1 : static_cast<std::int64_t>(rank) - 1;
+        constexpr std::array epsilons{1e-5F, 1e-6F, 0.01F};
+        epsilon = any->of(epsilons);
+        const auto d = layer ? b->node("Sub", {x, mean(x)}) : x;
+        const auto again = layer && any->one_in(3) ? b->node("Sub", b->p.nodes.back().inputs) : d;
+        const auto square = any->one_in(2) ? b->node("Pow", {again, number(2)}) : b->node("Mul", {again, d});
+        const auto variance = mean(square), constant = number(epsilon);
+        const auto root = b->node("Sqrt", {either("Add", variance, constant)});
+        switch (any->below(3)) {
+            case 0: made = b->node("Div", {d, root}); break;
+            case 1: made = either("Mul", d, b->node("Reciprocal", {root})); break;
+            default: made = either("Mul", d, b->node("Div", {number(1), root}));
+        }
+    }
+
+    program_builder* b;
+    random* any;
+    std::uint32_t made = program::no_value;  // the result
+    std::int64_t axis = 0;
+    float epsilon = 0;
+
+private:
+    std::uint32_t number(float x) {
+        const auto v = b->constant("c" + std::to_string(b->p.values.size()), {}, *any);
+        b->p.values[v].numbers = {x};
+        if (any->one_in(3)) b->p.values[v].shape = {1};
+        return v;
+    }
+    std::uint32_t either(const std::string& type, std::uint32_t x, std::uint32_t y) {
+        return any->one_in(2) ? b->node(type, {x, y}) : b->node(type, {y, x});
+    }
+    std::uint32_t mean(std::uint32_t of) {
+        std::vector<program::program_attribute> attributes;
+        if (any->one_in(2)) attributes.push_back(integer("keepdims", 1));
+        if (any->one_in(2)) {  // since operator set 18
+            const auto v = b->value("axes" + std::to_string(b->p.values.size()), {1});
+            b->p.values[v].type = gpushare::graph::element::i64;
+            b->p.values[v].constant = true;
+            b->p.values[v].integers = {axis};
+            return b->node("ReduceMean", {of, v}, std::move(attributes));
+        }
+        attributes.push_back(integers("axes", {axis}));
+        return b->node("ReduceMean", {of}, std::move(attributes));
+    }
+};
+
 /// Nodes one behind the other, some of which read earlier values again. Seldom a node is one that
 /// no chain has.
 class random_chain {

@@ -16,6 +16,7 @@
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/graph/detail/chain_kernel.hpp>
 #include <gpushare/graph/detail/chain_steps.hpp>
+#include <gpushare/graph/detail/spelt_norms.hpp>
 
 #include "graph/chain_programs.hpp"
 #include "support/catch.hpp"
@@ -227,6 +228,140 @@ TEST_CASE("norms are near their definitions, also of rows far from zero", "[grap
             const double want = type == "Softmax" ? std::exp(y) / sum : y * inverse * scale;
             CHECK(std::abs(static_cast<double>(got[row * columns + i]) - want) <= 2e-5 * (1 + std::abs(want)));
         }
+    }
+}
+
+namespace {
+
+/// A row's norm by its definition.
+void normalise(double* row, std::size_t width, bool layer, double epsilon) {
+    double mean = 0, squares = 0;
+    for (std::size_t i = 0; layer && i < width; ++i) mean += row[i] / static_cast<double>(width);
+    for (std::size_t i = 0; i < width; ++i) squares += (row[i] - mean) * (row[i] - mean);
+    const double root = std::sqrt(squares / static_cast<double>(width) + epsilon);
+    for (std::size_t i = 0; i < width; ++i) row[i] = (row[i] - mean) / root;
+}
+
+}  // namespace
+
+TEST_CASE("a norm that a model spells out is one norm, near its definition", "[graph][chains]") {
+    constexpr std::array<std::int64_t, 5> widths{1, 3, 128, 129, 700};
+    const std::uint64_t rounds = support::few(600);
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+        const auto seed = support::seed(i);
+        CAPTURE(seed);
+        support::random any(seed);
+        const bool layer = any.one_in(2), behind_sum = any.one_in(2), scaled = any.one_in(2);
+        const auto width = any.of(widths);
+        extents shape{2, 3, width};
+        shape.erase(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(any.below(3)));
+        program_builder b;
+        const auto x = b.input("x", shape), r = b.input("r", {width});
+        const auto of = behind_sum ? b.node("Add", {x, r}) : x;
+        const support::spelt_norm norm(b, any, of, shape.size(), layer);
+        auto at = norm.made;
+        if (scaled) at = b.node("Add", {b.node("Mul", {at, r}), r});
+        b.output(b.node("Neg", {at}));
+        const auto p = with_norms(b.p);
+        CHECK(p.nodes.size() == (behind_sum ? 1U : 0U) + (scaled ? 2U : 0U) + 2);
+        CHECK(chain_steps(p).norm == (layer ? chain_norm::layer : chain_norm::root_mean_square));
+
+        float_values inputs{{x, {shape, {}}}, {r, {{width}, {}}}};
+        for (auto& [v, t] : inputs)
+            for (std::size_t n = 0; n < support::count(t.shape); ++n) t.at.push_back(3 + support::number(any));
+        const auto got = by_kernel(p, inputs, 2).at(p.outputs[0]).at;
+        const auto columns = static_cast<std::size_t>(width);
+        const auto& other = inputs.at(r).at;
+        for (std::size_t from = 0; from < got.size(); from += columns) {
+            std::vector<double> row(columns);
+            for (std::size_t c = 0; c < columns; ++c)  // a sum is one of floats
+                row[c] =
+                    static_cast<double>(behind_sum ? inputs.at(x).at[from + c] + other[c] : inputs.at(x).at[from + c]);
+            normalise(row.data(), columns, layer, static_cast<double>(norm.epsilon));
+            for (std::size_t c = 0; c < columns; ++c) {
+                const auto y = static_cast<double>(other[c]), want = -(scaled ? row[c] * y + y : row[c]);
+                REQUIRE(std::abs(static_cast<double>(got[from + c]) - want) <= 2e-5 * (1 + std::abs(want)));
+            }
+        }
+    }
+}
+
+TEST_CASE("what is only like a norm stays as it is, and is refused with the node", "[graph][chains]") {
+    support::random any(1);
+    program_builder b;
+    const auto x = b.input("x", {4, 8});
+    const auto number = [&](float value, extents shape = {}) {
+        const auto v = b.constant("c" + std::to_string(b.p.values.size()), shape, any);
+        b.p.values[v].numbers = {value};
+        return v;
+    };
+    const auto mean = [&](std::uint32_t of, std::int64_t axis = -1, std::int64_t keep = 1) {
+        return b.node("ReduceMean", {of}, {support::integers("axes", {axis}), integer("keepdims", keep)});
+    };
+    // Each part of it may be replaced.
+    std::uint32_t first_mean = mean(x), left = b.node("Sub", {x, first_mean}), exponent = number(2);
+    std::uint32_t epsilon = number(1e-5F);
+    const auto end = [&](std::int64_t axis = -1, std::int64_t keep = 1) {
+        const auto square = b.node("Pow", {left, exponent});
+        const auto sum = b.node("Add", {mean(square, axis, keep), epsilon});
+        b.output(b.node("Div", {left, b.node("Sqrt", {sum})}));
+    };
+    const auto is_refused = [&](const std::string& node) {
+        CHECK(with_norms(b.p).nodes.size() == b.p.nodes.size());
+        CHECK(refused([&] { return chain_steps(with_norms(b.p)); }).first == node);
+    };
+    SECTION("it is one") {
+        end();
+        CHECK(with_norms(b.p).nodes.size() == 1);
+    }
+    SECTION("another reader of the mean") {
+        end();
+        b.output(b.node("Neg", {first_mean}));
+        is_refused("ReduceMean0");
+    }
+    SECTION("what is left is an output") {
+        end();
+        b.output(left);
+        is_refused("ReduceMean0");
+    }
+    SECTION("another power") {
+        b.p.values[exponent].numbers = {3};
+        end();
+        is_refused("ReduceMean0");
+    }
+    SECTION("a constant with more dimensions than the rest") {
+        epsilon = number(1e-5F, {1, 1, 1});
+        end();
+        is_refused("ReduceMean0");
+    }
+    SECTION("an axis that goes") {
+        end(-1, 0);
+        is_refused("ReduceMean0");
+    }
+    SECTION("an operator of another domain") {
+        end();
+        b.p.nodes.back().onnx = false;
+        is_refused("ReduceMean0");
+    }
+    SECTION("another axis for the variance, of what is left of the mean") {
+        end(0);
+        // The root-mean-square norm over axis 0 is one, and its input is no chain.
+        CHECK(refused([&] { return chain_steps(with_norms(b.p)); }).first == "ReduceMean0");
+    }
+    SECTION("an axis before the last one") {
+        b.p.nodes[0].attributes[0].integers = {0};
+        end(0);
+        CHECK(refused([&] { return chain_steps(with_norms(b.p)); }).second.find("last axis") != std::string::npos);
+    }
+    SECTION("several axes") {
+        b.p.nodes[0].attributes[0].integers = {0, 1};
+        end();
+        CHECK(refused([&] { return chain_steps(with_norms(b.p)); }).first == "ReduceMean0");
+    }
+    SECTION("an unknown attribute") {
+        b.p.nodes[0].attributes.push_back(integer("select", 1));
+        end();
+        CHECK(refused([&] { return chain_steps(with_norms(b.p)); }).first == "ReduceMean0");
     }
 }
 

@@ -12,6 +12,7 @@
 
 #include <unistd.h>
 
+#include <gpushare/graph/detail/spelt_norms.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/plan_text.hpp>
 
@@ -521,4 +522,35 @@ TEST_CASE("an engine of one's own reads attributes and constants of a piece", "[
     const std::string whole = b.bytes();
     for (std::size_t size = 0; size < whole.size(); ++size)  // no prefix leads to anything but a model_error
         (void)fault(whole.substr(0, size));
+}
+
+TEST_CASE("a norm that an exporter spelt out is one node for an engine of one's own", "[graph][onnx][chains]") {
+    const auto spelt = [](bool since_18) {
+        onnx_builder b;
+        b.input("x", {-1, 8}).weight("two", {}).weight("epsilon", {}).weight("scale", {8}).weight("bias", {8});
+        b.m.mutable_graph()->mutable_initializer(0)->set_float_data(0, 2);
+        b.m.mutable_graph()->mutable_initializer(1)->set_float_data(0, 1e-5F);
+        if (since_18) b.integers("last", {-1}).m.mutable_opset_import(0)->set_version(18);
+        const auto mean = [&](const char* of, const char* to) {
+            b.node("ReduceMean", since_18 ? onnx_builder::names{of, "last"} : onnx_builder::names{of}, {to});
+            if (!since_18) b.attribute("axes", {-1});
+        };
+        mean("x", "mean");
+        b.node("Sub", {"x", "mean"}, {"d"}).node("Pow", {"d", "two"}, {"square"});
+        mean("square", "variance");
+        b.node("Add", {"variance", "epsilon"}, {"sum"}).node("Sqrt", {"sum"}, {"root"});
+        b.node("Div", {"d", "root"}, {"n"}).node("Mul", {"n", "scale"}, {"m"}).node("Add", {"m", "bias"}, {"y"});
+        b.output("y", {-1, 8});
+        return b.bytes();
+    };
+    for (const bool since_18 : {false, true}) {
+        CAPTURE(since_18);
+        const auto model = onnx_model::parse(spelt(since_18));
+        REQUIRE(model.graph().nodes.size() == 9);
+        const auto p = gpushare::graph::detail::with_norms(gpushare::graph::read_operations(model.extract({0, 9})));
+        REQUIRE(p.nodes.size() == 3);
+        CHECK(p.nodes[0].type == "LayerNormalization");
+        CHECK(p.nodes[0].find("epsilon")->number == 1e-5F);
+        CHECK(p.nodes[0].find("axis")->integer == -1);
+    }
 }

@@ -68,6 +68,9 @@ public:
 inline program::program_attribute integer(const std::string& name, std::int64_t i) {
     return {.name = name, .is = program::program_attribute::kind::integer, .integer = i};
 }
+inline program::program_attribute integers(const std::string& name, extents list) {
+    return {.name = name, .is = program::program_attribute::kind::integers, .integers = std::move(list)};
+}
 inline program::program_attribute real(const std::string& name, float f) {
     return {.name = name, .is = program::program_attribute::kind::number, .number = f};
 }

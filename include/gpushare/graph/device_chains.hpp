@@ -8,8 +8,9 @@
 // A piece is a chain or a small tree of operators of floats: Add, Sub, Mul, Div, Min, Max, Clip,
 // Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, HardSigmoid, HardSwish, Tanh, Relu, LeakyRelu,
 // Gelu, Pow by 2 or 3; and at most one LayerNormalization, RMSNormalization or Softmax over the
-// last axis. Inputs are broadcast as ONNX says. The engine refuses a piece with any other node and
-// names the node, so a piece_chooser leaves the engine out for that piece.
+// last axis, or one that the model spells out (ReduceMean, Sub, Pow, ...). Inputs are broadcast as
+// ONNX says. The engine refuses a piece with any other node and names the node, so a piece_chooser
+// leaves the engine out for that piece.
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
 // file that calls enqueue is compiled by nvcc, and includes backend/cuda/launch.cuh. The kernel
@@ -35,6 +36,7 @@
 #include <gpushare/graph/detail/chain_kernel.hpp>
 #include <gpushare/graph/detail/chain_steps.hpp>
 #include <gpushare/graph/detail/piece_program.hpp>
+#include <gpushare/graph/detail/spelt_norms.hpp>
 #include <gpushare/graph/graph.hpp>
 #include <gpushare/units.hpp>
 
@@ -70,8 +72,8 @@ public:
     /// The same of a program.
     std::uint32_t add(program p) {
         auto made = std::make_unique<piece>(by_->memory(part_));
-        made->steps = detail::chain_steps(p);
-        made->of = std::move(p);
+        made->of = detail::with_norms(std::move(p));
+        made->steps = detail::chain_steps(made->of);
         load_constants(*made);
         pieces_.push_back(std::move(made));
         return static_cast<std::uint32_t>(pieces_.size() - 1);

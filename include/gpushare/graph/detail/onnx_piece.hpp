@@ -80,17 +80,21 @@ private:
             v.shape.push_back(extent);
             count = count * static_cast<std::uint64_t>(extent);
         }
-        if (v.type != element::f32) return v;
+        if (v.type == element::f32) fill(v.numbers, w, w.float_data(), count.count(), name);
+        if (v.type == element::i64 && v.shape.size() <= 1) fill(v.integers, w, w.int64_data(), count.count(), name);
+        return v;
+    }
+    template <class T, class List>
+    static void fill(std::vector<T>& to, const onnx::TensorProto& w, const List& list, std::uint64_t count,
+                     const std::string& name) {
         static_assert(std::endian::native == std::endian::little, "weights are in that order");
         const std::string& raw = w.raw_data();
-        const auto there =
-            w.has_raw_data() ? raw.size() / sizeof(float) : static_cast<std::size_t>(w.float_data_size());
-        if (there != count.count() || (w.has_raw_data() && raw.size() % sizeof(float) != 0))
+        const auto there = w.has_raw_data() ? raw.size() / sizeof(T) : static_cast<std::size_t>(list.size());
+        if (there != count || (w.has_raw_data() && raw.size() % sizeof(T) != 0))
             throw model_error(model_fault::bad_weight, name, "it hasn't the bytes that its shape says");
-        v.numbers.assign(w.float_data().begin(), w.float_data().end());
-        if (w.has_raw_data()) v.numbers.resize(there);
-        if (w.has_raw_data() && there > 0) std::memcpy(v.numbers.data(), raw.data(), raw.size());
-        return v;
+        to.assign(list.begin(), list.end());
+        if (w.has_raw_data()) to.resize(there);
+        if (w.has_raw_data() && there > 0) std::memcpy(to.data(), raw.data(), raw.size());
     }
 
     void add(const onnx::NodeProto& from, std::size_t place) {
@@ -119,6 +123,10 @@ private:
             case onnx::AttributeProto::INT:
                 to.is = kind::integer;
                 to.integer = a.i();
+                break;
+            case onnx::AttributeProto::INTS:
+                to.is = kind::integers;
+                to.integers.assign(a.ints().begin(), a.ints().end());
                 break;
             case onnx::AttributeProto::FLOAT:
                 to.is = kind::number;

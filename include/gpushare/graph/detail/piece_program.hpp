@@ -28,7 +28,8 @@ struct program_value {
     bool ranked = false;
     std::vector<std::int64_t> shape{};  ///< an extent below 0: not known before the piece runs
     bool constant = false;
-    std::vector<float> numbers{};  ///< of a constant of floats
+    std::vector<float> numbers{};          ///< of a constant of floats
+    std::vector<std::int64_t> integers{};  ///< of a constant of 64-bit integers with at most one dimension
 
     /// Whether it has this many dimensions.
     [[nodiscard]] bool has_rank(std::size_t n) const noexcept { return ranked && shape.size() == n; }
@@ -36,11 +37,12 @@ struct program_value {
 
 /// An attribute of a node.
 struct program_attribute {
-    enum class kind : std::uint8_t { integer, number, text, other };
+    enum class kind : std::uint8_t { integer, integers, number, text, other };
 
     std::string name{};
     kind is = kind::other;
     std::int64_t integer = 0;
+    std::vector<std::int64_t> integers{};
     float number = 0;
     std::string text{};
 };
