@@ -53,7 +53,7 @@ public:
             at += (size + offset * sizeof(float) + 255) / 256 * 256;
             REQUIRE(at <= room);
         };
-        const auto want = support::evaluate_floats(p, inputs);
+        const auto want = support::evaluate_floats(gs::graph::detail::with_norms(p), inputs);
         for (const auto v : p.inputs) place(inputs.at(v).shape);
         for (const auto v : p.outputs) place(want.at(v).shape);
         std::vector<const tensor*> in;
@@ -135,6 +135,27 @@ TEST_CASE("random chains and norms are the host's bits as compiled", "[compiled]
         }
     }
     CHECK(taken > rounds / 5);
+}
+
+TEST_CASE("a norm that a model spells out has the host's bits as compiled", "[compiled]") {
+    constexpr std::array<std::int64_t, 4> widths{1, 31, 128, 301};
+    const std::uint64_t rounds = support::few(24);
+    for (std::uint64_t n = 0; n < rounds; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        support::random any(seed);
+        const auto width = any.of(widths);
+        support::program_builder b;
+        const auto x = b.input("x", {3, width}), scale = b.input("scale", {width});
+        const support::spelt_norm norm(b, any, x, 2, any.one_in(2));
+        b.output(b.node("Mul", {norm.made, scale}));
+        float_values inputs{{x, {{3, width}, {}}}, {scale, {{width}, {}}}};
+        for (auto& [v, t] : inputs)
+            for (std::size_t i = 0; i < support::count(t.shape); ++i) t.at.push_back(4 * support::number(any));
+        const standin::session gpu{{.devices = 1}};
+        rig r;
+        CHECK(same(r.made(b.p, inputs), support::evaluate_floats(gs::graph::detail::with_norms(b.p), inputs)));
+    }
 }
 
 namespace {
