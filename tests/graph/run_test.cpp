@@ -164,6 +164,30 @@ TEST_CASE("values between pieces share the tenant's memory, and outputs can be t
     CHECK_THROWS_AS((cut_model(tight, g, plan, engine)), gpushare::memory_error);
 }
 
+TEST_CASE("an output that is there twice is in both of the caller's buffers", "[graph]") {
+    one_tenant t;
+    auto g = chain();
+    g.outputs.push_back(g.outputs[0]);
+    REQUIRE(wrong(g).empty());
+    const auto plan = cut_at(g, {2});
+    toy_engine engine(g);
+    load(engine, plan);
+    cut_model model(t.chat, g, plan, engine);
+    example e(g);
+    std::vector<unsigned char> first(100), second(100);
+    for (const bool both : {true, false}) {
+        CAPTURE(both);
+        std::ranges::fill(first, static_cast<unsigned char>(0));
+        e.out[0] = {element::u8, {100}, first.data(), 100};
+        e.out[1] = both ? tensor{element::u8, {100}, second.data(), 100} : tensor{};
+        model.run(e.in, e.out);
+        CHECK(e.right());
+        CHECK(first == e.expected[0]);
+        CHECK(e.out[0].data == first.data());
+    }
+    CHECK(second == e.expected[0]);
+}
+
 TEST_CASE("each piece is a submission with a key and a length of its own", "[graph]") {
     one_tenant t;
     const auto g = chain();
@@ -176,6 +200,66 @@ TEST_CASE("each piece is a submission with a key and a length of its own", "[gra
     const auto before = t.chat.usage().completed;
     model.run(e.in, e.out);
     CHECK(t.chat.usage().completed == before + 4);
+}
+
+namespace {
+
+/// A tenant that notes the options of what is submitted.
+struct noting {
+    using stream = tenancy::tenant::stream;
+    using memory_type = tenancy::tenant::memory_type;
+    struct request_type {
+        auto submit(gpushare::submission_work<stream> work, const gpushare::submit_options& o = {}) {
+            to->push_back(o);
+            return of.submit(std::move(work), o);
+        }
+        decltype(std::declval<tenancy::tenant&>().request({}, 0)) of;
+        std::vector<gpushare::submit_options>* to;
+    };
+    [[nodiscard]] auto& memory(std::size_t part) const { return whose->memory(part); }
+    [[nodiscard]] auto name() const { return whose->name(); }
+    auto request(const gpushare::request_options& o, std::size_t part) {
+        return request_type{whose->request(o, part), &noted};
+    }
+    auto submit(gpushare::submission_work<stream> work, const gpushare::submit_options& o,
+                gpushare::submission_callback on_done, std::size_t part) {
+        return whose->submit(std::move(work), o, std::move(on_done), part);
+    }
+    tenancy::tenant* whose;
+    std::vector<gpushare::submit_options> noted{};
+};
+
+}  // namespace
+
+TEST_CASE("the limiter is told the key, the length and the deadline of each piece", "[graph]") {
+    one_tenant t;
+    const auto g = chain();
+    auto plan = cut_at(g, {1, 2});
+    plan.pieces[1].takes = 4ms;
+    plan.pieces[2].takes = gpushare::ns::max();  // of a text that somebody wrote
+    toy_engine engine(g);
+    load(engine, plan);
+    noting to{&t.chat};
+    const auto width = gpushare::sm_width::of_sms(1, 2);
+    example e(g);
+    const auto deadline = t.n.get_clock().now() + 1h;
+    cut_model told(to, g, plan, engine, {.submit = {.key = 70, .width = width}, .declare_lengths = true});
+    told.run(e.in, e.out, {.deadline = deadline});
+    REQUIRE(to.noted.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(to.noted[i].key == 70 + i);
+        CHECK(to.noted[i].deadline == deadline);
+    }
+    CHECK(to.noted[0].cost == 500us);
+    CHECK(to.noted[1].cost == 2ms);
+    CHECK(to.noted[2].cost > 1h);
+    CHECK(to.noted[2].cost < gpushare::ns::max() / 2);
+    to.noted.clear();
+    cut_model untold(to, g, plan, engine, {.submit = {.key = 70, .width = width}});
+    untold.run(e.in, e.out);
+    REQUIRE(to.noted.size() == 3);
+    CHECK(to.noted[1].key == 71);
+    CHECK(to.noted[1].cost == gpushare::ns{});
 }
 
 TEST_CASE("a model runs on the device of its tenant that is asked for", "[graph]") {

@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -204,6 +205,16 @@ namespace detail {
 }  // namespace graph
 
 namespace graph {
+
+namespace detail {
+
+/// A part of a time, of a year at most: a plan that people wrote may say more than a sum holds.
+[[nodiscard]] inline ns part_of(ns time, double part) noexcept {
+    constexpr ns most = std::chrono::hours(24 * 365);
+    return ns{static_cast<std::int64_t>(static_cast<double>(std::clamp(time, ns{}, most).count()) * part)};
+}
+
+}  // namespace detail
 
 /// How a cut model runs.
 struct cut_options {
@@ -427,16 +438,13 @@ private:
         submit_options s = options_.submit;
         s.key += i;
         s.deadline = o.deadline;
-        if (options_.declare_lengths) {
-            const auto length = static_cast<double>(takes_[i].count());
-            s.cost = ns{static_cast<std::int64_t>(length * s.width.part())};
-        }
+        if (options_.declare_lengths) s.cost = detail::part_of(takes_[i], s.width.part());
         return s;
     }
     /// Where the caller finds output i.
     void finish(std::size_t i, tensor& to) {
         const tensor& t = values_.output(i);
-        if (values_.passes_through(i) && to.data != nullptr && to.data != t.data) {
+        if (to.data != nullptr && to.data != t.data) {  // an input, or an output that is there twice
             pass_through(t, to);
             return;
         }
@@ -453,7 +461,8 @@ private:
             (void)copied.wait();
             if (copied.status() != errc::none) copied.rethrow();
         } else {
-            throw model_error(model_fault::bad_cut, {}, "an output that is an input, on a device that can't copy");
+            throw model_error(model_fault::bad_cut, {},
+                              "an output that is an input or there twice, on a device that can't copy");
         }
     }
 
@@ -557,7 +566,8 @@ private:
         s.key += kind;  // behind those of the pieces
         s.deadline = o.deadline;
         if (model_.options_.declare_lengths && kind == model_.pieces())
-            for (std::uint32_t i = 0; i < model_.pieces(); ++i) s.cost += model_.options_of(i, o).cost;
+            for (std::uint32_t i = 0; i < model_.pieces(); ++i)
+                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // a plan may say anything
         const auto ticket = model_.whose_->submit(std::move(work), s, {}, model_.options_.part);
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();
