@@ -76,8 +76,8 @@ public:
     /// `time` is the clock of all times that it takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {});
 
-    /// Adds a client. Throws operation_error if the policy refuses it, or for contradictory
-    /// settings (invalid_specification), and std::bad_alloc: then nothing has changed.
+    /// Adds a client. Throws operation_error if the policy refuses it, or for settings that make no
+    /// sense (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s);
 
     /// Changes a client's settings while work is in flight, for submissions admitted from now on.

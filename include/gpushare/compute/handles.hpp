@@ -291,9 +291,9 @@ public:
 
     /// The bound on its wait for work of lower levels, as known when it came; see
     /// compute_limiter::bound_of. The bound holds while each call in flight below takes no longer
-    /// than it declared, or than its kind was seen to take. No limiter can know the length of the
-    /// first call of a kind unless it is declared: a longer call breaks the bound, which raises an
-    /// event, as the longer wait does.
+    /// than it declared, or than its kind was seen to take. No limiter can know how long the first
+    /// call of a kind takes, unless that is declared: a call that takes longer breaks the bound,
+    /// and raises an event, as the longer wait does.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
     /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost,

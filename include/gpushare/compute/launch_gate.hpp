@@ -31,9 +31,9 @@
 //
 // Turns make shares exact. Events tell how long a launch took only if no other launch ran beside
 // it, and a client that is charged for others' launches gets less than its share. Clients of a
-// level without weights run side by side, which costs nothing. Then a launch without a measured
-// time may have to run alone: it waits until the launches of others are over, and others of its
-// level wait until it is over.
+// level without weights run side by side, which costs nothing. Then the driver may ask to run a
+// launch without a measured time alone: it waits until the launches of others are over, and others
+// of its level wait until it is over.
 #pragma once
 
 #include <algorithm>
@@ -202,8 +202,8 @@ public:
     /// See occupied().
     void drained(client c, instant now) noexcept { absent(c, now); }
 
-    /// Whether `c` may launch work that is predicted to take `predicted`. `since`: when this launch
-    /// first asked. `alone`: it must run alone, to be timed.
+    /// Whether `c` may launch work that is predicted to take `predicted`. `since`: when the driver
+    /// first asked about this launch. `alone`: it is to run alone, to be timed.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
         if (!busy(s)) catch_up(c, saved(s, now));

@@ -346,8 +346,8 @@ public:
     }
     /// Whether something is charged that isn't in usage() yet (charge::may_shrink).
     [[nodiscard]] bool any_unsettled() const noexcept { return !unsettled_.empty(); }
-    /// All work that was in flight at the last call has ended since, or, if `all`, nothing is in
-    /// flight: charges before the last call are settled.
+    /// All work that was in flight at the last call has ended since: settles the charges made
+    /// before that call. If `all`, nothing is in flight: settles all charges.
     void settle(bool all) noexcept {
         unsettled_.erase_if([&](std::uint32_t i) { return clients_[i].settle(all); });
     }
@@ -449,8 +449,8 @@ public:
         look_for_undriven(now);
         attendance_.come();
     }
-    /// Call when a thread comes. If callables or callbacks were left without a thread for a second,
-    /// an event reports it. `now` is called only if any were left.
+    /// Call when a thread comes. If waiting submissions were left without a thread that drives for
+    /// a second, an event reports it. `now` is called only if any were left.
     template <std::invocable F>
     void look_for_undriven(F now) noexcept {
         if (!attendance_.is_left()) return;

@@ -74,9 +74,9 @@ struct client_settings {
     /// stretch breaks a bound and raises an event. Ignored if kernels can't yield
     /// (yielding_timeline).
     ns yields_within{};
-    /// The client's largest part of the device's time. If a device doesn't tell how many of its SMs
-    /// work fills, the charge follows the declared width (submit_options::width): set `narrowest`
-    /// for a client that may declare too little.
+    /// The most of the device's time that the client gets. If a device doesn't tell how many of its
+    /// SMs work fills, the charge follows the declared width (submit_options::width): set
+    /// `narrowest` for a client that may declare too little.
     share cap = share::whole();
     bool soft_cap = false;  ///< the cap holds only while others, within theirs, have work
     sm_width keeps{};       ///< SMs that its level keeps free of lower levels' long work; see limiter_core

@@ -9,10 +9,10 @@
 // A point costs as much as a short kernel does. So short submissions of one client on one stream
 // share a batch, which ends at one point. The batch ends when it is predicted to take as long as
 // the limiter's quantum, when a thread waits for a member, or when other work follows on its
-// stream. Members with equal facts are one record with a count. So each admission costs something
-// for the batch, but completion costs something only once a batch. The device may have idled within
-// a batch that ends later than predicted, or that was joined after its predicted end. Then its span
-// is doubtful.
+// stream. Members with equal facts are one record with a count, so admission costs something for
+// each member, and completion only once for the batch. The device may have idled within a batch
+// that ends later than predicted, or that was joined after its predicted end. Then its span is
+// doubtful.
 #pragma once
 
 #include <algorithm>
@@ -313,8 +313,8 @@ public:
 
     /// `quantum`: how long a batch may be predicted to take.
     explicit batches(ns quantum) : quantum_(quantum) {
-        // Reserves room for one, so that running out of memory delays waiting work but never
-        // strands it. With this reserve, nothing is allocated later unless there are many levels.
+        // With room for one batch, running out of memory delays waiting work but never strands it.
+        // With room for this many, nothing is allocated later unless there are many levels.
         batches_.reserve(most_in_flight);
     }
 
@@ -389,8 +389,8 @@ public:
         if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
     }
     /// Batches of two clients on two streams would overlap, and their points would say nothing of
-    /// either. So while other batches are in flight elsewhere, every submission has points of its
-    /// own. If clients take turns, a batch ends with the turn.
+    /// either. So while other clients' work is in flight elsewhere, every submission has points of
+    /// its own. If clients take turns, a batch ends with the turn.
     void mark_others(const admission& a, const Stream& s) noexcept {
         collect();
         (void)look_around(a, s, instant::min());
@@ -457,7 +457,7 @@ public:
         });
     }
     /// The same for a permit, by the thread that holds it, under no lock. Returns true if a thread
-    /// waits for it: then lock. keep_awaiting() ends these announcements.
+    /// waits for it: then lock. keep_awaiting() says when no thread waits any longer.
     [[nodiscard]] bool announce_enqueued(submission& s) noexcept { return enqueued_.push(s); }
     /// Threads that enqueue from now on are asked to announce it; the next query sees work enqueued
     /// before.
@@ -735,8 +735,8 @@ private:
 /// Finds the first batch numbered above `after` whose end `s` has to await before `a` is enqueued
 /// there (batches::turns). The batch counts as awaited from then on; an open one counts so until it
 /// ends. Batches that another thread is about to enqueue aren't considered, nor are written-off
-/// ones. If each client has one stream, one wait for each change of clients is enough, and an
-/// earlier client's wait needn't be repeated.
+/// ones. If each client has one stream, one wait for each change of clients is enough, and the
+/// previous client's wait needn't be repeated.
 template <timeline Stream>
 [[nodiscard]] batch<Stream>* turn_before(std::span<batch<Stream>> in_flight, std::uint64_t after, const admission& a,
                                          const Stream& s) noexcept {

@@ -78,8 +78,9 @@ public:
     [[nodiscard]] bool any_above(priority level) const noexcept { return highest_ > level; }
     /// Whether the next submission, of this level, waits until callbacks of higher levels have run,
     /// since these may bring work that goes first. The submission waits only for callbacks that
-    /// were due when its wait began, since new callbacks might come without end. Once another
-    /// submission is next, the wait begins anew, for the work that the callbacks brought.
+    /// were due when its wait began, since new callbacks might come without end. The wait is over
+    /// when a submission of its level or below goes, or when none is ready to go. The next wait
+    /// begins anew, with the callbacks that are due by then.
     [[nodiscard]] bool holds(priority level) noexcept {
         if (!any_above(level)) return false;
         if (held_level_ == no_priority) {

@@ -113,9 +113,10 @@ public:
         watched_ = true;
         return observer_.begin_watch(batches_);
     }
-    /// Looks until one of the points is reached, which observe() then sees, or until a thread calls
-    /// this one, which waits for `own`. The thread has its duties until hand_over(): no other
-    /// thread is called for the ends that it sees next.
+    /// Looks until one of the points is reached, until `until`, or until a thread calls this one,
+    /// which waits for `own`. Returns whether a point was reached; observe() then sees it. The
+    /// thread has its duties until hand_over(): no other thread is called for the ends that it sees
+    /// next.
     [[nodiscard]] bool look_at(std::unique_lock<std::mutex>& lock, std::span<const point> points, const submission* own,
                                duty<submission>& mine, look_end until) noexcept {
         if (mine.looks_at != nullptr) {

@@ -7,11 +7,11 @@
 //
 // A few long submissions keep a device full; short submissions take many. So there is always room
 // for `depth` submissions, and for more of them while all together take no longer than the horizon.
-// Behind work that lasts fifty times as long as a hand-over lately took (to notice an end, and to
-// enqueue the next submission), no submission goes if that time is known. The next one is then
-// chosen when the long work ends, and the device idles for about 2 % of the time. Each submission
-// counts there with the longest time that its kind lately took, since this time bounds a wait.
-// Three cases get less:
+// If it is known how long a hand-over lately took (to notice an end, and to enqueue the next
+// submission), nothing goes behind work that lasts more than fifty times as long. The next
+// submission is then chosen when the long work ends, and the device idles for about 2 % of the
+// time. Each submission counts in all this with the longest time that its kind lately took, since
+// this time bounds a wait. Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
@@ -171,13 +171,13 @@ public:
     /// `predicted`: its probable time. `alone`: no other client has anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept;
 
-    /// Learns from the end of long work how long the limiter took to notice the end (0: not known)
-    /// and to enqueue the next: for that long the device may idle.
+    /// Learns from the end of long work how long it took to notice the end (0: not known) and to
+    /// enqueue the work: for that long the device may idle before the next submission.
     void learn_hand_over(const charge& o, ns lasted) noexcept;
 
     /// Whether nothing else is on its stream.
     bool enter(const admission& a) noexcept;
-    /// Removes `times` equal submissions from the flight; `a` has the sum of their predictions. If
+    /// `times` equal submissions are no longer in flight; `a` has the sum of their predictions. If
     /// nothing else is on their stream, returns the index of the client that was the first there;
     /// otherwise no_client.
     std::uint32_t leave(const admission& a, std::uint32_t times) noexcept;
@@ -271,14 +271,14 @@ private:
     static constexpr double uncertain = ratios::width_error;
 
     // The first submissions of a kind may fill a part of the device. Below a level that keeps a
-    // part, they run one at a time beside it.
+    // part, each counts as filling the whole rest, so they run alone beside the part.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
     // How long higher levels wait for work that may take `longest`: until the work ends or yields.
     [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
-    // The same for work that borrows SMs. Work that may take any time, or may fill more SMs, has no
-    // sure time. One unusually long call, whose thread had no core, is no reason to lend nothing
-    // for the hundreds of calls during which it is remembered.
+    // The same for work that borrows SMs; for ever if the work may take any time, or may fill more
+    // SMs. One unusually long call, whose thread had no core, is no reason to lend nothing for the
+    // hundreds of calls during which it is remembered.
     [[nodiscard]] static ns back_after(const admission& a) noexcept;
     // In so much time what `above` keeps is given back by work of this level that is lent it.
     [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept;
@@ -286,8 +286,8 @@ private:
     // The part that higher levels keep, don't lend to this level, and haven't used up. Long work of
     // their own uses it up, and so does borrowing work, which makes room for them.
     [[nodiscard]] double still_kept(const admission& a) const noexcept;
-    // Whether no long work lies on the part that this level keeps and doesn't lend. Such work may
-    // be there until the earlier work ends.
+    // Whether no long work lies on the part that this level keeps and doesn't lend. Work from
+    // before the part was kept may lie there until it ends.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept;
     void note_if_on_kept(const admission& a) noexcept;
     // How long the work in flight below this level, or of it, may take if all of that runs side by

@@ -163,8 +163,8 @@ struct limiter_client {
     bool cost_declared = false;  // of what waits first
     client_usage usage{};
     // Time charged but not yet in `usage`, since other work in flight may have shared it: the
-    // latest charges, and those before. And time in `usage` that was given back and isn't charged
-    // again.
+    // latest charges, and those before. And time in `usage` that was given back, which comes off
+    // later charges.
     ns unsettled{}, nearly_settled{}, given_back{};
 
     /// It is charged so much. Whether there is something of it to settle later.
@@ -300,8 +300,8 @@ struct limiter_client {
         usage.longest = std::max(usage.longest, lasted);
     }
 
-    /// Learns the width of a submission that was seen to fill part of the SMs. Or of one that may
-    /// have filled all SMs, which counts if narrower ones are known. `kind` as for learn().
+    /// Learns the width of a submission that was seen to fill part of the SMs, or that may have
+    /// filled all of them. The latter counts if narrower ones are known. `kind` as for learn().
     void learn_width(const charge& o, cost_estimate* kind) noexcept {
         const auto learn = [&](cost_estimate& e, bool mixture) {
             if (o.width.known())
@@ -451,8 +451,8 @@ template <class Policy>
 /// The reason why a client can't meet its objective: the longest work that another client declared
 /// or lately showed, and may have there when this one comes, leaves too little time. Work above
 /// doesn't count, nor does work below a level that keeps SMs and doesn't lend them to it. Figures
-/// in ns: the objective, the time left of it, and the time needed. `self`: the client with other
-/// settings, which isn't counted and keeps its objective.
+/// in ns: the objective, the time left of it, and the time needed. `self`: the client that gets the
+/// settings `s`. It isn't counted, and an objective that it keeps isn't checked.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};

@@ -155,8 +155,8 @@ public:
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop);
     /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
     [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
-    /// Notes which work has been on the device for longer than predicted, for bounds and for the
-    /// work behind it. Reads the clock if anything is in flight.
+    /// Notes which work has been on the device for longer than its longest expected time, for
+    /// bounds and for the work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
     /// When to look up though nothing happens: for a policy, or for what is late then.
     [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.late().next()); }
@@ -263,9 +263,9 @@ public:
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop);
 
-    /// For a thread that leaves and had a callback. From now on the callback isn't called, unless
-    /// it is running. The callable has run when this returns, or never runs; the exception is a
-    /// callable from which this is called. Takes the mutex.
+    /// For a caller that waits by a callback, and leaves. From now on the callback isn't called,
+    /// unless it is running. The callable has run when this returns, or never runs; the exception
+    /// is a callable from which this is called. Takes the mutex.
     void abandon(submission& s) noexcept;
     /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
     bool cancel_waiting(submission& s);
@@ -600,10 +600,10 @@ private:
     // The end of `b` is reached: its members are charged, and threads that wait for them are told.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
-        // Reading the clock costs a good part of a permit. While no thread waits, nothing else is
-        // in flight and one level is in use, the time of an earlier end serves. When others come,
-        // work in flight looks longer by up to `some` ends and the pauses between them. So the
-        // first bounds that they are told may be too long, never too short.
+        // Reading the clock costs a good part of a permit. While no submission waits, nothing else
+        // is in flight and one level is in use, the time of an earlier end serves. When others
+        // come, work in flight looks longer by up to `some` ends and the pauses between them. So
+        // the first bounds that they are told may be too long, never too short.
         constexpr std::uint64_t some = 16;
         if (b.order % some == 1 || batches_.in_use().size() > 1 || core_.num_waiting() > 0 || core_.several_levels())
             last_end_ = clock_.now();
@@ -794,8 +794,8 @@ private:
     [[nodiscard]] auto attendants() const noexcept {
         return [this](client_id c) noexcept { return clients_.queue(c).attendant; };
     }
-    // A thread that leaves, or brings work, calls a sleeping thread that doesn't wake up in time by
-    // itself.
+    // A thread that leaves, or brings work, calls a sleeping thread, unless one of them wakes up in
+    // time by itself.
     void keep_watch() noexcept {
         if (sleepers().empty()) return;
         if (ready_left_) return sleepers().call_one(instant::min());

@@ -121,8 +121,8 @@ public:
         sleeper self;
         self.waits_for = waits_for;
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
-        // This doesn't follow the place in the row: a thread that is called and sleeps again is the
-        // last, and the threads before it may have no timer.
+        // The place in the row doesn't tell whether this thread needs the timer: a thread that is
+        // called and sleeps again is the last, and the threads before it may have no timer.
         if (!any_wakes_by(resume_at)) self.until = std::min(self.until, resume_at);
         threads_.push(self);
         self.woken.wait_for(lock, self.until - now);

@@ -121,7 +121,7 @@ struct submission {
     instant admitted_at{};         // if it was
 
     // Its batch: the index, the batch that `begin` is the end of, and the points to record around
-    // the work. `may_stay_open`: if the end can't be recorded now, a later thread may record it.
+    // the work. `may_stay_open`: if the end can't be recorded now, it may be recorded later.
     std::size_t batch = no_batch, ends = no_batch;
     bool needs_begin = false, needs_end = false, may_stay_open = false;
     ns in_front{};  // what the device is predicted to have to do before it gets there

@@ -164,8 +164,8 @@ public:
         return goes_on ? clients_[latest_].id : first.id;
     }
 
-    /// Charges the prediction, unless the time is lent beyond a soft cap. Returns the charge, for
-    /// correct().
+    /// Charges the prediction, unless the time is lent beyond a soft cap. Returns whether it was
+    /// lent, or served at a higher level, for correct().
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         auto& client = clients_[c.index];
         if (client.is_capped) {
