@@ -442,9 +442,9 @@ public:
         return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
 
-    /// The same, but waits, first come first served, for a block that is freed here, or that a
-    /// stream's end frees. Calls `most` for the limit before each try. Once that returns none, so
-    /// does this: null, and `why` is none.
+    /// The same, but waits, first come first served, for a block that is freed here, or whose
+    /// stream reaches its free. Calls `most` for the limit before each try. Once that returns none,
+    /// so does this: null, and `why` is none.
     template <class Most, class Patience>
     [[nodiscard]] void* try_allocate_within_until(Most most, std::size_t size, std::size_t alignment,
                                                   const Patience& until, failure& why,
@@ -702,7 +702,8 @@ private:
         return {rounded, least, alignment, size, own, most, own && !options_.exact};
     }
     // While there is plenty left, the pool uses a block again that is a little too large, rather
-    // than call the driver, as long as all such blocks together waste a small part of its memory.
+    // than call the driver, as long as all such blocks together waste a small part of the memory
+    // that the pool holds or can still get.
     [[nodiscard]] detail::pool_request relaxed(detail::pool_request request) const noexcept {
         if (!request.own) return request;
         const auto left = upstream_.largest_free().count(), held = store_.held();
@@ -806,8 +807,8 @@ private:
         return b;
     }
     // Gives empty segments back if there are more than may be needed soon, so that the memory that
-    // a pool holds stays in proportion to the live bytes. An exact pool keeps nearly all until
-    // another request lacks them.
+    // a pool holds stays in proportion to the live bytes. An exact pool keeps more of them, up to
+    // half of the other bytes, until a request lacks them.
     void limit_idle() noexcept {
         if (const auto excess = store_.idle_beyond(2 * options_.kept.count(), options_.exact ? 2 : 8); excess != 0)
             (void)return_empty(store_.held() - std::min(store_.held(), excess));

@@ -66,7 +66,7 @@ public:
         close();
     }
 
-    /// Throws memory_error: out_of_memory if neither the memory set aside nor that of the pool
+    /// Throws memory_error: out_of_memory if neither the memory set aside nor that held by the pool
     /// suffices, or others wait; size_overflow, bad_alignment.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         failure why;

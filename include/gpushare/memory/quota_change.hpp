@@ -311,9 +311,10 @@ public:
     quota_exchange(quota& root, std::vector<quota_limits> wanted)
         : detail::quota_change(root), wanted_(std::move(wanted)) {}
 
-    /// Holds the bytes of shrinking quotas. no_room if the rest wouldn't suffice for all that grow
-    /// (`left` is the largest guarantee of the first for which it doesn't, beside those before it),
-    /// invalid_specification, or closed: then nothing has changed.
+    /// Holds all of the quotas. no_room if the root's free bytes and those that the quotas give
+    /// up wouldn't suffice for all that grow (`left` is the largest guarantee of the first for
+    /// which they don't, beside those before it), invalid_specification, or closed: then nothing
+    /// has changed.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
             if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())

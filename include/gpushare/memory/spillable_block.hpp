@@ -128,8 +128,8 @@ public:
 
     /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work
     /// finds the block at data() as well. deadline_exceeded: not yet. closed: the device's resource
-    /// is, whose close doesn't wait for this block. Otherwise the copy's error, and the block is on
-    /// the host as before.
+    /// is, and its close doesn't wait for this call. Otherwise the copy's error, and the block is
+    /// on the host as before.
     [[nodiscard]] errc wait(instant deadline) noexcept try {
         typename Stream::point last;
         {

@@ -229,8 +229,8 @@ public:
         }
     }
 
-    /// Gives the device as many free chunks as `missing` bytes need, the latest departures first.
-    /// Returns their bytes.
+    /// Takes back departures whose points are reached, and then gives the device as many free
+    /// chunks as `missing` bytes need. Returns their bytes.
     bytes reclaim(bytes missing) noexcept {
         departures gone;
         std::unique_lock lock(mutex_);

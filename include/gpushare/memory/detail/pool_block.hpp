@@ -90,7 +90,7 @@ struct alignas(64) pool_block {
         return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
     }
 
-    /// Makes the block out, for its new owner. Release: a thread that takes back blocks that are
+    /// Marks the block as out, for its new owner. Release: a thread that takes back blocks that are
     /// out (pool_store::take_back) reads the label after the tag. The thread that frees a block got
     /// its pointer from here.
     [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {

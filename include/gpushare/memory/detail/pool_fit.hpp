@@ -58,8 +58,8 @@ public:
     /// As take, out of a range of large blocks.
     [[nodiscard]] pool_block* cut_own(std::uint64_t size, std::size_t alignment);
 
-    /// As take, but overlooks no block: steps in proportion to the number of free blocks. Meant for
-    /// the time before a refusal. `everywhere`: in ranges of large blocks as well.
+    /// As take, but overlooks no block: steps in proportion to the number of free blocks. For the
+    /// last attempt before a refusal. `everywhere`: in ranges of large blocks as well.
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false);
     /// A range that is free as a whole, as one block.
     [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept;
@@ -355,8 +355,8 @@ struct pool_segment {
     std::size_t alignment = 0;
 };
 
-/// The ranges of a fit, as the upstream knows them; a range's first block has its facts. Not
-/// thread-safe. Sizes are bytes.
+/// The ranges of a fit, as the upstream knows them. The first block of a range has its begin
+/// and alignment. Not thread-safe. Sizes are bytes.
 class pool_segments {
 public:
     /// Throws std::bad_alloc, and then nothing has changed.

@@ -404,12 +404,12 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last attempt, once no memory is on its way between pool and upstream. Two kinds of moves
-    /// aren't waited for. A thread that a quota's hook calls from within a move doesn't wait, since
-    /// others may wait for it. Nor does it wait for the move from which the hook was called, as
-    /// `upstream` says: that move's thread holds no memory, and may wait for this one. `seen` is
-    /// the value of changes() before the upstream was asked. Null and false: it doesn't fit; null
-    /// and true: something has changed in between, so try again.
+    /// The last attempt, once no memory is on its way between pool and upstream. Two exceptions: a
+    /// thread that is itself within a move, called from there by a quota's hook, doesn't wait at
+    /// all, since others may wait for it. And no thread waits for a move whose own thread is in a
+    /// hook called from there, as `upstream` says: that thread holds no memory, and may wait for
+    /// this one. `seen` is the value of changes() before the upstream was asked. Null and false: it
+    /// doesn't fit; null and true: something has changed in between, so try again.
     template <class Upstream>
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
                                                                const Upstream& upstream) noexcept {
@@ -470,8 +470,8 @@ public:
         point.wait(never);
         return free(p, size, alignment);
     }
-    /// Gives a block for which its worker's bin has no room. Makes room for the next ones as well.
-    /// errc::closed if the pool is.
+    /// Takes in a block for which its worker's bin has no room, and makes room there for the next
+    /// ones. errc::closed if the pool is.
     errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
         const auto lock = locked();  // a thread that empties all bins must not miss a block between two of them
         if (closed_) return errc::closed;

@@ -80,8 +80,8 @@ public:
     }
 
     /// Calls every hook that has a wait function and could help a waiter, so that it frees what it
-    /// can. Then waits in the first hook that expects more bytes, or until `until`. False if no
-    /// hook does. `lock` holds the mutex of the tree, except during the calls.
+    /// can. The first hook that expects more bytes then waits for them, at most until `until`.
+    /// False if no hook expects any. `lock` holds the mutex of the tree, except during the calls.
     static bool poll(quota_node& root, std::unique_lock<std::mutex>& lock, instant until) noexcept {
         bool waited = false;
         hook_cursor at;
@@ -163,8 +163,8 @@ private:
         }
     }
 
-    // Whether the hook can help a waiter, which is the first waiter of each quota, since the others
-    // come after it. `request` becomes the bytes that the oldest of these lacks.
+    // Whether the hook can help a waiter. Only the first waiter of each quota counts, since the
+    // others come after it. `request` gets the bytes that the oldest of these lacks.
     [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
         const quota_wait_entry* oldest = nullptr;
         for (const quota_node* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {

@@ -58,8 +58,8 @@ public:
         ++scopes_[in.index].users;
         return {index};
     }
-    /// The scope's last allocation is over. Blocks that are out still count for the scopes around
-    /// it.
+    /// Call after the scope's last allocation. Blocks that are out still count for the scopes
+    /// around it.
     void close(scope_id s) noexcept {
         const std::lock_guard lock(mutex_);
         leave(s.index);
