@@ -103,9 +103,9 @@ public:
     /// Whether an owner's own blocks are overwritten as soon as they are free.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
     /// Enqueues overwriting a block of the tenant's that is free after `after`, and returns the
-    /// point when that is done; a block that can't be overwritten is free at once, since no other
-    /// tenant sees it anyway. Nothing if the point can't be known: then the block isn't free, and
-    /// the call can be repeated.
+    /// point when that is done. Returns `after`, or a reached point if that is null, if the block
+    /// can't be overwritten, since no other tenant sees it anyway. Nothing if the point can't be
+    /// known: then the block isn't free, and the call can be repeated.
     [[nodiscard]] std::optional<Point> overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
         try {
             Point done = fill_(after, p, size);

@@ -30,7 +30,7 @@ public:
 
     explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
 
-    /// Calls `told` before it returns. `told` must not add or remove a function, or tell. Throws
+    /// Calls `told` before it returns. `told` must not call add(), remove() or tell(). Throws
     /// std::bad_alloc, and the exceptions of `told`: then it isn't added.
     template <class Copy>
     [[nodiscard]] std::uint64_t add(follower told, Copy copy) {

@@ -46,7 +46,8 @@ public:
 };
 
 /// Chunks, each block at addresses of its own. A freed block leaves its chunks to the next block,
-/// whatever its size: chunks don't fragment, and reuse needs no driver call. `V` must outlive it.
+/// whatever its size: chunks don't fragment, and the driver needn't make new ones. `V` must outlive
+/// it.
 template <virtual_memory V>
 class arena_source final : public memory_source {
 public:

@@ -358,7 +358,7 @@ private:
         if (quota_->wanted_back()) (void)pool_.give_back(bytes::max());
     }
 
-    // False, with the reason, if the host has no memory to remember the owner, or the memory was
+    // False, with the reason, if the host has no memory to record the block, or the memory was
     // closed meanwhile; then the block is back.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();

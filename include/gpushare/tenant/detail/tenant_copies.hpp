@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Throws operation_error: unknown_block for a part that doesn't exist; invalid_specification if
-/// two blocks overlap or are the same: it would be copied to two places, and be freed twice.
+/// two blocks overlap or are the same: that memory would be copied to two places, and freed twice.
 template <class Tenant>
 void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
     const auto parts = of.spec().devices;

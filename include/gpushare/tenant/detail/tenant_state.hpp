@@ -394,8 +394,9 @@ public:
                 .lends_asleep = old.lends_asleep,
                 .spill = old.spill};
     }
-    // Under the mutex. Undoes changes by grant(), as far as others haven't taken the needed bytes
-    // meanwhile: memory first, then a share. `without(leave)` calls leave(change, spec) of each.
+    // Under the mutex. Undoes changes by grant(), as far as others haven't taken the memory or the
+    // shares meanwhile: leaves out memory that grows first, then shares as well. `without(leave)`
+    // calls leave(change, spec) for each.
     template <class Grant, class Without>
     static void undo_by(Grant grant, Without without) {
         if (grant().code == errc::none) return;
