@@ -412,9 +412,9 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
 };
 
-/// A point whose waits report when they last looked, by the node's clock, and the point wasn't
-/// reached yet. The time stays unchanged if they never looked. So it is known how late an end was
-/// noticed, at most. Not used for points that are interruptible.
+/// A point whose waits report when they last looked and found no point reached, by the node's
+/// clock. The time stays unchanged if they never did. So it is known how late an end was noticed,
+/// at most. Not used for points that are interruptible.
 template <class P>
 concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;

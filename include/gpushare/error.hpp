@@ -572,8 +572,8 @@ GPUSHARE_INLINE void message::append_error(int number) noexcept {
         return {.code = errc::bad_alignment, .asked = alignment, .limit = most, .because = reason::alignment_too_large};
     return {.code = errc::size_overflow, .asked = size, .because = reason::size};
 }
-/// Whether a block fits into `most` bytes, apart from its alignment: the reason if so, with the
-/// largest alignment that fits; otherwise errc::none. `charged(alignment)`: the bytes that the
+/// Whether only its alignment keeps a block from fitting into `most` bytes: the reason if so, with
+/// the largest alignment that fits; otherwise errc::none. `charged(alignment)`: the bytes that the
 /// block takes.
 template <std::invocable<std::size_t> Charged>
 [[nodiscard]] constexpr failure too_aligned(std::size_t alignment, bytes most, Charged charged) noexcept {
@@ -582,8 +582,8 @@ template <std::invocable<std::size_t> Charged>
     while (charged(fits) > most) fits /= 2;
     return impossible_block(0, alignment, fits);
 }
-/// Why a layer of `most` bytes in all can never have that block, if the alignment or the size of a
-/// device is the reason; otherwise errc::none. `charged`: as above.
+/// Why a layer of `most` bytes in all can never have that block, if the reason is the alignment, or
+/// a size beyond that of any device; otherwise errc::none. `charged`: as above.
 template <std::invocable<std::size_t> Charged>
 [[nodiscard]] constexpr failure never_had(std::size_t size, std::size_t alignment, bytes most,
                                           Charged charged) noexcept {

@@ -57,8 +57,8 @@ public:
         for (T& t : *this) delete &t;
     }
 
-    /// Appends an element. The list counts the element only after its constructor. Throws
-    /// std::bad_alloc and what T's constructor throws, and then nothing has changed.
+    /// Appends an element, which is in the list only once it is constructed. Throws std::bad_alloc
+    /// and what T's constructor throws, and then nothing has changed.
     template <class... Args>
     T& emplace_back(Args&&... args) {
         if (elements_.size() == elements_.capacity()) elements_.reserve(2 * elements_.size() + 4);

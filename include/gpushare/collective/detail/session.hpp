@@ -12,12 +12,12 @@
 // does the release, after ctx.sync(), which orders it after the writes of the whole block; one
 // thread's acquire holds for all threads after the next sync.
 //
-// Accesses to host memory over the bus (see host_report) are few, and none lies between entering
-// and leaving: reads of one word are served one by one, half a microsecond each, and a release
-// waits for earlier writes over the bus. So a rank reports where it is once it has waited or worked
-// for long, and with one write after the release by which it leaves. One thread looks for the
-// host's request while all wait for each other; a thread that waits or works for long looks now and
-// then.
+// Accesses to host memory over the bus (see host_report) are few, and off the critical path from
+// entering to leaving: reads of one word are served one by one, half a microsecond each, and a
+// release waits for earlier writes over the bus. So a rank reports where it is once it has waited
+// or worked for long, and with one write after the release by which it leaves. One thread looks for
+// the host's request while all wait for each other; a thread that waits or works for long looks now
+// and then.
 #pragma once
 
 #include <chrono>
@@ -254,8 +254,8 @@ public:
         return leave();
     }
 
-    /// Ends work that was interrupted by still_open(): finishes if all threads of the block did the
-    /// whole work, otherwise gives up, since the group has been closed.
+    /// Ends work that called still_open() now and then: finishes if all threads of the block did
+    /// the whole work, otherwise gives up, since the group has been closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish_if(bool whole) noexcept {
         if (all_agree(whole)) return finish();
@@ -353,9 +353,10 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
 
-    /// Stores a word that only this block writes, and that orders nothing. relaxed: on the host,
-    /// other threads may read their ranks' words at any time. On a device no other thread does (see
-    /// host_report), one thread of the block writes the word, and barriers are between.
+    /// Loads a word that only this block writes, and that orders nothing; keep() stores it.
+    /// relaxed: the host's threads may read their ranks' words at any time. On a device no other
+    /// thread does (see host_report), one thread of the block writes the word, and barriers are
+    /// between.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     [[nodiscard]] GPUSHARE_HD static Word kept(Word& word) noexcept {
