@@ -246,13 +246,13 @@ private:
 };
 
 /// Makes a device current for this thread, by its primary context. The destructor restores the
-/// context that was current before, if there was one. Costs one call if the device's context is
-/// current already.
+/// context that was current before, or no context if there was none. Costs one call if the primary
+/// context is current already.
 ///
-/// The guard doesn't keep another context of the device that is current. An allocation in a context
-/// of cuCtxCreate's goes with that context, peers are those of a context, and a launch needs the
-/// context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess, cuLaunchKernel.) The
-/// streams of green contexts take launches while the primary one is current.
+/// The primary context replaces any other one, even one of the same device. An allocation in a
+/// context of cuCtxCreate's goes with that context, peers are those of a context, and a launch
+/// needs the context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess,
+/// cuLaunchKernel.) The streams of green contexts take launches while the primary one is current.
 ///
 /// The guard pushes and pops a context in place of cudaSetDevice, which would also choose the
 /// device of a thread without a context, and couldn't be undone without making one. (Runtime API,

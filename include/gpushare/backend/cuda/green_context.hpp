@@ -184,8 +184,8 @@ private:
 }
 
 /// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream
-/// whose kernels would run on SMs outside of a partition. Call it with all the tenants' streams of
-/// a device before you rely on partitions.
+/// in no partition, whose kernels would run on the SMs of all partitions. Call it with all the
+/// tenants' streams of a device before you rely on partitions.
 // clang-format off
 template <std::ranges::input_range R>
 requires std::same_as<std::ranges::range_value_t<R>, stream>

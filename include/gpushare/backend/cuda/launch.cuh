@@ -73,8 +73,9 @@ public:
     __device__ void sync() noexcept { __syncthreads(); }
 
     /// Combines x of all threads of the block by `op`, and returns the result in each of them. All
-    /// threads must call it. The order is a tree over each 32 threads and then over these results
-    /// in turn. It depends on num_threads() alone, so the same launch has the same bits.
+    /// threads must call it. A tree combines each 32 threads; their results are then combined one
+    /// after the other. This order depends on num_threads() alone, so the same launch has the same
+    /// bits.
     template <class T, class Op>
     requires(std::is_trivially_copyable_v<T> && sizeof(T) <= 64) [[nodiscard]] __device__ T
         reduce(T x, Op op) noexcept {

@@ -173,7 +173,7 @@ public:
     [[nodiscard]] point point_after(cudaStream_t handle) { return point_after(device_of(handle), handle); }
     /// The point after which no work enqueued so far on another owner's stream uses memory: see
     /// stream::last_use. As for a borrowed stream, but null and cudaStreamLegacy are the default
-    /// stream of `d`, which the library never uses.
+    /// stream of `d`, on which the library enqueues no work of its own.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
         if (handle != nullptr && handle != cudaStreamLegacy) return stream(look_at(handle, 0)).last_use();
         auto by_default = describe(state(d), 0);

@@ -115,9 +115,9 @@ public:
         return std::nullopt;
     }
 
-    /// Among the heads above `level` that may run on `sm`, takes the one of the highest level that
-    /// has waited longest: a block of it goes there now. As in next(), no head passes a cooperative
-    /// head that waits for this SM among others.
+    /// For an SM that is taken. Among the heads above `level` that may run on `sm`, chooses the one
+    /// of the highest level that has waited longest: a block of it goes there now. As in next(), no
+    /// head passes a cooperative head that waits for this SM among others.
     [[nodiscard]] std::optional<claim> next_above(priority level, std::uint32_t sm) noexcept {
         for (auto at = heads_.size(); at-- > 0 && heads_[at].level > level;) {
             head& h = heads_[at];

@@ -51,8 +51,8 @@ public:
         }
         return raised();
     }
-    /// Ends the sleep without raising the wake-up. Call without holding any lock, and keep the
-    /// wake-up alive meanwhile.
+    /// Ends the sleep without raising the wake-up. Call without the lock under which wake-ups are
+    /// raised, and keep the wake-up alive meanwhile.
     void interrupt() noexcept {
         std::uint32_t neither = 0;  // release: pairs with wait()
         if (raised_.compare_exchange_strong(neither, interrupted, std::memory_order_release, std::memory_order_relaxed))
