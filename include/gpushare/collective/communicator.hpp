@@ -130,8 +130,8 @@ public:
 
 private:
     // The first of the host's threads stores the reason; the others return once it has, which is
-    // one store away. acq_rel: the threads claim only among themselves. acquire: the claim comes
-    // after the store.
+    // one store away. acq_rel: the threads claim only among themselves. acquire: everything that a
+    // waiting thread does after its return comes after the store.
     static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
         if (atomic_ref{claims}.fetch_add_acq_rel(1) == 0) return atomic_ref{word}.store_release(why.packed());
         while (atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();

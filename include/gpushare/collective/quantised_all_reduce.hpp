@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, if a
-// quarter of the bytes is worth some exactness. Each rank sends its elements as e4m3 codes, with
-// one scale for each block of 32 or 128 of them. Sums are computed in float, in the order of ranks,
-// and sent the same way. (all_reduce.hpp is exact.)
+// An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, for
+// programs in which a quarter of the bytes is worth some exactness. Each rank sends its elements as
+// e4m3 codes, with one scale for each block of 32 or 128 of them. Sums are computed in float, in
+// the order of ranks, and sent the same way. (all_reduce.hpp is exact.)
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
 //   gpushare::quantised_all_reduce(me, x, x);                      // a sum, in place

@@ -173,11 +173,11 @@ public:
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error.
     /// Doesn't wait. A rank notices the request while its first block waits for others (every 256
-    /// polls, a fraction of a millisecond; other blocks, a hundred times as rarely), and in an
-    /// all-reduce once for each MiB of that block; rank 0 also once in each collective, while the
-    /// ranks meet. The fault names the last collective that rank 0 has reported. So running
-    /// collectives may still succeed, as may the first launch of a graph that was captured before.
-    /// Collectives submitted from now on don't begin.
+    /// polls, a fraction of a millisecond; other blocks, every 65,536 polls), and in an all-reduce
+    /// once for each MiB of that block; rank 0 also once in each collective, while the ranks meet.
+    /// The fault names the last collective that rank 0 has reported. So running collectives may
+    /// still succeed, as may the first launch of a graph that was captured before. Collectives
+    /// submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

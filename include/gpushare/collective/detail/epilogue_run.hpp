@@ -59,8 +59,8 @@ template <std::uint32_t I, class First, class... Rest>
         return known_at<I - 1>(k.rest);
 }
 
-/// Elements that a thread takes at once: a cache line if it is the only thread, otherwise the size
-/// of one access, so that neighbouring threads take neighbouring bytes.
+/// Elements that a thread takes at once: a cache line if it is the only thread, otherwise as many
+/// as one access moves, so that neighbouring threads take neighbouring bytes.
 template <class Context>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t lanes_for() noexcept {
     if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })

@@ -16,8 +16,8 @@
 //     goes;
 //   - a rank with the codes of chunk c from all ranks knows that each had taken chunk c - 1 - 2 lag
 //     before, whose results lay where those of chunk c go.
-// A chunk counts as read after a barrier of the rank's threads, and before the release that
-// publishes the next chunk.
+// All of a rank's threads have read a chunk before the barrier that precedes the rank's next
+// release.
 #pragma once
 
 #include <concepts>

@@ -14,8 +14,8 @@
 //     but the last have the result of chunk c - depth before they combine chunk c;
 //   - a rank with the result of chunk c, or the last rank when it is about to make that result,
 //     knows that all others have combined chunk c, and so have taken the result of chunk c - depth.
-// A part counts as taken when its rank has read it: after a barrier of the rank's threads, and
-// before the release that publishes the work made from it.
+// Data counts as taken when all threads of the next rank have read it. They read it before a
+// barrier, and the next rank releases its work on the data after that barrier.
 #pragma once
 
 #include <cstddef>

@@ -205,8 +205,8 @@ public:
             release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
         stage_ = collective_stage::waiting;
-        // One thread looks on behalf of all, since a short wait doesn't look. That thread mostly
-        // has nothing else to do.
+        // One thread looks for the host's request on behalf of all, since a short wait doesn't
+        // look. That thread mostly has nothing else to do.
         if (rank_ == 0 && block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {

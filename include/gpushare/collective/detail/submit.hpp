@@ -130,9 +130,9 @@ public:
     gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
         : entered_(gangs.enter(devices)), channel_(channel) {}
 
-    /// Does everything before the first launch that may fail, or wait for the device.
-    /// errc::capturing if some of the streams are captured, by whatever thread, and others aren't:
-    /// some ranks would wait for the graph to be launched.
+    /// Call before the first launch. Does the work that may fail, or wait for the device, and
+    /// needn't come later. errc::capturing if some of the streams are captured, by whatever thread,
+    /// and others aren't: some ranks would wait for the graph to be launched.
     [[nodiscard]] errc prepare(std::span<Stream> streams) {
         std::size_t captured = 0;
         for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;

@@ -5,9 +5,9 @@
 //   auto x = values::load(a + i);    x.combine(sum{}, values::load(b + i));    x.store(out + i);
 //
 // A host thread takes 16 elements: floats in the vectors of floats.hpp, other numbers in a plain
-// array, which compilers vectorise. A device's thread takes the size of one instruction's access,
-// so that neighbouring threads read neighbouring bytes. Most of a CPU's combining works on whole
-// cache lines instead: simd/cache_line.hpp.
+// array, which compilers vectorise. A device's thread takes as many as one instruction moves, so
+// that neighbouring threads read neighbouring bytes. Most of a CPU's combining works on whole cache
+// lines instead: simd/cache_line.hpp.
 #pragma once
 
 #include <concepts>

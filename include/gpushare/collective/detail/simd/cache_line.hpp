@@ -125,7 +125,7 @@ template <std::size_t Bytes, class Vector>
 }
 
 /// Numbers that are computed as they lie in memory, in registers of so many bytes. A model of the
-/// `moves` of a cache_line: `wide`, a vector of `number`, in which it computes; `narrow`, the same
+/// `Moves` of a cache_line: `wide`, a vector of `number`, in which it computes; `narrow`, the same
 /// in memory; and the conversions between the two.
 template <class A, std::size_t Bytes>
 struct plain_moves {
