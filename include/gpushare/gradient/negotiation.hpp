@@ -155,9 +155,9 @@ private:
     std::vector<std::uint64_t> mine_, agreed_;
 };
 
-/// One exchange between ranks: all of them call it, in some steps once, in others more often.
-/// Appends the gradients that became ready everywhere to `next`. If a rank has raised the alarm,
-/// `why` names the rank that delays the others, the same on all ranks.
+/// One exchange between ranks: all of them call it, equally often, once or more in a step. Appends
+/// the gradients that became ready everywhere to `next`. If a rank has raised the alarm, `why`
+/// names the rank that delays the others, the same on all ranks.
 template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {

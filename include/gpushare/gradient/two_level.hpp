@@ -62,8 +62,8 @@ struct two_level_options {
     bytes chunk{1 << 20};     ///< what goes between processes at once: of several processes' wishes the least
     std::uint32_t depth = 4;  ///< chunks under way there, where the transport can do that
     /// How much longer than its deadline a rank waits for the rank that talks to other processes
-    /// and learns there which rank to name. That rank waits half of this time for the others, since
-    /// they first look for the late rank among their own.
+    /// and learns there which rank to name. That rank waits half of this time for the other
+    /// processes, since they first look for the late rank among their own.
     ns grace = std::chrono::milliseconds(500);
 };
 
