@@ -323,8 +323,8 @@ private:
 
     // ---- one thread at a time combines, and none holds the lock meanwhile
 
-    /// Calls f without the lock. Until the thread is back, no other thread calls combine_, or
-    /// touches the data of combine_.
+    /// Calls f without the lock. Until the thread is back, no other thread combines, or touches the
+    /// data that combine_ works on; it may only interrupt.
     template <class F>
     auto away(std::unique_lock<std::mutex>& lock, const F& f) {
         struct trip {

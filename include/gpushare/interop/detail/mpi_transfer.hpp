@@ -121,8 +121,8 @@ public:
     /// How tags are made of a transfer's number, of what is called, and of the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// Numbers for tags up to `last_tag`. If there are as many tags, a quarter of a million
-        /// numbers tell apart that many chunks of two arrays, and 4096 kinds.
+        /// For tags up to `last_tag`. If there are enough tags: 4096 kinds, and a quarter of a
+        /// million numbers, which tell apart that many chunks of two arrays.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;

@@ -5,10 +5,9 @@
 //   detail::torch_allocator::install();       // as often as one likes
 //
 // Torch's own way, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants. While
-// any filter of the device is in force, torch reclaims no block that several streams used, and
-// gives no cache back before it reports that memory is out. It also fails an internal assertion
-// when any pool is emptied, as the end of every MemPool does. Captures have such filters, but they
-// are short.
+// any filter of the device is in force, torch reclaims no block that several streams used, gives no
+// cache back before it reports that memory is out, and fails an internal assertion when any pool is
+// emptied, as the end of every MemPool does. Captures have such filters, but they are short.
 #pragma once
 
 #include <c10/core/Allocator.h>
