@@ -444,7 +444,8 @@ private:
     }
 
     // Which member finds no place even if all nodes are empty; a request from outside that it wants
-    // to be near may still come. This isn't proven: no place was found for all members together.
+    // to be near may still come. Without `proven`, the search only found no place for all members
+    // together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
         cluster empty = c.emptied().resumed();

@@ -282,7 +282,7 @@ public:
         return closest;
     }
 
-    /// Takes everything that the placement needs, or nothing. Returns the obstacle if the placement
+    /// Takes everything that the placement needs, or nothing. Returns the shortage if the placement
     /// doesn't fit any more, names a node or devices that don't exist, or doesn't have as many
     /// devices as its request wants.
     [[nodiscard]] refusal try_apply(const placement& p) {

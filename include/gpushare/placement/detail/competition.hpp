@@ -45,8 +45,8 @@ public:
     }
 
     /// Takes the capacity that is kept for this request out of `left`, a copy of the cluster, so
-    /// that no placement there harms the request. `by`: the request to be placed there. `shares`:
-    /// whether both want the same device time.
+    /// that no placement there harms the request. `by`: the requests to be placed there. `shares`:
+    /// whether they want the same device time as this one.
     void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
         const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {

@@ -40,8 +40,8 @@ struct reduced_node {
     }
 };
 
-/// Calls `use` with each choice of devices for a request that differs in free capacity: every such
-/// device for one device, and the tightest ones for several.
+/// Calls `use` with the devices that the request could take. For a request of one device, these are
+/// all devices that differ in free capacity, one by one; for several, the tightest ones.
 template <class Use>
 void for_each_choice(const node_view& n, const placement_request& r, Use use) {
     if (r.devices != 1) return use(tightest_devices(n, r));
