@@ -12,8 +12,8 @@
 // promised. With tenant_spec::lends_asleep, bytes that the quota leaves free are lent, and come
 // back before it wakes. To give the promise up too, park it (tenant/move.hpp).
 //
-// A plain state machine decides how deep a model sleeps, and when it wakes: the caller passes the
-// time, and gets the next step. A sleeping_tenant carries the step out.
+// A plain state machine decides how deep a model sleeps, and predicts how long it takes to wake:
+// the caller passes the time, and gets the next step. A sleeping_tenant carries the step out.
 //
 //   gpushare::sleep_levels levels{{.drop_caches_after = 10s, .spill_after = 1min, .release_after = 10min, .wake_within = 2s}};
 //   levels.request_began(now);  ...  levels.request_ended(now);
