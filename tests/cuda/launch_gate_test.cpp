@@ -443,6 +443,39 @@ TEST_CASE("an engine's lock that a held thread has costs an urgent thread the lo
     standin::advance(1ms);
 }
 
+// A held thread has launched nothing that waits for the request. So the default must not be waits in streams.
+TEST_CASE("by default a request may wait for the whole device, or for a lock of who does so",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    rig r;
+    const streams s;
+    void *own = nullptr, *theirs = nullptr;
+    for (void** const p : {&own, &theirs}) REQUIRE(cudaMalloc(p, 1 << 20) == cudaSuccess);
+    std::mutex of_allocator;
+    std::atomic<bool> locked{false};
+    auto request = std::make_optional(r.gate->announce(r.urgent));
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = r.gate->enter(r.batch);
+        const cudaError_t launched = launch(s.batch, conv, 10us);
+        const std::lock_guard lock(of_allocator);
+        locked = true;
+        return launched == cudaSuccess ? cudaFree(theirs) : launched;
+    });
+    REQUIRE(eventually([&] { return r.gate->held() == 1 || locked; }));
+    {
+        const auto inside = r.gate->enter(r.urgent);
+        CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);
+        SECTION("it frees memory, which waits for all streams") {
+            CHECK(cudaFree(std::exchange(own, nullptr)) == cudaSuccess);
+        }
+        SECTION("the other thread does so, with an allocator's lock") { const std::lock_guard lock(of_allocator); }
+    }
+    request.reset();
+    CHECK(engine.get() == cudaSuccess);
+    CHECK(cudaFree(own) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
+}
+
 TEST_CASE("a launch into a capture is only recorded: it isn't held, followed or spoilt", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r;
