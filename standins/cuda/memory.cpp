@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 
+#include "cupti.hpp"
 #include "machine.hpp"
 
 namespace standin {
@@ -217,7 +218,8 @@ cudaError_t cudaMalloc(void** out, std::size_t size) {
 
 cudaError_t cudaFree(void* p) {
     constexpr call_info info{.name = "cudaFree", .unsafe = true, .returns = true, .looks = true};
-    return on_device(info, [&](machine& m, int) {
+    const cuMemFree_v2_params told{reinterpret_cast<CUdeviceptr>(p)};
+    const auto free = [&](machine& m, int) {
         if (p == nullptr) return cudaSuccess;
         const block* b = begins(m, p);
         if (b == nullptr || b->device < 0) return cudaErrorInvalidValue;
@@ -231,7 +233,9 @@ cudaError_t cudaFree(void* p) {
         if (begins(m, p) == nullptr) return cudaErrorInvalidValue;  // somebody else was faster
         m.give_back(reinterpret_cast<std::uintptr_t>(p));
         return m.device(device).sticky;
-    });
+    };
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2, "cuMemFree_v2", told,
+                       [&] { return on_device(info, free); });
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) {
@@ -253,20 +257,28 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) 
 
 // ---- host memory
 
-cudaError_t cudaHostAlloc(void** out, std::size_t size, unsigned) {
-    return on_device({.name = "cudaHostAlloc", .unsafe = true, .looks = true, .makes = true}, [&](machine& m, int) {
-        *out = size == 0 ? nullptr : m.take({.size = size, .in = users_context(m)});
-        return *out == nullptr && size != 0 ? cudaErrorMemoryAllocation : cudaSuccess;
+cudaError_t cudaHostAlloc(void** out, std::size_t size, unsigned flags) {
+    constexpr call_info info{.name = "cudaHostAlloc", .unsafe = true, .looks = true, .makes = true};
+    const cuMemHostAlloc_params told{out, size, flags};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc, "cuMemHostAlloc", told, [&] {
+        return on_device(info, [&](machine& m, int) {
+            *out = size == 0 ? nullptr : m.take({.size = size, .in = users_context(m)});
+            return *out == nullptr && size != 0 ? cudaErrorMemoryAllocation : cudaSuccess;
+        });
     });
 }
 
 cudaError_t cudaFreeHost(void* p) {
-    return on_device({.name = "cudaFreeHost", .unsafe = true, .returns = true}, [&](machine& m, int) {
-        if (p == nullptr) return cudaSuccess;
-        const block* b = begins(m, p);
-        if (b == nullptr || b->device >= 0) return cudaErrorInvalidValue;
-        m.give_back(reinterpret_cast<std::uintptr_t>(p));
-        return cudaSuccess;
+    constexpr call_info info{.name = "cudaFreeHost", .unsafe = true, .returns = true};
+    const cuMemFreeHost_params told{p};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost, "cuMemFreeHost", told, [&] {
+        return on_device(info, [&](machine& m, int) {
+            if (p == nullptr) return cudaSuccess;
+            const block* b = begins(m, p);
+            if (b == nullptr || b->device >= 0) return cudaErrorInvalidValue;
+            m.give_back(reinterpret_cast<std::uintptr_t>(p));
+            return cudaSuccess;
+        });
     });
 }
 

@@ -206,6 +206,13 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
     });
 }
 
+cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
+    return on_stream({"cudaStreamGetFlags"}, handle, [&](machine&, stream& on) {
+        *flags = on.blocking ? cudaStreamDefault : cudaStreamNonBlocking;
+        return cudaSuccess;
+    });
+}
+
 cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
     return on_stream({"cudaStreamGetDevice"}, handle, [&](machine&, stream& on) {
         *device = on.in->device;
@@ -226,6 +233,22 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
             return m.wait(info.name, done) ? device.sticky : cudaErrorUnknown;
         });
     });
+}
+
+// Runtime API, cudaDeviceSynchronize: "blocks until the device has completed all preceding
+// requested tasks". Those that come meanwhile are waited for as well, as in cudaFree: nothing
+// promises that they aren't. Weak, since tests that link parts of libtorch have one of their own.
+[[gnu::weak]] cudaError_t cudaDeviceSynchronize() {
+    constexpr call_info info{.name = "cudaDeviceSynchronize", .unsafe = true, .looks = true};
+    const auto all_done = [&](machine& m, int d) {
+        const auto done = [&] {
+            return m.device(d).sticky != cudaSuccess ||
+                   std::ranges::none_of(m.busy, [&](const auto& s) { return s->in->device == d; });
+        };
+        return m.wait(info.name, done) ? m.device(d).sticky : cudaErrorUnknown;
+    };
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, "cuCtxSynchronize", nullptr,
+                       [&] { return on_device(info, all_done); });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned) {

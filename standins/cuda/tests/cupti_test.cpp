@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <cupti.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -65,6 +66,34 @@ TEST_CASE("a subscriber hears of a launch twice, with a word from the entry to t
     CHECK(cuptiUnsubscribe(me) == CUPTI_ERROR_INVALID_PARAMETER);
     CHECK_FALSE(standin::has_subscriber());
     CHECK(cudaFree(p) == cudaSuccess);
+    raw::destroy(s);
+}
+
+TEST_CASE("calls that wait for the device are told as the driver's, and wait", "[cuda][standin]") {
+    const standin::session gpu{{.devices = 1}};
+    const auto s = raw::make_stream();
+    void *device = nullptr, *host = nullptr;
+    REQUIRE(cudaMalloc(&device, 64) == cudaSuccess);
+    std::vector<CUpti_CallbackId> ids;
+    const auto note = [](void* to, CUpti_CallbackDomain, CUpti_CallbackId id, const void*) {
+        static_cast<std::vector<CUpti_CallbackId>*>(to)->push_back(id);
+    };
+    CUpti_SubscriberHandle me = nullptr;
+    REQUIRE(cuptiSubscribe(&me, note, &ids) == CUPTI_SUCCESS);
+    constexpr CUpti_CallbackId all[] = {CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2,
+                                        CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc, CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost};
+    for (const CUpti_CallbackId id : all)
+        CHECK(cuptiEnableCallback(1, me, CUPTI_CB_DOMAIN_DRIVER_API, id) == CUPTI_SUCCESS);
+
+    bool ran = false;
+    CHECK(standin::detail::launch(s, &ids, false, std::chrono::milliseconds(1), [&] { ran = true; }) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(ran);
+    CHECK(cudaFree(device) == cudaSuccess);
+    CHECK(cudaHostAlloc(&host, 64, 0) == cudaSuccess);
+    CHECK(cudaFreeHost(host) == cudaSuccess);
+    CHECK(ids == std::vector{all[0], all[0], all[1], all[1], all[2], all[2], all[3], all[3]});
+    CHECK(cuptiUnsubscribe(me) == CUPTI_SUCCESS);
     raw::destroy(s);
 }
 
