@@ -58,6 +58,27 @@ TEST_CASE("what is forced open stays open until the request launches again", "[c
     CHECK_FALSE(word.is_closed());
 }
 
+TEST_CASE("what is forced open is nobody's to open behind the request's work", "[compute][launch_gate]") {
+    closing_halves at;
+    closing_word word(at);
+    word.close();
+    const auto late = word.hand_over();
+    REQUIRE(late);
+    word.close();
+    word.force();  // the half that the device was to open as well
+    CHECK_FALSE(word.is_closed());
+    CHECK_FALSE(word.hand_over());
+
+    word.close(true);  // later
+    CHECK_FALSE(word.is_closed());
+    const auto before = word.closings();
+    word.keep();
+    CHECK(word.is_closed());
+    CHECK(word.closings() == before + 1);
+    word.open();
+    CHECK_FALSE(word.is_closed());
+}
+
 // The host and the device at random. The device opens halves in the order in which it was told to, some time later.
 TEST_CASE("a word is closed while a request is there or its work is, however late the device is",
           "[compute][launch_gate]") {

@@ -81,6 +81,46 @@ TEST_CASE("waits that are closed for too long are overdue, and name for whom", "
     CHECK_FALSE(gate.overdue(batch, begin + 1h + 19ms));
 }
 
+TEST_CASE("a thread that waits for the device has waits opened: for a request at once, else after the longest hold",
+          "[launch_gate]") {
+    launch_gate gate{{.longest_hold = 20ms}};
+    const auto batch = gate.add({.in_stream = true}), urgent = gate.add({.level = 1, .in_stream = true});
+    gate.arrived(urgent, begin);
+    const instant since = begin + 5ms;
+    REQUIRE(gate.awaited(urgent, true, since, since));
+    CHECK(gate.awaited(urgent, true, since, since)->held == ns{0});
+    CHECK_FALSE(gate.awaited(urgent, false, since + 19ms, since));
+    CHECK(gate.awaited(urgent, false, since + 20ms, since)->held == 20ms);
+    CHECK_FALSE(gate.awaited(std::nullopt, true, since + 19ms, since));
+    CHECK(gate.awaited(std::nullopt, true, since + 20ms, since)->held_by == urgent);
+    CHECK_FALSE(gate.awaited(batch, true, begin + 19ms, since));
+    CHECK(gate.awaited(batch, true, begin + 20ms, since)->held_by == urgent);
+
+    const auto higher = gate.add({.level = 2});
+    gate.arrived(higher, since);
+    CHECK_FALSE(gate.awaited(urgent, true, since + 19ms, since + 1ms));
+    CHECK(gate.awaited(urgent, true, since + 20ms, since + 1ms)->held_by == higher);
+}
+
+TEST_CASE("while waits are kept open, a client whose streams wait is held instead, and counts in full",
+          "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us, .longest_hold = 20ms}};
+    const auto batch = gate.add({.in_stream = true}), urgent = gate.add({.level = 1, .in_stream = true});
+    gate.launched(batch, 200us, begin);
+    gate.launched(batch, 2ms, begin);
+    gate.took(batch, 200us);
+    gate.arrived(urgent, begin);
+    const ns closed = gate.bound(urgent);
+    gate.keep_open();
+    CHECK(gate.bound(urgent) == 2200us);
+    CHECK(gate.ask(batch, 10us, begin).held_by == urgent);
+    CHECK_FALSE(gate.ask(batch, 10us, begin).goes);
+    CHECK(gate.ask(batch, 10us, begin + 20ms, begin).forced);
+    gate.let_close();
+    CHECK(gate.ask(batch, 10us, begin).goes);
+    CHECK(gate.bound(urgent) == closed);
+}
+
 TEST_CASE("below a higher client little is in flight, and without one as much as anybody likes", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({});

@@ -59,8 +59,9 @@ struct launch_gate_options {
     ns linger{10'000};      ///< how long others hold back after a client left
     ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
     ns pause{50'000};       ///< how long a client keeps its turn while it launches nothing
-    ns longest_hold{100'000'000};  ///< after which a launch goes in any case
-    ns queued{8'000'000};          ///< the same for a client whose streams wait, and for one that takes turns
+    ns longest_hold{100'000'000};         ///< after which a launch goes in any case
+    ns queued{8'000'000};                 ///< the same for a client whose streams wait, and for one that takes turns
+    std::uint32_t queued_launches = 512;  ///< in a stream that waits; a driver's queue ends at about 1000
     /// Where other clients have goals, a launch of a client without a goal is due this long after
     /// the gate was asked about it.
     ns patience{1'000'000'000};
@@ -130,7 +131,7 @@ struct launch_answer {
 /// For whom waits in a stream have been closed for too long.
 struct long_hold {
     std::uint32_t held_by{};  ///< the client
-    ns held{};                ///< since it became present
+    ns held{};                ///< since it became present, or since a thread waits for the streams
 };
 
 /// The cost of a launch: the device time that the launch takes, and the part of that time that its
@@ -288,6 +289,12 @@ public:
         return a;
     }
 
+    /// The same for a launch that can't wait in its stream, and was asked about first at `since`.
+    [[nodiscard]] launch_answer closed(client c, instant now, instant since) const noexcept {
+        launch_answer a = closed(c, now);
+        if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
+        return a;
+    }
     /// Where a higher client has been present for longest_hold: the driver opens the waits of `c`, since the engine may
     /// have a lock that the higher client needs.
     [[nodiscard]] std::optional<long_hold> overdue(client c, instant now) const noexcept {
@@ -297,6 +304,36 @@ public:
             if (now - o.arrived >= options_.longest_hold) return long_hold{other, now - o.arrived};
         }
         return std::nullopt;
+    }
+
+    /// Whether waits in streams are to be opened now for a thread that waits for work on the
+    /// device, and has waited since `since`. `c`: the thread's client, if it has one. `needs_all`:
+    /// what the thread waits for includes the streams that wait. A request that needs all has them
+    /// opened at once, unless a higher client is present. Any other thread has them opened after
+    /// longest_hold; for a client below, that begins when a higher client became present.
+    [[nodiscard]] std::optional<long_hold> awaited(std::optional<client> c, bool needs_all, instant now,
+                                                   instant since) const noexcept {
+        long_hold longest{.held_by = c.value_or(0), .held = now - since};
+        bool above = false;
+        for (client other = 0; other < clients_.size(); ++other) {
+            const state& o = clients_[other];
+            if (!o.used || o.requests == 0 || (c && o.level <= clients_[*c].level)) continue;
+            if (!c && (!above || o.level > clients_[longest.held_by].level)) longest.held_by = other;
+            if (c && now - o.arrived >= longest.held) longest = {other, now - o.arrived};
+            above = true;
+        }
+        if (c && needs_all && clients_[*c].requests != 0 && !above) return long_hold{*c, ns{0}};
+        return longest.held >= options_.longest_hold ? std::optional(longest) : std::nullopt;
+    }
+    /// Waits in streams are open from now on, whoever is present, until as many calls of
+    /// let_close(): threads wait for them inside the driver. Meanwhile ask() holds launches whose
+    /// streams can't wait.
+    void keep_open() noexcept { ++kept_open_; }
+    /// See keep_open().
+    void let_close() noexcept { --kept_open_; }
+    /// Whether a stream that waits, with so many launches that aren't over, may get another one.
+    [[nodiscard]] bool takes_more(std::uint32_t launches) const noexcept {
+        return launches < std::max(options_.queued_launches, 1U);
     }
 
     /// The longest time for which a request of `c` waits for lower clients, in device time. Once
@@ -311,7 +348,7 @@ public:
         for (const state& o : clients_) {
             if (!o.used || o.level >= clients_[c].level || (is_there && o.in_flight == ns{0})) continue;
             const ns may_pass = std::max(options_.in_flight, o.longest) * (o.in_stream ? o.streams : 1U);
-            const ns most = std::max(may_pass, o.in_stream ? o.unchecked : o.in_flight);
+            const ns most = std::max(may_pass, o.in_stream && kept_open_ == 0 ? o.unchecked : o.in_flight);
             sum += is_there ? std::min(o.in_flight, most) : most;
             sum += o.unsure != ns{0} ? options_.in_flight + o.longest : o.late;
         }
@@ -415,7 +452,7 @@ private:
     [[nodiscard]] launch_answer decide(client c, ns predicted, instant now) const noexcept {
         const state& s = clients_[c];
         if (!within_cap(s, now) && !borrows(c, now)) return beyond_cap(c, now);
-        if (const launch_answer a = closed(c, now); !a.goes && !s.in_stream) return a;
+        if (const launch_answer a = closed(c, now); !a.goes && !waits_in_stream(s)) return a;
         const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
@@ -441,6 +478,7 @@ private:
         const instant again = s.soft && no_quota ? s.quota.from : entitled_from(s, now);
         return {.goes = false, .own = true, .held_by = c, .again = again, .by_time = !s.soft || no_quota};
     }
+    [[nodiscard]] bool waits_in_stream(const state& s) const noexcept { return s.in_stream && kept_open_ == 0; }
     // Its quota as well.
     [[nodiscard]] static bool within_cap(const state& s, instant now) noexcept {
         return !s.limited || entitled_from(s, now) <= now;
@@ -455,7 +493,7 @@ private:
         const state& s = clients_[c];
         if (!s.soft || (s.quota.is_set() && !s.quota.entitled(now))) return false;
         return std::ranges::none_of(clients_, [&](const state& o) {
-            const bool stopped = o.in_stream && o.level < s.level && s.requests != 0;
+            const bool stopped = waits_in_stream(o) && o.level < s.level && s.requests != 0;
             return &o != &s && o.used && busy(o) && !stopped && within_cap(o, now);
         });
     }
@@ -548,6 +586,7 @@ private:
 
     launch_gate_options options_;
     std::vector<state> clients_;
+    std::uint32_t kept_open_ = 0;
 };
 
 }  // namespace GPUSHARE_ABI

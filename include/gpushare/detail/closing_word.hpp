@@ -36,19 +36,21 @@ public:
     /// Both halves are 0, and nothing that was enqueued earlier writes there.
     explicit closing_word(closing_halves& at) noexcept : at_(&at) {}
 
-    /// A request is there.
-    void close() noexcept {
+    /// A request is there. `later`: the word stays as it is until keep().
+    void close(bool later = false) noexcept {
         ++closings_;
         wanted_ = true;
-        take_half();
+        if (!later) take_half();
     }
     /// Closes again what was opened meanwhile: by force(), or by the device for the request before the last one.
     void keep() noexcept {
         if (!wanted_) return;
+        const bool was_closed = is_closed();
         if (!mine_)
             take_half();
         else if (load(*mine_) == 0)
             store(*mine_, 1);
+        if (!was_closed && is_closed()) ++closings_;
     }
     /// The request is over, and so is its work.
     void open() noexcept {
@@ -56,17 +58,21 @@ public:
         if (mine_) store(*std::exchange(mine_, std::nullopt), 0);
     }
     /// Ends the request, whose work may still run. Returns the half to which the device has to
-    /// write 0 behind that work, or no half if earlier requests have both.
+    /// write 0 behind that work. No half: earlier requests have both halves, or the request's half
+    /// was forced open.
     [[nodiscard]] std::optional<unsigned> hand_over() noexcept {
         wanted_ = false;
-        return std::exchange(mine_, std::nullopt);
+        const auto half = std::exchange(mine_, std::nullopt);
+        return half && load(*half) != 0 ? half : std::nullopt;
     }
     /// Opens the half that hand_over() gave: the device can't be told to.
     void open(unsigned half) noexcept { store(half, 0); }
     /// Opens the word until the next keep() or close(), although a request is there. Halves that
-    /// the device opens stay closed, because the device's work ends by itself.
+    /// the device opens are opened as well, since its write may lie behind a stream that waits for
+    /// the word. That late write may open the half of a later request, which keep() closes again.
     void force() noexcept {
-        if (mine_) store(*mine_, 0);
+        for (const unsigned h : {0U, 1U})
+            if (load(h) != 0) store(h, 0);
     }
 
     /// Whether streams wait, as far as the host sees.
