@@ -66,6 +66,17 @@ struct waiting_rig {
 };
 constexpr standin::options stepped{.devices = 1, .time = manual};
 
+/// What the call returns, while time goes on. The stand-in lets no call wait for ever.
+template <class F>
+cudaError_t meanwhile(F call) {
+    auto result = std::async(std::launch::async, call);
+    CHECK(eventually([&] {
+        standin::advance(100us);
+        return result.wait_for(0s) == std::future_status::ready;
+    }));
+    return result.get();
+}
+
 }  // namespace
 
 TEST_CASE("a lower client's stream waits while a request is there, and its host runs ahead", "[cuda][launch_gate]") {
@@ -381,6 +392,278 @@ TEST_CASE("an engine's lock beside a closed stream costs an urgent thread the lo
     standin::advance(10ms);
     CHECK(w.ran == 1);
     raw::destroy(end);
+}
+
+TEST_CASE("a request that waits for the whole device has closed streams opened at once", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(4);
+    void* own = nullptr;
+    REQUIRE(cudaMalloc(&own, 1 << 20) == cudaSuccess);
+    const bool frees = GENERATE(true, false);
+    CHECK(meanwhile([&] {
+              const auto inside = w.r.gate->enter(w.r.urgent);
+              (void)launch(w.s.urgent, gemm, 300us);
+              return frees ? cudaFree(own) : cudaDeviceSynchronize();
+          }) == cudaSuccess);
+    CHECK(w.ran == 4);
+
+    // Behind the call they are closed again.
+    w.batch_launches(1);
+    standin::advance(10ms);
+    CHECK(w.ran == 4);
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 5);
+    CHECK_FALSE(w.r.gate->take_forced());
+    if (!frees) CHECK(cudaFree(own) == cudaSuccess);
+}
+
+TEST_CASE("an allocator's lock around a free beside a closed stream costs the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 20ms}};
+    std::mutex of_allocator;
+    void* theirs = nullptr;
+    REQUIRE(cudaMalloc(&theirs, 1 << 20) == cudaSuccess);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    std::atomic<bool> locked{false};
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        if (launch(w.s.batch, conv, 100us) != cudaSuccess) ++w.failed;
+        const std::lock_guard lock(of_allocator);
+        locked = true;
+        return cudaFree(theirs);
+    });
+    REQUIRE(eventually([&] { return locked.load(); }));
+    CHECK(meanwhile([&] {
+              const auto inside = w.r.gate->enter(w.r.urgent);
+              const std::lock_guard lock(of_allocator);
+              return cudaSuccess;
+          }) == cudaSuccess);
+    CHECK(engine.get() == cudaSuccess);
+    const auto forced = w.r.gate->take_forced();
+    REQUIRE(forced);
+    CHECK(forced->client == w.r.batch.number());
+    CHECK(forced->held_by == w.r.urgent.number());
+    CHECK(forced->held >= 20ms);
+}
+
+TEST_CASE("a request that waits for a stream with lower clients' work in it comes through",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(1);
+    const cudaEvent_t end = raw::make_event();
+    const bool by_event = GENERATE(true, false);
+    CHECK(meanwhile([&] {
+              const auto inside = w.r.gate->enter(w.r.urgent);
+              (void)launch(w.s.batch, gemm, 300us);  // behind the batch
+              if (cudaEventRecord(end, w.s.batch) != cudaSuccess) ++w.failed;
+              return by_event ? cudaEventSynchronize(end) : cudaStreamSynchronize(w.s.batch);
+          }) == cudaSuccess);
+    CHECK(w.ran == 1);
+    raw::destroy(end);
+}
+
+TEST_CASE("whoever waits behind a closed stream in another way comes through after the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual, .connections = 1}};  // one hardware queue
+    waiting_rig w{{.longest_hold = 20ms}};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(1);
+    const instant since = device_clock::now();
+    SECTION("a request, for its own stream") {
+        CHECK(meanwhile([&] {
+                  const auto inside = w.r.gate->enter(w.r.urgent);
+                  (void)launch(w.s.urgent, gemm, 300us);
+                  return cudaStreamSynchronize(w.s.urgent);
+              }) == cudaSuccess);
+    }
+    SECTION("behind its scope, for work that is to open the waits") {
+        w.urgent_launches(1);
+        request.reset();
+        CHECK(meanwhile([&] { return cudaStreamSynchronize(w.s.urgent); }) == cudaSuccess);
+    }
+    SECTION("a thread that is no client's") {
+        CHECK(meanwhile([] { return cudaDeviceSynchronize(); }) == cudaSuccess);
+    }
+    CHECK(device_clock::now() - since >= 20ms);
+    const auto forced = w.r.gate->take_forced();
+    REQUIRE(forced);
+    CHECK(forced->client == w.r.batch.number());
+    CHECK(forced->held_by == w.r.urgent.number());
+}
+
+TEST_CASE("waits stay open while a thread waits inside the driver, and new launches are held meanwhile",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const cudaStream_t third = raw::make_stream();
+    standin::hold(third);
+    REQUIRE(launch(third, norm, 10us) == cudaSuccess);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(2);
+    auto waits = std::async(std::launch::async, [&] {
+        const auto inside = w.r.gate->enter(w.r.urgent);
+        return cudaDeviceSynchronize();
+    });
+    REQUIRE(eventually([&] {
+        standin::advance(100us);
+        return w.ran == 2;
+    }));
+    w.urgent_launches(1);  // another thread of the client's closes nothing
+    auto engine = std::async(std::launch::async, [&] { w.batch_launches(1); });
+    REQUIRE(eventually([&] { return w.r.gate->held() == 1; }));
+    standin::advance(10ms);
+    CHECK(w.ran == 2);
+    standin::let_go(third);
+    standin::advance(1ms);
+    CHECK(waits.get() == cudaSuccess);
+    engine.get();  // its stream waits again, and its thread doesn't
+    standin::advance(10ms);
+    CHECK(w.ran == 2);
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 3);
+    raw::destroy(third);
+}
+
+TEST_CASE("a wait for the device that fails leaves streams closed", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    const bool in_capture = GENERATE(true, false);
+    {
+        waiting_rig w;
+        auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+        {
+            const auto inside = w.r.gate->enter(w.r.urgent);
+            cudaGraph_t none = nullptr;
+            if (in_capture)
+                REQUIRE(cudaStreamBeginCapture(w.s.urgent, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+            else
+                standin::inject({.call = "cudaDeviceSynchronize", .code = cudaErrorUnknown});
+            CHECK(cudaDeviceSynchronize() == (in_capture ? cudaErrorStreamCaptureUnsupported : cudaErrorUnknown));
+            if (in_capture) CHECK(cudaStreamEndCapture(w.s.urgent, &none) == cudaErrorStreamCaptureInvalidated);
+            (void)cudaGetLastError();
+        }
+        w.batch_launches(1);
+        standin::advance(10ms);
+        CHECK(w.ran == 0);
+        request.reset();
+        standin::advance(10ms);
+        CHECK(w.ran == 1);
+    }
+    if (in_capture) (void)standin::take_findings();  // the capture is lost
+}
+
+TEST_CASE("what waits for the legacy stream opens waits only of streams that it waits for",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        const bool blocks = GENERATE(true, false);
+        waiting_rig w;
+        cudaStream_t blocking = nullptr;
+        REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
+        const auto request = w.r.gate->announce(w.r.urgent);
+        {
+            const auto inside = w.r.gate->enter(w.r.batch);
+            CHECK(launch(blocks ? blocking : w.s.batch, conv, 100us, &w.ran) == cudaSuccess);
+        }
+        {
+            const auto inside = w.r.gate->enter(w.r.urgent);
+            CHECK(cudaStreamSynchronize(cudaStreamLegacy) == cudaSuccess);
+        }
+        standin::advance(1ms);
+        CHECK(w.ran == (blocks ? 1 : 0));
+        raw::destroy(blocking);
+    }
+    (void)standin::take_findings();  // that it uses such streams
+}
+
+TEST_CASE("who waits for another device leaves streams closed", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 2, .time = manual}};
+    waiting_rig w;
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(1);
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    const cudaStream_t other = raw::make_stream();
+    REQUIRE(launch(other, norm, 10us) == cudaSuccess);
+    CHECK(meanwhile([] {
+              (void)cudaSetDevice(1);
+              return cudaDeviceSynchronize();
+          }) == cudaSuccess);
+    CHECK(meanwhile([&] { return cudaStreamSynchronize(other); }) == cudaSuccess);
+    CHECK(w.ran == 0);
+    raw::destroy(other);
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    request.reset();
+    standin::advance(1ms);
+    CHECK(w.ran == 1);
+}
+
+TEST_CASE("a launch into the legacy stream is held beside a request, and for no more than the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        waiting_rig w{{.longest_hold = 20ms}};
+        std::future<cudaError_t> engine;
+        const auto request = w.r.gate->announce(w.r.urgent);  // goes first, should the test fail
+        engine = std::async(std::launch::async, [&] {
+            const auto inside = w.r.gate->enter(w.r.batch);
+            return launch(cudaStreamLegacy, conv, 100us);
+        });
+        REQUIRE(eventually([&] { return w.r.gate->held() == 1; }));
+        const instant since = device_clock::now();
+        REQUIRE(eventually([&] {
+            standin::advance(100us);
+            return engine.wait_for(0s) == std::future_status::ready;
+        }));
+        CHECK(engine.get() == cudaSuccess);
+        CHECK(device_clock::now() - since >= 19ms);
+        const auto forced = w.r.gate->take_forced();
+        REQUIRE(forced);
+        CHECK(forced->client == w.r.batch.number());
+        standin::advance(1ms);
+    }
+    (void)standin::take_findings();  // that it uses the default stream
+}
+
+TEST_CASE("a gate may go while a thread waits for the device inside the driver", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    rig other{{.longest_hold = 1h}, in_streams};
+    const cudaStream_t third = raw::make_stream();
+    standin::hold(third);
+    REQUIRE(launch(third, norm, 10us) == cudaSuccess);
+    const auto request = other.gate->announce(other.urgent);
+    std::atomic<bool> begun{false};
+    auto waits = std::async(std::launch::async, [&] {
+        begun = true;
+        return cudaDeviceSynchronize();
+    });
+    REQUIRE(eventually([&] { return begun.load(); }));
+    if (GENERATE(true, false)) other.gate.reset();
+    standin::let_go(third);
+    CHECK(meanwhile([&] { return waits.get(); }) == cudaSuccess);
+    raw::destroy(third);
+}
+
+TEST_CASE("a stream that waits takes no more launches than it may", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 1h, .queued = 1h, .queued_launches = 12}};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    w.batch_launches(12);
+    auto engine = std::async(std::launch::async, [&] { w.batch_launches(1); });
+    REQUIRE(eventually([&] { return w.r.gate->held() == 1; }));
+    request.reset();
+    REQUIRE(eventually([&] {
+        standin::advance(100us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    standin::advance(10ms);
+    CHECK(w.ran == 13);
 }
 
 TEST_CASE("a launch into a capture waits for no word, and neither does its graph", "[cuda][launch_gate][fault]") {

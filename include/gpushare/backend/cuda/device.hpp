@@ -104,6 +104,8 @@ public:
     entry_point<decltype(::cuEventQuery)> event_query{"cuEventQuery", 2000};
     /// cuEventRecord; as questions, so that what the embedder finds in cudaGetLastError() stays.
     entry_point<decltype(::cuEventRecord)> event_record{"cuEventRecord", 2000};
+    /// cuStreamQuery.
+    entry_point<decltype(::cuStreamQuery)> stream_query{"cuStreamQuery", 2000};
     /// cuStreamIsCapturing.
     entry_point<decltype(::cuStreamIsCapturing)> stream_is_capturing{"cuStreamIsCapturing", 10000};
     /// cuThreadExchangeStreamCaptureMode.

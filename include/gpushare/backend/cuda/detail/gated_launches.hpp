@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -51,7 +52,11 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
     { c.drained(who, now) } noexcept;
     { c.change(who, o, now) } noexcept;
     { c.ask(who, t, now, now, true) } noexcept -> std::same_as<typename C::answer>;
-    { cc.closed(who, now) } noexcept -> std::same_as<typename C::answer>;
+    { cc.closed(who, now, now) } noexcept -> std::same_as<typename C::answer>;
+    { cc.awaited(std::optional(who), true, now, now)->held } noexcept -> std::convertible_to<ns>;
+    { c.keep_open() } noexcept;
+    { c.let_close() } noexcept;
+    { cc.takes_more(1U) } noexcept -> std::same_as<bool>;
     { cc.overdue(who, now)->held } noexcept -> std::convertible_to<ns>;
     { cc.overdue(who, now)->held_by } noexcept -> std::convertible_to<typename C::client>;
     requires std::same_as<decltype(C::client_options::level), int>;
@@ -75,9 +80,10 @@ enum class launch_wait : std::uint8_t {
 
 /// How a launch gate follows launches.
 struct launch_shell_options {
-    /// stream: a thread is held only for its share, and where it is too far ahead. Where the driver
-    /// has no such waits, threads are held. A launch into the legacy default stream always holds its
-    /// thread, since a wait there would stop other streams.
+    /// stream: a thread is held only for its share, where it is too far ahead, and while a thread
+    /// waits for the device, which opens the streams' waits. Where the driver has no such waits,
+    /// threads are held. A launch into the legacy default stream always holds its thread, since a
+    /// wait there would stop other streams.
     launch_wait waits = launch_wait::thread;
     /// Waits are captured as well, so that a graph can be stopped between two pieces. Such a graph is only
     /// for clients of the level in which it was captured and below: launched by a higher client, the graph
@@ -93,11 +99,12 @@ struct launch_shell_options {
 };
 
 /// A launch that went because it had been held for too long. The holder may have waited for a lock
-/// of the engine that the held thread had.
+/// of the engine that the held thread had. Or launches in a stream that waited, since a thread waited
+/// for that stream.
 struct forced_launch {
     std::uint32_t client = 0;   ///< whose launch it was
     std::uint32_t held_by = 0;  ///< for whom it was held
-    ns held{};                  ///< for how long
+    ns held{};                  ///< for how long, or for how long the thread had waited
     instant at{};               ///< when it went
 };
 
@@ -132,7 +139,7 @@ public:
 
     /// Before clients are added: launches aren't seen, so that no stream can wait in front of them.
     void hold_threads() noexcept { in_stream_ = false; }
-    [[nodiscard]] bool waits_in_streams() const noexcept { return in_stream_; }
+    [[nodiscard]] bool waits_in_streams() const noexcept override { return in_stream_; }
 
     // ---- clients
 
@@ -143,7 +150,7 @@ public:
         if (in_stream_) core_.took(c, options_.piece);
         try {
             if (clients_.size() <= c) clients_.resize(c + 1);
-            if (in_stream_ && !waits_.join(o.level)) throw std::bad_alloc();
+            if (in_stream_ && !join(o.level)) throw std::bad_alloc();
         } catch (...) {
             core_.remove(c);
             throw;
@@ -268,22 +275,27 @@ public:
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
     }
-    // The driver will wait for the stream, the event or all, and nobody would see whether waits in the client's streams
-    // are closed for too long: the caller may have a lock of the engine's. So the thread looks here until it is over.
-    void synchronises(launch_owner who, const sync_call& call) noexcept override {
-        if (launch_hub::in_child()) return;
+    // The driver may wait for a stream whose waits are closed, and the thread can't look from inside
+    // the driver. So the thread looks here, until its work is over or the waits are opened for it.
+    // They stay open until synchronised().
+    [[nodiscard]] bool synchronises(const launch_owner* who, const sync_call& call) noexcept override {
+        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return false;
         std::unique_lock lock(mutex_);
-        const client_state* c = find(who);
-        if (c == nullptr || !is_gated(*c) || (call.stream != nullptr && captured(call.stream))) return;
         ++looking_;
-        for (unsigned looks = 0; passes_gate(who) && !is_over(who.client, call); ++looks) {
-            const instant now = time_.now();
-            settle_all(who.client, call.context, now);
-            open_overdue(who.client, now);
-            if (core_.in_flight(who.client) == ns{0}) break;
-            wait(lock, {.own = true}, looks, who.client);
-        }
+        const bool opens = look(lock, who, call);
         --looking_;
+        if (!opens) return false;
+        core_.keep_open();
+        waits_.keep_open();
+        wake();
+        return true;
+    }
+    void synchronised() noexcept override {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        core_.let_close();
+        waits_.let_close();
+        wake();
     }
     void ends(CUstream s) noexcept override {
         const std::lock_guard lock(mutex_);
@@ -401,6 +413,7 @@ public:
 
 private:
     using entry = gpushare::detail::launch_times::entry;
+    static constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
     struct client_state {
         std::uint32_t turn = 0;
@@ -531,9 +544,15 @@ private:
         wake();
         return true;
     }
+    // A new level's word may need pinned memory. The callback for that call would need the lock that
+    // this thread has.
+    [[nodiscard]] bool join(int level) {
+        const own_calls unwatched;
+        return waits_.join(level);
+    }
     [[nodiscard]] bool joins(int level) noexcept {
         try {
-            return waits_.join(level);
+            return join(level);
         } catch (const std::bad_alloc&) {
             return false;
         }
@@ -630,14 +649,91 @@ private:
         waits_.force_above(c.level);
         note_forced({number, overdue->held_by, overdue->held, now});
     }
-    [[nodiscard]] bool is_over(std::uint32_t number, const sync_call& call) const noexcept {
-        if (call.event != nullptr) {
-            const relaxed_capture relaxed(device_->api());
-            return device_->api().event_query(call.event) != CUDA_ERROR_NOT_READY;
+
+    // ---- threads that wait for work
+
+    // Streams of other devices don't wait for this gate. A call that frees memory may concern any
+    // device, and so may most others.
+    [[nodiscard]] bool concerns(const sync_call& call) const noexcept {
+        if (call.stream != nullptr && captured(call.stream)) return false;  // the call fails
+        const relaxed_capture relaxed(device_->api());
+        if (call.is_here) {
+            CUdevice current = 0;
+            const bool known = device_->api().ctx_get_device(&current) == CUDA_SUCCESS;
+            return !known || current == device_->context().device();
         }
-        if (call.stream == nullptr) return core_.in_flight(number) == ns{0};
-        const launch_batches* const in = clients_[number].on({.stream = call.stream, .context = call.context});
-        return in == nullptr || !in->in_flight();
+        int of_stream = device_->ordinal();
+        if (call.stream != nullptr && handled(cudaStreamGetDevice(call.stream, &of_stream)) != cudaSuccess) return true;
+        return of_stream == device_->ordinal();
+    }
+    // Whether the waits are to be opened now; false when the thread has nothing to wait for.
+    [[nodiscard]] bool look(std::unique_lock<std::mutex>& lock, const launch_owner* who,
+                            const sync_call& call) noexcept {
+        const instant since = time_.now();
+        for (unsigned looks = 0; !closed_ && !device_->health().lost(); ++looks) {
+            const instant now = time_.now();
+            const client_state* const c = who != nullptr ? find(*who) : nullptr;
+            const auto own = c != nullptr ? std::optional(who->client) : std::nullopt;
+            const bool gated = c != nullptr && is_gated(*c);
+            settle_all(gated ? *own : nobody, call.context, now);
+            if (!may_wait(call)) return false;
+            const auto stopped = first_stopped(call);
+            const bool own_runs = gated && call.drains && core_.in_flight(*own) != ns{0};
+            if (!stopped && !own_runs && call.reach >= wait_reach::legacy) return true;
+            if (const auto held = core_.awaited(own, needs_all(own, call), now, since); stopped && held) {
+                if (held->held != ns{0}) note_forced({*stopped, held->held_by, held->held, now});
+                return true;
+            }
+            if (gated)
+                wait(lock, {.own = true}, looks, *own);
+            else
+                nap(lock, looks);
+        }
+        return false;
+    }
+    // Whether the call may have to wait for work of a client whose streams wait for others.
+    [[nodiscard]] bool may_wait(const sync_call& call) const noexcept {
+        if (call.reach == wait_reach::all) return true;
+        const auto of = [&](const client_state& c) { return runs_for(c, call.reach); };
+        if (std::ranges::none_of(clients_, of)) return false;
+        const relaxed_capture relaxed(device_->api());
+        if (call.reach == wait_reach::event) return device_->api().event_query(call.event) == CUDA_ERROR_NOT_READY;
+        return call.reach == wait_reach::legacy || device_->api().stream_query(call.stream) == CUDA_ERROR_NOT_READY;
+    }
+    [[nodiscard]] bool runs_for(const client_state& c, wait_reach reach) const noexcept {
+        if (!c.used || !is_gated(c)) return false;
+        return std::ranges::any_of(c.streams, [&](const auto& in) {
+            return in->in_flight() && (reach != wait_reach::legacy || in->legacy_waits());
+        });
+    }
+    // A client with work in flight behind closed waits.
+    [[nodiscard]] std::optional<std::uint32_t> first_stopped(const sync_call& call) const noexcept {
+        for (std::uint32_t n = 0; n < clients_.size(); ++n)
+            if (runs_for(clients_[n], call.reach) && waits_.closed_above(clients_[n].level)) return n;
+        return std::nullopt;
+    }
+    // Whether the client `own` waits for work that is certainly behind work of lower clients. An
+    // event may be in any of the client's streams.
+    [[nodiscard]] bool needs_all(std::optional<std::uint32_t> own, const sync_call& call) const noexcept {
+        if (call.reach >= wait_reach::legacy) return true;
+        if (!own) return false;
+        const auto is_shared = [&](CUstream s) {
+            if (call.stream != nullptr) return s == call.stream;
+            return std::ranges::any_of(clients_[*own].streams, [s](const auto& in) { return in->stream() == s; });
+        };
+        return std::ranges::any_of(clients_, [&](const client_state& c) {
+            return c.used && c.level < clients_[*own].level && std::ranges::any_of(c.streams, [&](const auto& in) {
+                       return in->in_flight() && is_shared(in->stream());
+                   });
+        });
+    }
+    // For a thread that nobody wakes when its work is over.
+    void nap(std::unique_lock<std::mutex>& lock, unsigned looks) noexcept {
+        constexpr unsigned awake = 512;
+        if (looks >= awake) return static_cast<void>(changed_.wait_for(lock, ns{50'000}));
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
     }
 
     // ---- holding a thread
@@ -649,10 +745,10 @@ private:
         const client_state& c = clients_[who.client];
         if (!a.goes || a.forced || call == nullptr || !is_gated(c)) return a;
         const launch_batches* const in = c.on(*call);
-        if (in != nullptr && !in->has_room()) return {.own = true};
+        if (in != nullptr && !(in->has_room() && core_.takes_more(in->launches()))) return {.own = true};
         if (!is_legacy(*call)) return a;
-        const auto above = core_.closed(who.client, now);
-        if (!above.goes) return above;
+        const auto above = core_.closed(who.client, now, since);
+        if (!above.goes || above.forced) return above;
         const ns already = core_.in_flight(who.client);
         return already == ns{0} || already + predicted <= options_.batch ? a : typename Core::answer{.own = true};
     }

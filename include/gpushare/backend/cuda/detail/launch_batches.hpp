@@ -110,6 +110,14 @@ public:
         const relaxed_capture relaxed(device_->api());
         return open_.from != nullptr && !reached(*open_.from);
     }
+    /// How many launches aren't over.
+    [[nodiscard]] std::uint32_t launches() const noexcept { return ended_launches_ + open_.launches; }
+    /// Whether work on the legacy default stream waits for this stream. In a thread with a context.
+    [[nodiscard]] bool legacy_waits() const noexcept {
+        unsigned flags = 0;
+        const bool known = !gone_ && !is_default() && handled(cudaStreamGetFlags(stream_, &flags)) == cudaSuccess;
+        return !known || (flags & cudaStreamNonBlocking) == 0;
+    }
 
     /// The end of the batch that ends first, kept for a look without the lock; the caller lets it
     /// go under the lock. Null if there is none.
@@ -212,6 +220,7 @@ public:
         edge_ = open_.to;
         if (edge_ != nullptr) edge_->references.fetch_add(1, std::memory_order_relaxed);
         ring_[(head_ + count_) % ring_.size()] = open_;
+        ended_launches_ += open_.launches;
         ++count_;
         open_ = {};
         return true;
@@ -275,6 +284,7 @@ private:
         release(b.to);
     }
     void pop() noexcept {
+        ended_launches_ -= ring_[head_].launches;
         head_ = (head_ + 1) % ring_.size();
         --count_;
     }
@@ -291,6 +301,7 @@ private:
     point_state* edge_ = nullptr;  // the end of the last batch
     std::array<launch_batch, 64> ring_;
     std::size_t head_ = 0, count_ = 0;
+    std::uint32_t ended_launches_ = 0;  // in the ring
 };
 
 }  // namespace detail

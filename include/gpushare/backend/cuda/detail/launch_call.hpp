@@ -9,6 +9,7 @@
 #include <cupti.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -74,20 +75,113 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
 /// And that which ends a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
 
-/// A call in which the driver waits for work.
+/// What a call of the driver waits for.
+enum class wait_reach : std::uint8_t {
+    none,
+    stream,  ///< one stream
+    event,   ///< what is behind an event
+    legacy,  ///< the legacy default stream, and those that it waits for
+    all,     ///< maybe all of the device
+};
+/// A call in which the driver may wait for work.
 struct sync_call {
-    CUstream stream = nullptr;    // for that of a stream, never the null one; null: for an event, or all of the context
-    CUevent event = nullptr;      // for what is behind it
+    wait_reach reach = wait_reach::none;
+    CUstream stream = nullptr;  // never the null one
+    CUevent event = nullptr;
     CUcontext context = nullptr;  // that is current
+    bool is_here = false;         // the work that it waits for is in that context
+    bool drains = false;          // it waits for sure, for all that is enqueued by then
 };
 
-/// The driver's functions that do so.
-inline constexpr CUpti_CallbackId sync_ids[] = {
-    CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize,
-    CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize,
+namespace launches {
+
+// Functions that free or allocate memory, load or unload code, or end a context: each may wait for
+// all of the device. (Programming Guide, "Implicit Synchronization" and "Lazy Loading"; Driver API,
+// at these functions.)
+inline constexpr CUpti_CallbackId all_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize,
+    CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemFree,
+    CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost,
+    CUPTI_DRIVER_TRACE_CBID_cuMemHostUnregister,
+    CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister,
+    CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemUnmap,
+    CUPTI_DRIVER_TRACE_CBID_cuMemRelease,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPoolTrimTo,
+    CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemAllocManaged,
+    CUPTI_DRIVER_TRACE_CBID_cuMemAllocHost_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc,
+    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuArrayCreate_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuArray3DCreate_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuArrayDestroy,
+    CUPTI_DRIVER_TRACE_CBID_cuMipmappedArrayCreate,
+    CUPTI_DRIVER_TRACE_CBID_cuMipmappedArrayDestroy,
+    CUPTI_DRIVER_TRACE_CBID_cuModuleLoad,
+    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadData,
+    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadDataEx,
+    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadFatBinary,
+    CUPTI_DRIVER_TRACE_CBID_cuModuleUnload,
+    CUPTI_DRIVER_TRACE_CBID_cuLibraryLoadData,
+    CUPTI_DRIVER_TRACE_CBID_cuLibraryLoadFromFile,
+    CUPTI_DRIVER_TRACE_CBID_cuLibraryUnload,
+    CUPTI_DRIVER_TRACE_CBID_cuFuncLoad,
+    CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy,
+    CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuGreenCtxDestroy,
+    CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRelease_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxReset_v2,
 };
+// Synchronous copies and fills, which go into the legacy default stream. (Programming Guide,
+// "Default Stream"; Driver API, "API synchronization behavior".)
+inline constexpr CUpti_CallbackId legacy_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy,         CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2,   CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2,
+};
+// The same, which go into the thread's own default stream.
+inline constexpr CUpti_CallbackId of_thread_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy_ptds,         CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2_ptds,   CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2_ptds,
+    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2_ptds, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2_ptds,
+};
+
+[[nodiscard]] consteval std::array<wait_reach, CUPTI_DRIVER_TRACE_CBID_SIZE> reaches() noexcept {
+    std::array<wait_reach, CUPTI_DRIVER_TRACE_CBID_SIZE> of{};
+    for (const CUpti_CallbackId id : all_ids) of[id] = wait_reach::all;
+    for (const CUpti_CallbackId id : legacy_ids) of[id] = wait_reach::legacy;
+    for (const CUpti_CallbackId id : of_thread_ids) of[id] = wait_reach::stream;
+    of[CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize] = wait_reach::stream;
+    of[CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz] = wait_reach::stream;
+    of[CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize] = wait_reach::event;
+    return of;
+}
+inline constexpr auto reach_of_id = reaches();
+
+}  // namespace launches
+
+/// What the function waits for. Most wait for nothing.
+[[nodiscard]] constexpr wait_reach reach_of(CUpti_CallbackId id) noexcept {
+    return id < launches::reach_of_id.size() ? launches::reach_of_id[id] : wait_reach::none;
+}
 
 namespace launches {
 
@@ -248,24 +342,27 @@ template <class P, class OfThread>
     return call;
 }
 
-/// None if the function doesn't wait. Inside the callback.
-[[nodiscard]] inline std::optional<sync_call> read_sync(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
-    sync_call call{.context = data.context};
-    switch (id) {
-        case CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize:
-        case CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz:
-            call.stream =
-                launches::as<cuStreamSynchronize_params, cuStreamSynchronize_ptsz_params>(data.functionParams).hStream;
-            if (call.stream == nullptr)
-                call.stream =
-                    id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
-            return call;
-        case CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize:
-            call.event = static_cast<const cuEventSynchronize_params*>(data.functionParams)->hEvent;
-            return call;
-        case CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize: return call;
-        default: return std::nullopt;
+/// Of a function that waits. Inside the callback.
+[[nodiscard]] inline sync_call read_sync(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+    sync_call call{.reach = reach_of(id), .context = data.context};
+    if (id == CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize) {
+        call.event = static_cast<const cuEventSynchronize_params*>(data.functionParams)->hEvent;
+    } else if (id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize) {
+        call.stream = static_cast<const cuStreamSynchronize_params*>(data.functionParams)->hStream;
+        if (call.stream == nullptr) call.stream = CU_STREAM_LEGACY;
+        if (call.stream == CU_STREAM_LEGACY) call.reach = wait_reach::legacy;
+    } else if (id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz) {
+        call.stream = static_cast<const cuStreamSynchronize_ptsz_params*>(data.functionParams)->hStream;
+        if (call.stream == nullptr) call.stream = CU_STREAM_PER_THREAD;
+        if (call.stream == CU_STREAM_LEGACY) call.reach = wait_reach::legacy;
+    } else if (call.reach == wait_reach::stream) {
+        call.stream = CU_STREAM_PER_THREAD;
     }
+    call.is_here = call.reach == wait_reach::legacy || call.reach == wait_reach::event ||
+                   call.stream == CU_STREAM_PER_THREAD || id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize;
+    call.drains = call.reach != wait_reach::all || id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize ||
+                  id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize_v2 || id == CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2;
+    return call;
 }
 
 }  // namespace detail

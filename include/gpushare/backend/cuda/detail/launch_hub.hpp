@@ -8,8 +8,8 @@
 //   hub.leave(gate);
 //
 // CUPTI has one subscriber for each process, so there is one hub for each process while a gate
-// exists. If neither the thread nor the stream of a launch is bound, the launch costs a load and a
-// look at a thread-local pointer.
+// exists. If neither the thread nor the stream of a launch is bound, the launch costs two loads and
+// a look at a thread-local pointer.
 #pragma once
 
 #include <cuda.h>
@@ -23,8 +23,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -72,8 +74,14 @@ public:
     [[nodiscard]] virtual bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept = 0;
     /// Behind it. `note`: what before() left there.
     virtual void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept = 0;
-    /// Before the calling thread waits for work inside the driver.
-    virtual void synchronises(launch_owner who, const sync_call& call) noexcept = 0;
+    /// Whether it makes streams wait, and is to hear of threads that wait for work on the device.
+    [[nodiscard]] virtual bool waits_in_streams() const noexcept = 0;
+    /// Before the calling thread waits for such work inside the driver. `who` null: the thread is
+    /// no client's of this gate. Whether the gate is to hear of the end of the wait, by
+    /// synchronised().
+    [[nodiscard]] virtual bool synchronises(const launch_owner* who, const sync_call& call) noexcept = 0;
+    /// The wait is over.
+    virtual void synchronised() noexcept = 0;
     /// The stream is about to be destroyed.
     virtual void ends(CUstream s) noexcept = 0;
 };
@@ -107,6 +115,21 @@ private:
     thread_binding* outer_;
 };
 
+/// Calls of the driver by the library itself, under a gate's lock: no gate hears that the thread
+/// waits there.
+class own_calls {
+public:
+    own_calls() noexcept { ++depth(); }
+    own_calls(const own_calls&) = delete;
+    own_calls& operator=(const own_calls&) = delete;
+    ~own_calls() { --depth(); }
+
+    [[nodiscard]] static int& depth() noexcept {
+        constinit thread_local int of_thread = 0;
+        return of_thread;
+    }
+};
+
 /// Safe from any thread.
 class launch_hub {
 public:
@@ -126,9 +149,11 @@ public:
             gates_.reserve(gates_.size() + 1);
         }
         if (joined_ == 0) subscribe();
+        if (gate->waits_in_streams()) watch_waits();
         ++joined_;
         const std::lock_guard lock(mutex_);
         gates_.push_back(gate);
+        if (gate->waits_in_streams()) in_streams_.fetch_add(1, std::memory_order_relaxed);
     }
     /// Nothing more is told to it, but for threads that are inside a launch already.
     void leave(const launch_listener& gate) noexcept {
@@ -136,7 +161,9 @@ public:
         const std::lock_guard turn(joining_);
         {
             const std::lock_guard lock(mutex_);
-            std::erase_if(gates_, [&](const auto& g) { return g.get() == &gate; });
+            if (std::erase_if(gates_, [&](const auto& g) { return g.get() == &gate; }) != 0 && gate.waits_in_streams())
+                in_streams_.fetch_sub(1, std::memory_order_relaxed);
+            std::erase_if(waits_, [&](const wait_under_way& w) { return w.gate.get() == &gate; });
             for (auto at = streams_.begin(); at != streams_.end();) {
                 if (at->gate.get() != &gate) {
                     ++at;
@@ -153,10 +180,11 @@ public:
     /// bound to another client. It replaces the stream's earlier binding. Returns the binding's
     /// number, never 0. Throws std::bad_alloc.
     [[nodiscard]] std::uint64_t bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
+        bound_stream replaced;  // a gate that goes with this frees memory, not under the lock
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
         if (at != streams_.end()) {
-            *at = {s, gate, who, ++bindings_};
+            replaced = std::exchange(*at, {s, gate, who, ++bindings_});
             return bindings_;
         }
         streams_.push_back({s, gate, who, ++bindings_});
@@ -167,10 +195,12 @@ public:
     /// stream that has the same handle.
     void unbind(std::uint64_t number) noexcept {
         if (in_child()) return;
+        bound_stream ended;  // a gate that goes with this frees memory, not under the lock
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, number, &bound_stream::number);
         if (at == streams_.end()) return;
-        count(at->stream, -1);
+        ended = std::move(*at);
+        count(ended.stream, -1);
         streams_.erase(at);
     }
 
@@ -183,6 +213,13 @@ private:
         std::shared_ptr<launch_listener> gate{};
         launch_owner who{};
         std::uint64_t number = 0;  // of the binding
+    };
+
+    // The gate keeps its waits open until the call is over.
+    struct wait_under_way {
+        std::uint64_t number = 0;
+        std::thread::id thread{};
+        std::shared_ptr<launch_listener> gate{};
     };
 
     launch_hub() noexcept {
@@ -205,12 +242,16 @@ private:
         if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) throw subscriber_taken(holder);
         check_cupti(code, "subscribing to the driver's launches");
         for (const CUpti_CallbackId id : launch_ids) enable(id);
-        for (const CUpti_CallbackId id : sync_ids) enable(id);
         enable(stream_end_id);
+    }
+    // Threads that wait for work matter where streams wait.
+    void watch_waits() {
+        for (CUpti_CallbackId id = 1; id < CUPTI_DRIVER_TRACE_CBID_SIZE; ++id)
+            if (reach_of(id) != wait_reach::none) enable(id);
     }
     void enable(CUpti_CallbackId id) {
         const CUptiResult code = cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
-        if (code != CUPTI_SUCCESS) unsubscribe();
+        if (code != CUPTI_SUCCESS && joined_ == 0) unsubscribe();
         check_cupti(code, "asking for the driver's launches");
     }
     void unsubscribe() noexcept {
@@ -235,31 +276,93 @@ private:
         // relaxed: a caller that binds a stream and launches into it from another thread orders the
         // two.
         const bool any = bound_.load(std::memory_order_relaxed) != 0;
-        if (thread == nullptr && !any && id != stream_end_id) return;
+        const bool waits = in_streams_.load(std::memory_order_relaxed) != 0 && reach_of(id) != wait_reach::none;
+        if (thread == nullptr && !any && id != stream_end_id && !waits) return;
         if (in_child()) return;
+        if (waits) {
+            if (own_calls::depth() != 0) return;
+            if (data.callbackSite == CUPTI_API_ENTER)
+                wait_begins(thread, any, read_sync(id, data), *data.correlationData);
+            else
+                wait_ends(*data.correlationData);
+            return;
+        }
         if (id == stream_end_id) {
             if (data.callbackSite == CUPTI_API_ENTER)
                 stream_ends(static_cast<const cuStreamDestroy_v2_params*>(data.functionParams)->hStream);
             return;
         }
-        if (const auto call = read_launch(id, data))
-            to_owner(thread, any, *call, data);
-        else if (const auto sync = read_sync(id, data); sync && data.callbackSite == CUPTI_API_ENTER)
-            to_owner(thread, any, *sync, data);
+        if (const auto call = read_launch(id, data)) to_owner(thread, any, *call, data);
+    }
+    // Calls f for each gate. The loop goes by index and keeps each gate meanwhile, because a gate's
+    // lock isn't taken under the hub's. It begins at the last gate, so that it leaves none out if
+    // another gate leaves meanwhile.
+    template <class F>
+    void each_gate(F f) noexcept {
+        std::size_t i = 0;
+        {
+            const std::lock_guard lock(mutex_);
+            i = gates_.size();
+        }
+        while (i-- != 0) {
+            std::shared_ptr<launch_listener> gate;
+            {
+                const std::lock_guard lock(mutex_);
+                if (i < gates_.size()) gate = gates_[i];
+            }
+            if (gate != nullptr) f(gate);
+        }
+    }
+    // Whoever waits may wait for the streams of any gate. The thread's client is the one that
+    // waits, or else the stream's.
+    void wait_begins(const thread_binding* thread, bool any, const sync_call& call, std::uint64_t& note) noexcept {
+        note = 0;
+        bound_stream owner;
+        if (thread == nullptr && any && call.stream != nullptr && may_be_bound(call.stream)) owner = find(call.stream);
+        const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
+        const launch_owner who = thread != nullptr ? thread->who() : owner.who;
+        each_gate([&](const std::shared_ptr<launch_listener>& gate) {
+            if (gate->waits_in_streams() && gate->synchronises(gate.get() == of ? &who : nullptr, call))
+                remember(gate, note);
+        });
+    }
+    void remember(const std::shared_ptr<launch_listener>& gate, std::uint64_t& note) noexcept {
+        try {
+            const std::lock_guard lock(mutex_);
+            const bool is_there = std::ranges::find(gates_, gate) != gates_.end();
+            if (!is_there) return;  // it has left, and opened its waits for ever
+            const std::uint64_t number = note != 0 ? note : last_wait_ + 1;
+            waits_.push_back({number, std::this_thread::get_id(), gate});
+            note = number;
+            last_wait_ = std::max(last_wait_, number);
+        } catch (const std::bad_alloc&) {
+            gate->synchronised();  // the waits were opened, and may be closed again
+        }
+    }
+    void wait_ends(std::uint64_t note) noexcept {
+        while (note != 0) {
+            std::shared_ptr<launch_listener> gate;
+            {
+                const std::lock_guard lock(mutex_);
+                const auto at = std::ranges::find_if(waits_, [&](const wait_under_way& w) {
+                    return w.number == note && w.thread == std::this_thread::get_id();
+                });
+                if (at == waits_.end()) return;
+                gate = std::move(at->gate);
+                waits_.erase(at);
+            }
+            gate->synchronised();
+        }
     }
     // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
     // client.
-    template <class Call>
-    void to_owner(const thread_binding* thread, bool any, const Call& call, const CUpti_CallbackData& data) noexcept {
+    void to_owner(const thread_binding* thread, bool any, const launch_call& call,
+                  const CUpti_CallbackData& data) noexcept {
         if (any && may_be_bound(call.stream)) {
             const bound_stream b = find(call.stream);  // keeps the gate meanwhile
             if (b.gate != nullptr) return tell(*b.gate, b.who, call, data);
         }
         if (thread != nullptr) tell(thread->gate(), thread->who(), call, data);
-    }
-    static void tell(launch_listener& gate, launch_owner who, const sync_call& call,
-                     const CUpti_CallbackData&) noexcept {
-        gate.synchronises(who, call);
     }
     static void tell(launch_listener& gate, launch_owner who, const launch_call& call,
                      const CUpti_CallbackData& data) noexcept {
@@ -278,23 +381,17 @@ private:
         return at != streams_.end() ? *at : bound_stream{};
     }
     void stream_ends(CUstream s) noexcept {
-        // The loop goes by index and keeps each gate meanwhile, because a gate's lock isn't taken
-        // under the hub's. It begins at the last gate, so that it leaves none out if another gate
-        // leaves meanwhile.
-        std::size_t i = 0;
+        bound_stream ended;  // a gate that goes with this frees memory, not under the lock
         {
             const std::lock_guard lock(mutex_);
-            if (std::erase_if(streams_, [&](const bound_stream& b) { return b.stream == s; }) != 0) count(s, -1);
-            i = gates_.size();
-        }
-        while (i-- != 0) {
-            std::shared_ptr<launch_listener> gate;
-            {
-                const std::lock_guard lock(mutex_);
-                if (i < gates_.size()) gate = gates_[i];
+            const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
+            if (at != streams_.end()) {
+                ended = std::move(*at);
+                streams_.erase(at);
+                count(s, -1);
             }
-            if (gate != nullptr) gate->ends(s);
         }
+        each_gate([s](const std::shared_ptr<launch_listener>& gate) { gate->ends(s); });
     }
 
     // How many streams are bound, in all and for each place in the filter. A launch whose place has
@@ -318,8 +415,11 @@ private:
     CUpti_SubscriberHandle subscriber_ = nullptr;
     std::mutex mutex_;
     std::vector<std::shared_ptr<launch_listener>> gates_;
+    std::atomic<int> in_streams_{0};  // of these, those that make streams wait
     std::vector<bound_stream> streams_;
     std::uint64_t bindings_ = 0;  // ever
+    std::vector<wait_under_way> waits_;
+    std::uint64_t last_wait_ = 0;
 };
 
 }  // namespace detail

@@ -136,7 +136,7 @@ public:
     /// A request of the level.
     void arrived(int number) noexcept {
         level* const l = find(number);
-        if (l != nullptr && l->requests++ == 0 && !ended_) l->word.close();
+        if (l != nullptr && l->requests++ == 0 && !ended_) l->word.close(kept_open_ != 0);
     }
     /// Whether it was the last one.
     [[nodiscard]] bool left(int number) noexcept {
@@ -163,7 +163,18 @@ public:
     }
     /// While a request of the level launches: closes again what was forced open.
     void keep(int number) noexcept {
+        if (kept_open_ != 0) return;
         if (level* const l = find(number)) l->word.keep();
+    }
+    /// Opens all words, and lets no request close one until as many calls of let_close().
+    void keep_open() noexcept {
+        ++kept_open_;
+        for (level& l : levels_) l.word.force();
+    }
+    /// Closes the words of requests that are there.
+    void let_close() noexcept {
+        if (--kept_open_ != 0) return;
+        for (level& l : levels_) l.word.keep();
     }
 
     /// Whether anybody is above the level.
@@ -219,6 +230,7 @@ private:
     const std::shared_ptr<device_state> device_;
     pinned_words words_;
     std::vector<level> levels_;
+    std::uint32_t kept_open_ = 0;
     bool ended_ = false;
 };
 
