@@ -299,6 +299,7 @@ TEST_CASE("under pressure nobody is refused, and what is freed goes back to the 
         CHECK(device.usage().current == 2_MiB);  // nothing lies idle below from here on
         CHECK(chat.usage().borrowed == 1_MiB);
         CHECK(chat.pressed());
+        CHECK(device.usage().waiting == 0);  // which is no request
         const gpushare::quota_pressure looks_too{chat};
         CHECK(chat.try_charge(4_MiB) == errc::none);
         CHECK(code.try_charge(4_MiB) == errc::none);
@@ -320,6 +321,7 @@ TEST_CASE("who waits is served in order beside pressure, and later ones stay beh
     REQUIRE(chat.try_charge(10_KiB) == errc::none);
     auto looks = std::make_unique<gpushare::quota_pressure>(device);
     gpushare::quota_claim claim{code, 4_KiB};
+    CHECK(device.usage().waiting == 1);
     CHECK(chat.release(3_KiB));
     CHECK(chat.try_charge(1_KiB) == errc::out_of_memory);  // it waits for these
     looks.reset();

@@ -62,8 +62,8 @@ struct quota_wait_queue {
     static void join(quota_wait_entry& p) noexcept;
 
     /// While a top, such as a root, is pressed, bytes freed below go back to it at once, as if a
-    /// request waited, but no bytes are held back from any request. Each press ends with a
-    /// release_pressure.
+    /// request waited, but no bytes are held back from any request, and nobody counts as waiting.
+    /// Each press ends with a release_pressure.
     static void press(quota_node& top) noexcept;
     static void release_pressure(quota_node& top) noexcept;
 
@@ -119,13 +119,10 @@ GPUSHARE_INLINE void quota_wait_queue::join(quota_wait_entry& p) noexcept {
 }
 
 GPUSHARE_INLINE void quota_wait_queue::press(quota_node& top) noexcept {
-    top.root_->serve_ = &serve;
-    ++top.root_->waiting_;
     if (++top.waiting_here_ == 1) top.watch();
 }
 
 GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& top) noexcept {
-    --top.root_->waiting_;
     if (--top.waiting_here_ == 0) top.unwatch();
 }
 
