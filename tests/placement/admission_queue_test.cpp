@@ -206,6 +206,23 @@ TEST_CASE("what is refused by who carries it out is chosen again, and overtakes 
     c.release(running.placements.front());
 }
 
+TEST_CASE("what a carry changes on its way stays, beside what it has placed", "[placement][queue]") {
+    cluster c = one_node();
+    admission_queue q;
+    const auto running = q.submit(start, first_fit{}, c, asks(1));
+    const auto next = q.submit(start, first_fit{}, c, asks(1), [&](auto, cluster& view) {
+        view.release(running.placements.front());  // it ended meanwhile
+        view.drain({0}, {3});
+        return gpushare::carried::out;
+    });
+    REQUIRE(next.outcome == admission_result::placed);
+    CHECK(c.placed_permille() == 1000);
+    CHECK_FALSE(c[{0}].devices[3].open);
+    c.resume({0}, {3});
+    c.release(next.placements.front());
+    CHECK(c == one_node());
+}
+
 TEST_CASE("who names devices waits for these, and keeps nobody from the others", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});

@@ -420,6 +420,10 @@ private:
                     a.why = {shortage::consent};
                     return false;
                 }
+                if (cluster& now = views.of(r.level); now != before) {  // the carry has changed it
+                    for (const auto& p : *found.placements) now.hold(p);
+                    after = now;
+                }
                 views.took(r.level, std::move(after));
             }
             for (const auto i : overtakes) ++waiting_[i].overtaken;
