@@ -457,6 +457,41 @@ TEST_CASE("a cached block is used again without asking the pool, and wastes less
     CHECK(cache.deallocate(smaller, 4 * KiB, 256) == errc::none);
 }
 
+TEST_CASE("what is nearly large gets no large block out of a cache", "[memory][pool]") {
+    const bool exact = GENERATE(true, false);
+    CAPTURE(exact);
+    fault_resource memory;
+    pool_resource<fault_resource> pool(memory, {.segment = 128_KiB, .large = 16_KiB, .exact = exact});
+    auto cache = pool.make_cache();
+    for (std::size_t size = 8 * KiB; size < 16 * KiB; size += 256) {
+        void* const large = cache.allocate(16 * KiB, 256);
+        CHECK(cache.deallocate(large, 16 * KiB, 256) == errc::none);
+        CAPTURE(size);
+        void* const small = cache.allocate(size, 256);
+        CHECK(small != large);
+        CHECK(cache.deallocate(small, size, 256) == errc::none);
+        CHECK(cache.allocate(size, 256) == small);  // but what is small serves it again
+        CHECK(cache.deallocate(small, size, 256) == errc::none);
+        cache.flush();
+    }
+}
+
+TEST_CASE("blocks of large segments aren't handed on to others' small requests", "[memory][pool]") {
+    fault_resource memory;
+    constexpr std::size_t of_large = 62 * 256, of_small = 60 * 256;  // of one bin
+    pool_resource<fault_resource> pool(memory, {.segment = 1_MiB, .large = bytes{of_large}});
+    auto cache = pool.make_cache(), other = pool.make_cache();
+    std::vector<void*> large, small;
+    for (int i = 0; i < 10; ++i) large.push_back(pool.allocate(of_large, 256));
+    for (int i = 0; i < 40; ++i) small.push_back(cache.allocate(of_small, 256));
+    for (void* const p : large) CHECK(cache.deallocate(p, of_large, 256) == errc::none);
+    for (void* const p : small) CHECK(cache.deallocate(p, of_small, 256) == errc::none);  // more than the bin keeps
+    for (int i = 0; i < 40; ++i) {
+        void* const p = other.allocate(56 * 256, 256);
+        CHECK(std::ranges::find(large, p) == large.end());
+    }
+}
+
 TEST_CASE("a cache that overflows gives back, and what is too big for it goes straight", "[memory][pool]") {
     capped c(512_MiB);
     auto cache = c.pool.make_cache();
@@ -560,6 +595,61 @@ TEST_CASE("only what is held is had without asking the upstream", "[memory][pool
     CHECK(c.pool.try_allocate_held(2 * MiB, 256) == nullptr);
     CHECK(c.upstream.calls() == 1);
     CHECK(c.pool.deallocate(p, 4096, 4096) == errc::none);
+}
+
+TEST_CASE("of a large segment that is held, a smaller request gets a part", "[memory][pool]") {
+    const bool exact = GENERATE(true, false);
+    CAPTURE(exact);
+    capped c(64_MiB, {.segment = 1_MiB, .exact = exact});
+    CHECK(c.pool.deallocate(c.pool.allocate(32 * MiB, 256), 32 * MiB, 256) == errc::none);
+    void* const p = c.pool.try_allocate_held(2 * MiB, 256);
+    REQUIRE(p != nullptr);
+    CHECK(c.pool.usage().used == 2_MiB);
+    void* const q = c.pool.try_allocate_held(30 * MiB, 256);
+    CHECK(q != nullptr);
+    CHECK(c.pool.deallocate(p, 2 * MiB, 256) == errc::none);
+    CHECK(c.pool.deallocate(q, 30 * MiB, 256) == errc::none);
+    CHECK(c.upstream.calls() == 1);
+    void* const whole = c.pool.try_allocate_held(32 * MiB - 1, 256);  // the parts are one again
+    CHECK(whole != nullptr);
+    CHECK(c.pool.deallocate(whole, 32 * MiB - 1, 256) == errc::none);
+    CHECK(c.pool.trim(0_B) == 0_B);
+}
+
+namespace {
+
+/// Gives memory one granule behind where it has to begin.
+struct misaligned : fault_resource {
+    void* allocate(std::size_t size, std::size_t alignment) {
+        return static_cast<std::byte*>(fault_resource::allocate(size + 4096, 4096)) + shift * (alignment / 2);
+    }
+    void deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        auto* const begin = static_cast<std::byte*>(p) - shift * (alignment / 2);
+        fault_resource::deallocate(begin, size + 4096, 4096);
+    }
+    std::size_t shift = 1;
+};
+
+}  // namespace
+
+TEST_CASE("memory that doesn't begin where it has to goes back, and the request is refused", "[memory][pool]") {
+    misaligned upstream;
+    pool_resource<misaligned> pool(upstream, {.segment = 64_KiB});
+    for (const std::size_t size : {std::size_t{256}, 64 * KiB}) {
+        CAPTURE(size);
+        gpushare::failure why;
+        CHECK(pool.try_allocate(size, 1024, &why) == nullptr);
+        CHECK(why == errc::bad_alignment);
+        CHECK(why.asked == 1024);
+        CHECK(why.limit == 512);
+        CHECK_THROWS_AS((void)pool.allocate(size, 256), gpushare::memory_error);
+        CHECK(upstream.blocks() == 0);
+        CHECK(pool.usage().reserved == 0_B);
+    }
+    upstream.shift = 0;
+    CHECK(pool.deallocate(pool.allocate(256, 1024), 256, 1024) == errc::none);
+    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(upstream.wrong_frees() == 0);
 }
 
 namespace {

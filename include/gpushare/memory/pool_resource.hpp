@@ -141,7 +141,7 @@ public:
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
         std::swap(worker_, other.worker_);
-        std::swap(cut_, other.cut_);
+        std::swap(beyond_, other.beyond_);
         return *this;
     }
     ~pool_cache() {
@@ -262,8 +262,8 @@ public:
     /// As try_allocate, but only what is kept here.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment,
                                           std::string_view label = {}) noexcept {
-        if (size > cut_ || !detail::pool_tag::power_of_two(alignment)) [[unlikely]]
-            return try_allocate_large(size, alignment, label);
+        if (size >= beyond_ || !detail::pool_tag::power_of_two(alignment)) [[unlikely]]
+            return try_allocate_chosen(size, alignment, label);
         detail::pool_block* const b =
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
@@ -284,18 +284,35 @@ private:
     explicit pool_cache(Pool& pool, void* stream = nullptr, point (*record)(void*) = nullptr)
         : pool_(&pool),
           worker_(std::make_unique<detail::pool_worker<point>>(stream, record)),
-          cut_(std::min<std::size_t>(detail::pool_bins::largest * detail::pool_granule, pool.largest_inexact())) {
+          beyond_(surely_small(pool.large())) {
         pool.store_.join(*worker_);
     }
 
-    // Where a block of its own is as large as it has to be, what is kept serves only who asks for as much.
-    [[nodiscard]] void* try_allocate_large(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
+    // Looks at the blocks themselves. What is nearly large gets no block that has its own segment.
+    // Where a block of its own is as large as it has to be, it serves only a request for as much.
+    [[nodiscard]] void* try_allocate_chosen(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
             return nullptr;
         const auto least = detail::whole_granules(size);
+        const auto granules = least / detail::pool_granule;
+        auto& bins = worker_->bins;
         detail::pool_block* const b =
-            worker_->bins.take_exact(least, pool_->range_for(least, alignment), alignment, size);
+            !pool_->is_large(least) ? bins.take_shared(granules, alignment, size)
+            : pool_->is_exact()     ? bins.take_exact(least, pool_->range_for(least, alignment), alignment, size)
+                                    : bins.take(granules, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
+    }
+
+    // The first size whose bins may keep a large block, of at least `large` bytes; or that has no bin.
+    [[nodiscard]] static constexpr std::size_t surely_small(std::uint64_t large) noexcept {
+        constexpr auto window = detail::pool_bins::window;
+        auto last = detail::pool_bins::largest;
+        if (const auto granules = detail::whole_granules(large) / detail::pool_granule; granules <= last) {
+            const auto bin = classes::of(granules);
+            if (bin <= window) return 0;
+            last = classes::smallest(bin - window);
+        }
+        return static_cast<std::size_t>(last * detail::pool_granule) + 1;
     }
 
     /// The granules that a request of `size` bytes takes: the size of its bin, if there is one,
@@ -309,7 +326,7 @@ private:
 
     Pool* pool_;
     std::unique_ptr<detail::pool_worker<point>> worker_;
-    std::size_t cut_;  // what is larger has to be exact, or isn't kept
+    std::size_t beyond_;  // from this size on, the kept blocks have to be looked at one by one
 };
 
 /// Options of a pool_resource.
@@ -417,13 +434,20 @@ public:
     }
     /// As try_allocate, but takes only from the memory that the pool holds outside of caches, and
     /// calls neither the upstream nor a stream. For code that must not call them, for example while
-    /// a stream is being captured.
+    /// a stream is being captured. So it cuts a large segment even in an exact pool, rather than
+    /// hand out all of it.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
-        detail::pool_request request{whole, whole, alignment, size, is_large(whole), detail::pool_tag::size_limit};
+        const bool own = is_large(whole);
+        detail::pool_request request{whole, whole, alignment, size, own, whole + whole / 8, own};
         auto* b = store_.take(request);
         if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of what small ones share
+        if (b == nullptr && own) {  // one that can't be cut there
+            request.own = own;
+            request.most = detail::pool_tag::size_limit;
+            b = store_.take(request);
+        }
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
     }
     /// The same, of a size with its unit.
@@ -682,11 +706,7 @@ private:
     }
     [[nodiscard]] std::uint64_t large() const noexcept { return options_.large.count(); }
     [[nodiscard]] bool is_large(std::uint64_t whole) const noexcept { return whole >= large(); }
-    // The most bytes of a request that may get a block which isn't as small as it can be.
-    [[nodiscard]] std::size_t largest_inexact() const noexcept {
-        if (!options_.exact) return ~std::size_t{0};
-        return static_cast<std::size_t>((large() - 1) / detail::pool_granule * detail::pool_granule);
-    }
+    [[nodiscard]] bool is_exact() const noexcept { return options_.exact; }
     // The size of the range that the upstream charges for a segment of `least` bytes, in whole
     // granules.
     [[nodiscard]] std::uint64_t range_for(std::uint64_t least, std::size_t alignment) const noexcept {
@@ -796,15 +816,26 @@ private:
             r.why.because == reason::guaranteed_to_others ||
             (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
             r.final = true;
-        if (p != nullptr) {
+        const bool aligned = (reinterpret_cast<std::uintptr_t>(p) & (alignment - 1)) == 0;
+        if (!aligned) refuse_misaligned(p, alignment, r);
+        if (p != nullptr && aligned) {
             try {
                 b = store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
             } catch (...) {  // the host has no memory for the bookkeeping
             }
-            if (b == nullptr) upstream_.deallocate(p, range, alignment);
         }
+        if (p != nullptr && b == nullptr) upstream_.deallocate(p, range, alignment);
         store_.end_move(move, b != nullptr);
         return b;
+    }
+    // Of an upstream that doesn't keep to alignments, no block can be cut where it has to begin.
+    static void refuse_misaligned(const void* p, std::size_t alignment, refusal& r) noexcept {
+        const auto begin = reinterpret_cast<std::uintptr_t>(p);
+        r.why = {.code = errc::bad_alignment,
+                 .asked = alignment,
+                 .limit = std::uint64_t{begin & (~begin + 1)},
+                 .because = reason::alignment_too_large};
+        r.final = true;
     }
     // Gives empty segments back if there are more than may be needed soon, so that the memory that
     // a pool holds stays in proportion to the live bytes. An exact pool keeps more of them, up to

@@ -200,6 +200,9 @@ public:
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
                                          std::size_t size) noexcept;
 
+    /// As take, but no block of a segment of large ones: the last one put into each bin is looked at.
+    [[nodiscard]] pool_block* take_shared(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
+
     struct freed {
         errc why = errc::none;
         pool_block* homeless = nullptr;  // claimed, but its bin is full or there is none: the caller's to keep
@@ -215,7 +218,7 @@ public:
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
     void share(std::uint64_t granules, pool_bins& other) noexcept;
 
-    /// As many of `blocks` as there is room for. Returns the others.
+    /// As many of `blocks` as there is room for, and none of a segment of large ones. Returns the others.
     [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept;
 
     /// Whether what comes from now on is kept. If not, there is no room in any bin; what lies there stays.
@@ -328,6 +331,23 @@ GPUSHARE_INLINE auto pool_bins::take_exact(std::uint64_t least, std::uint64_t mo
     return found;
 }
 
+GPUSHARE_INLINE auto pool_bins::take_shared(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept
+    -> pool_block* {
+    const auto fits = [&](const pool_block& b) { return !b.own && b.is_aligned(alignment); };
+    const auto first = classes::covering(granules);
+    const std::lock_guard lock(lock_);
+    pool_block* found = nullptr;
+    if (latest_ != nullptr && latest_bin_ - first < window && fits(*latest_)) found = std::exchange(latest_, nullptr);
+    const auto end = std::min(first + window, bins);
+    for (auto bin = first; found == nullptr && bin < end; ++bin) {
+        if (counts_[bin] == 0 || !fits(*last_on(bin))) continue;
+        found = last_on(bin);
+        drop_last(bin);
+    }
+    if (found != nullptr) out_.add(size);
+    return found;
+}
+
 GPUSHARE_INLINE auto pool_bins::put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept
     -> freed {
     const std::lock_guard lock(lock_);
@@ -369,7 +389,7 @@ GPUSHARE_INLINE auto pool_bins::stock(pool_chain blocks) noexcept -> pool_chain 
     while (!blocks.empty()) {
         pool_block& b = blocks.pop();
         const auto bin = layout::of(b.size / pool_granule);
-        if (bin == bins || full(bin))
+        if (b.own || bin == bins || full(bin))
             homeless.push(b);
         else
             lay(b, bin);

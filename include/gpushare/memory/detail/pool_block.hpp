@@ -102,6 +102,8 @@ struct alignas(64) pool_block {
 };
 static_assert(sizeof(pool_block) == 64);
 
+struct pool_request;
+
 /// Blocks that are out, linked through their `next`. The last one in is the first one out.
 class pool_chain {
 public:
@@ -113,13 +115,8 @@ public:
     }
     [[nodiscard]] pool_chain take_all() noexcept { return std::exchange(*this, {}); }
 
-    /// The first of `least` to `most` bytes at a multiple of `alignment`, or null. Linear.
-    [[nodiscard]] pool_block* take(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept {
-        for (pool_block** at = &first_; *at != nullptr; at = &(*at)->next)
-            if ((*at)->size >= least && (*at)->size <= most && (*at)->is_aligned(alignment))
-                return std::exchange(*at, (*at)->next);
-        return nullptr;
-    }
+    /// The first one that serves the request as it is, or null. Linear.
+    [[nodiscard]] pool_block* take(const pool_request& r) noexcept;
     [[nodiscard]] std::uint64_t bytes() const noexcept {
         std::uint64_t total = 0;
         for (const auto* b = first_; b != nullptr; b = b->next) total += b->size;
@@ -140,7 +137,18 @@ struct pool_request {
     bool own = false;        // large: not from a segment of small ones
     std::uint64_t most = 0;  // of a block that is used as it is, uncut
     bool cut = false;        // large, and may be a part of the segment of another one
+
+    /// Whether the whole block may be handed out for it. What is small gets no block of a segment of large ones.
+    [[nodiscard]] bool is_served_by(const pool_block& b) const noexcept {
+        return b.size >= least && b.size <= most && b.is_aligned(alignment) && (own || !b.own);
+    }
 };
+
+inline pool_block* pool_chain::take(const pool_request& r) noexcept {
+    for (pool_block** at = &first_; *at != nullptr; at = &(*at)->next)
+        if (r.is_served_by(**at)) return std::exchange(*at, (*at)->next);
+    return nullptr;
+}
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

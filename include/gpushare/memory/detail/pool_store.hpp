@@ -98,7 +98,7 @@ public:
     [[nodiscard]] pool_block* take(const void* by, const pool_request& r) noexcept {
         for (auto* b = open_.front(); b != nullptr; b = b->next)
             if (b->by == by)
-                if (pool_block* const found = b->blocks.take(r.least, r.most, r.alignment)) return found;
+                if (pool_block* const found = b->blocks.take(r)) return found;
         return nullptr;
     }
     /// Nobody may any more.
@@ -707,7 +707,7 @@ private:
     // not.
     [[nodiscard]] pool_block* take_own(worker* own, const pool_request& r) noexcept {
         if (own == nullptr) return nullptr;
-        pool_block* const b = own->unrecorded.take(r.least, r.most, r.alignment);
+        pool_block* const b = own->unrecorded.take(r);
         return b != nullptr ? b : pending_.take(own, r);
     }
 
