@@ -33,9 +33,10 @@ public:
     /// Frees into `resource`.
     explicit deferred_frees(Resource& resource) noexcept : resource_(&resource) {}
 
-    /// Frees the block once `point` is reached, and calls `note` then. If the host has no memory to remember the block,
-    /// waits for the point instead.
-    void add(const Point& point, void* p, std::size_t size, std::size_t alignment,
+    /// Frees the block once `point` is reached, and calls `note` then. If the host has no memory to
+    /// remember the block, waits for the point instead. False, and nothing happened, if the wait
+    /// fails, too: try again later.
+    bool add(const Point& point, void* p, std::size_t size, std::size_t alignment,
              const when_back& note = {}) noexcept {
         if (!point.reached()) {
             try {
@@ -48,12 +49,13 @@ public:
                 e.note = note;
                 pending_.push(e);
                 bytes_ += bytes{size};
-                return;
+                return true;
             } catch (...) {
-                point.wait(never);
             }
+            if (!detail::await(point)) return false;
         }
         give_back(p, size, alignment, note);
+        return true;
     }
 
     /// Frees the blocks whose points are reached, and returns how many. Never blocks on a stream. Asks every pending

@@ -303,7 +303,8 @@ private:
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
-    // The first size whose bins may keep a large block, of at least `large` bytes; or that has no bin.
+    // The first size whose bins may keep a large block, of at least `large` bytes; or that has no
+    // bin.
     [[nodiscard]] static constexpr std::size_t surely_small(std::uint64_t large) noexcept {
         constexpr auto window = detail::pool_bins::window;
         auto last = detail::pool_bins::largest;
@@ -497,7 +498,9 @@ public:
     errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As deallocate, but work before `used` may still use the block: it is free once that point is reached.
+    /// As deallocate, but work before `used` may still use the block: it is free once that point is
+    /// reached. submission_failed, changing nothing, if the host has no memory to remember the
+    /// point, and waiting for the point throws.
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);

@@ -135,9 +135,9 @@ public:
     }
 
     /// Frees a block that no work uses any more. The block is back in the upstream once it is
-    /// scrubbed. Null is ignored. submission_failed if the stream takes no work. Then, and if the
-    /// scrubbing fails later, the block is lost, so that no tenant sees its contents. closed:
-    /// nothing happened.
+    /// scrubbed. Null is ignored. submission_failed if the stream takes no work: the block stays
+    /// out, so that no tenant sees its contents, and the caller may free it again. If the scrubbing
+    /// fails later, the block is lost. closed: nothing happened.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
@@ -252,19 +252,19 @@ private:
         if (!in) return errc::closed;
         try {
             if (policy_ == scrub_policy::off) {
-                frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note);
-                return errc::none;
+                return accepted(frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note));
             }
             if (used != nullptr) stream_->wait(*used);
             const typename detail::own_work_of<Stream>::type mine(*stream_);  // a kernel that failed spoils no fill
             if (size != 0) stream_->fill(p, std::byte{0}, size);
-            frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p, size, alignment,
-                       note);
-            return errc::none;
+            return accepted(frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p,
+                                       size, alignment, note));
         } catch (...) {
             return errc::submission_failed;
         }
     }
+
+    static errc accepted(bool all) noexcept { return all ? errc::none : errc::submission_failed; }
 
     static constexpr ns slice = std::chrono::milliseconds(2);
 

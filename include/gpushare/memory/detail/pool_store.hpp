@@ -449,6 +449,7 @@ public:
         return errc::none;
     }
     /// As free, but once `point` is reached. Waits for it if the host has no memory to remember it.
+    /// submission_failed, and the block is out as before, if the point can't be waited for, either.
     errc free_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (!point.reached()) {
             const auto lock = locked();
@@ -467,7 +468,7 @@ public:
                 return errc::none;
             }
         }
-        point.wait(never);
+        if (!await(point)) return errc::submission_failed;
         return free(p, size, alignment);
     }
     /// Takes in a block for which its worker's bin has no room, and makes room there for the next

@@ -70,8 +70,7 @@ public:
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         return strike(p, size, alignment, [&] {
             if (resource_->upstream().on_free()) return overwrite_and_free(&point, p, size, alignment);
-            frees_.add(point, p, size, alignment);
-            return errc::none;
+            return frees_.add(point, p, size, alignment) ? errc::none : errc::submission_failed;
         });
     }
 
@@ -152,9 +151,7 @@ private:
     }
     errc overwrite_and_free(const Point* after, void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto done = resource_->upstream().overwrite_after(after, p, size);
-        if (!done) return errc::submission_failed;
-        frees_.add(*done, p, size, alignment);
-        return errc::none;
+        return done && frees_.add(*done, p, size, alignment) ? errc::none : errc::submission_failed;
     }
     // The point after which the block may be used again is unknown, so the block stays out, and the
     // caller may try to free it once more. False if the host has no memory to remember it.

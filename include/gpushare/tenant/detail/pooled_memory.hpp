@@ -114,7 +114,7 @@ public:
         auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
         const errc wrong = clean().on_free() ? overwrite_and_free(&point, {p, bytes{size}, alignment})
-                                             : pool_.deallocate_after(point, p, size, alignment);
+                                             : free_after(point, {p, bytes{size}, alignment});
         if (overwrites) overwrites.unlock();
         if (quota_->pressed()) relieve();
         return wrong;
@@ -413,13 +413,21 @@ private:
     // again, since the point after which it may be used is unknown.
     errc overwrite_and_free(const Point* after, const block& b) noexcept {
         const auto size = static_cast<std::size_t>(b.size.count());
-        if (const auto done = clean().overwrite_after(after, b.pointer, size))
-            return pool_.deallocate_after(*done, b.pointer, size, b.alignment);
-        try {
-            traced_->insert(b);
-        } catch (...) {  // who closes finds it all the same, in the pool
-        }
+        if (const auto done = clean().overwrite_after(after, b.pointer, size)) return free_after(*done, b);
+        stays_out(b);
         return errc::submission_failed;
+    }
+    errc free_after(const Point& point, const block& b) noexcept {
+        const auto size = static_cast<std::size_t>(b.size.count());
+        const errc why = pool_.deallocate_after(point, b.pointer, size, b.alignment);
+        if (why == errc::submission_failed) stays_out(b);
+        return why;
+    }
+    void stays_out(const block& b) noexcept {
+        if (traced_) try {
+                traced_->insert(b);
+            } catch (...) {  // who closes finds it all the same, in the pool
+            }
     }
 
     quota* quota_;
