@@ -200,7 +200,7 @@ public:
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
                                          std::size_t size) noexcept;
 
-    /// As take, but no block of a segment of large ones: the last one put into each bin is looked at.
+    /// As take, but no block of a segment of large ones. Looks at the last one put into each bin.
     [[nodiscard]] pool_block* take_shared(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
     struct freed {
@@ -218,7 +218,8 @@ public:
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
     void share(std::uint64_t granules, pool_bins& other) noexcept;
 
-    /// As many of `blocks` as there is room for, and none of a segment of large ones. Returns the others.
+    /// As many of `blocks` as there is room for, and none of a segment of large ones. Returns the
+    /// others.
     [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept;
 
     /// Whether what comes from now on is kept. If not, there is no room in any bin; what lies there stays.

@@ -138,7 +138,8 @@ struct pool_request {
     std::uint64_t most = 0;  // of a block that is used as it is, uncut
     bool cut = false;        // large, and may be a part of the segment of another one
 
-    /// Whether the whole block may be handed out for it. What is small gets no block of a segment of large ones.
+    /// Whether the whole block may be handed out for it. What is small gets no block of a segment
+    /// of large ones.
     [[nodiscard]] bool is_served_by(const pool_block& b) const noexcept {
         return b.size >= least && b.size <= most && b.is_aligned(alignment) && (own || !b.own);
     }
