@@ -3,6 +3,7 @@
 // Defragmentation: plans move each placement once, keep every promise on the way, and are carried out whole or not at all.
 #include <cstdint>
 #include <set>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -64,6 +65,61 @@ TEST_CASE("one move makes room for a whole device", "[placement]") {
     CHECK_FALSE(c.fits(whole, {0}));  // planned only
     gpushare::apply(c, *plan);
     CHECK(c.placed_permille() == 1600);
+}
+
+namespace {
+
+/// The first node; but the next rating throws while it says so.
+struct throwing_policy {
+    const bool* throws = nullptr;
+    [[nodiscard]] gpushare::rating rate(const gpushare::node_view& n, const placement_request& r) const {
+        if (*throws && n.id.index == 1) throw std::runtime_error("the test lets it fail");
+        return gpushare::first_fit{}.rate(n, r);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("an indexed cluster whose policy threw rates all nodes the next time", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 4; ++i) c.add({.devices = 1});
+    bool throws = true;
+    indexed_cluster indexed(c, throwing_policy{&throws});
+    const placement_request whole{.devices = 1, .each = 100_pct};
+    CHECK_THROWS_AS((void)indexed.choose(whole), std::runtime_error);
+    throws = false;
+    for (std::uint32_t i = 0; i < 4; ++i) {
+        const auto p = indexed.choose(whole);
+        REQUIRE(p);
+        CHECK(p->node == gpushare::node_id{i});
+        indexed.apply(*p);
+    }
+}
+
+TEST_CASE("plans are made beside what is on a drained device", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 2; ++i) c.add({.devices = 2});
+    const placement_request small{.devices = 1, .each = 30_pct}, whole{.devices = 1, .each = 100_pct};
+    std::vector<placement> placed;
+    for (std::uint32_t n = 0; n < 2; ++n)
+        for (std::uint32_t d = 0; d < 2; ++d) placed.push_back({small, {n}, {{d}}});
+    for (const auto& p : placed) c.apply(p);
+    c.drain({0}, {1});
+    const auto before = c;
+    const auto plan = make_room(gpushare::best_fit{}, c, placed, whole, 2);
+    REQUIRE(plan);
+    gpushare::apply(c, *plan);
+    std::vector<gpushare::placed_tenant> tenants;
+    for (const auto& p : placed) tenants.push_back({p, {}});
+    const auto evicts =
+        gpushare::plan_preemption(gpushare::best_fit{}, before, tenants, whole, gpushare::priority{1});
+    REQUIRE(evicts);
+    CHECK(evicts->victims.size() == 1);
+    indexed_cluster indexed(before, gpushare::best_fit{});
+    for (const auto& m : consolidate(indexed, placed, 4, -1000.0).moves) {
+        CHECK(m.from != placed[1]);
+        CHECK((m.to.node != gpushare::node_id{0} || !m.to.devices.contains({1})));
+    }
 }
 
 TEST_CASE("two moves are planned where one doesn't do", "[placement]") {

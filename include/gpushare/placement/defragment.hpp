@@ -149,7 +149,8 @@ private:
             if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
             moved_.push_back(here[i]);
             // The node's loss with the request in place of this one, plus another node's loss.
-            const double swap = cost + away - rated(policy_, cluster_[id], p.request).cost;
+            const double back = cluster_.fits(p.request, id) ? rated(policy_, cluster_[id], p.request).cost : 0;
+            const double swap = cost + away - back;
             if (cluster_.fits(request_, id)) {
                 const double all = swap + rated(policy_, cluster_[id], request_).cost;
                 note({all, moved_, id});
@@ -157,7 +158,7 @@ private:
                 try_node(id, here.subspan(i + 1), moves - 1, swap);
             }
             moved_.pop_back();
-            cluster_.apply(p);
+            cluster_.hold(p);  // which may be on a device that is drained, or has shrunk
         }
     }
 
@@ -232,8 +233,11 @@ private:
     void rate_node(node_id id) {
         for (const auto i : on_[id.index]) {
             cluster_.release(placed_[i]);
-            gain_[i] = rated(cluster_.policy(), cluster_.nodes()[id], placed_[i].request).cost;
-            cluster_.apply(placed_[i]);
+            // What is on a device that is drained, or has shrunk, gains nothing there if it goes.
+            gain_[i] = cluster_.nodes().fits(placed_[i].request, id)
+                           ? rated(cluster_.policy(), cluster_.nodes()[id], placed_[i].request).cost
+                           : std::numeric_limits<double>::lowest();
+            cluster_.hold(placed_[i]);
         }
     }
 
@@ -354,7 +358,7 @@ public:
                 found->device_time += device_permille(placed_[i].where.request);
             }
         }
-        for (const auto i : gone) cluster_.restore(placed_[i].where);
+        for (const auto i : gone) cluster_.hold(placed_[i].where);
         return found;
     }
 
@@ -365,7 +369,7 @@ private:
         const bool was_near = cluster_.fits(near, id);
         if (!cluster_.try_release(placed_[i].where)) return false;
         const bool needed = was_near && !cluster_.fits(near, id);
-        if (needed) cluster_.restore(placed_[i].where);
+        if (needed) cluster_.hold(placed_[i].where);
         return !needed;
     }
 
@@ -378,7 +382,7 @@ private:
             return rank(a) > rank(b);
         });
         for (const auto i : order) {
-            cluster_.restore(placed_[i].where);
+            cluster_.hold(placed_[i].where);
             if (cluster_.fits(request_, id))
                 std::erase(gone, i);
             else

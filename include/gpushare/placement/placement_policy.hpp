@@ -460,6 +460,11 @@ public:
         note_change(p.node);
     }
     /// As of cluster.
+    void hold(const placement& p) {
+        cluster_.hold(p);
+        note_change(p.node);
+    }
+    /// As of cluster.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         const bool done = cluster_.try_release(p);
         if (done) note_change(p.node);
@@ -496,8 +501,10 @@ private:
     }
 
     void refresh(known& k, const placement_request& r) {
-        if (std::exchange(k.fresh, false) || changes_ - k.seen > changed_.size()) {
+        if (k.fresh || changes_ - k.seen > changed_.size()) {
+            k.fresh = true;  // until all are rated, though the policy may throw
             rate_all(k, r);
+            k.fresh = false;
         } else {
             for (auto c = k.seen; c < changes_; ++c) {
                 const node_id id{changed_[c % changed_.size()]};
