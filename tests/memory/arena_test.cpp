@@ -294,6 +294,26 @@ TEST_CASE("an arena that ends gives all back, what is in use when the streams go
     CHECK(rig.pool.usage().dirty == 6);
 }
 
+TEST_CASE("what can never be had is refused without a wait for what others give up", "[memory][arena]") {
+    arena_rig rig;
+    gpushare::quota large{rig.chunks(64)};
+    auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2), beyond = rig.arena(large, 3, 32);
+    code.commit(0_B, rig.chunk);
+    code.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    int waits = 0;
+    rig.kernels.on_wait([&] {
+        ++waits;
+        rig.kernels.reach_all();
+        while (rig.scrubber.reach_next()) {
+        }
+    });
+    CHECK(chat.try_commit(0_B, rig.chunks(13), never).code == errc::over_quota);
+    CHECK(beyond.try_commit(0_B, rig.chunks(17), never).code == errc::out_of_memory);
+    CHECK(waits == 0);
+    CHECK(beyond.try_commit(0_B, rig.chunks(16), never).code == errc::none);  // for which the wait is worth it
+    CHECK(waits != 0);
+}
+
 TEST_CASE("closing gives all back after its points, and takes no more", "[memory][arena]") {
     arena_rig rig;
     auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);

@@ -236,6 +236,25 @@ TEST_CASE("a drain waits for what another thread began to take back meanwhile", 
     CHECK(rig.memory.wrong() == 0);
 }
 
+TEST_CASE("an arena may be made while its quota closes", "[memory][arena][threads]") {
+    support::arena_rig rig;
+    for (int round = 0; round < 3'000; ++round) {
+        gpushare::quota limit{rig.chunks(4)};  // a tree of its own, which the pool has to watch first
+        std::atomic<bool> made{false};
+        support::together(2, [&](unsigned rank) {
+            if (rank == 0) {
+                auto arena = rig.arena(limit, 7);
+                made.store(true);
+            } else {
+                while (!made.load()) (void)limit.close(gpushare::instant::min());
+            }
+        });
+    }
+    CHECK(rig.pool.usage(gpushare::tenant_tag{7}).out == 0);
+    auto chat = rig.arena(rig.chat, 7);
+    CHECK(chat.try_commit(0_B, rig.chunk).code == errc::none);
+}
+
 TEST_CASE("a close for ever waits for a hand-over that scrubs", "[memory][arena][threads]") {
     support::arena_rig rig;
     auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);

@@ -192,12 +192,15 @@ public:
         const auto size = static_cast<std::size_t>(chunk_size().count());
         auto made = std::make_shared<space>(memory_->reserve(slots * size).value({}, "reserving addresses"), slots,
                                             size, tenant, limit);
+        reclaims_.watch(limit, *this);
+        {
+            const std::lock_guard lock(mutex_);
+            supply_.registry().open(tenant);
+        }
+        // Last, and it doesn't throw: a close by another thread may call it at once.
         made->closes.emplace(limit.closing(), [this, weak = std::weak_ptr<space>(made)](instant deadline) {
             return close_for(weak.lock(), deadline);
         });
-        reclaims_.watch(limit, *this);
-        const std::lock_guard lock(mutex_);
-        supply_.registry().open(tenant);
         return made;
     }
 
@@ -424,7 +427,7 @@ private:
             lock.unlock();
             if (again) continue;
             if (r.lacks != lack::other && s->limit->ask_next(asked, r.missing, r.lacks == lack::memory)) continue;
-            if (expired) return why;
+            if (expired || never_fits(*s, why, r)) return why;
             awaited.clear();
             lock.lock();
             // Scrubbing is waited for where it is all that is missing; else what leaves may help.
@@ -436,6 +439,12 @@ private:
             if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
             expired = !point::wait_any(awaited, deadline);
         }
+    }
+
+    // Whether nothing that leaves could help.
+    [[nodiscard]] static bool never_fits(const space& s, const failure& why, const request& r) noexcept {
+        return r.lacks == lack::quota ? s.limit->refuses(r.missing).code != errc::none
+                                      : why.code == errc::out_of_memory && why.asked > why.limit && why.limit != 0;
     }
 
     // One try at commit: everything that is missing, or nothing.
