@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What arrays by Horovod's names become over every transport, by each operator, with ranks that join. Without an assertion of Catch,
-// as transport_suite.hpp.
+// What arrays by Horovod's names become over every transport, and on devices, by each operator, with
+// ranks that join. Without an assertion of Catch, as transport_suite.hpp.
 //
 //   std::string wrong = conformance::check_named(net);                // by all ranks at once
+//   wrong = conformance::check_named(set, how);                       // `how` hands arrays over
 #pragma once
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gpushare/error.hpp>
@@ -50,9 +52,25 @@ T combined_value(gpushare::horovod::reduce_op op, std::uint32_t first, std::uint
         return static_cast<T>(static_cast<float>(all));
 }
 
+/// Arrays of the host, which hold the results once synchronize has returned.
+struct named_on_host {
+    template <class T>
+    [[nodiscard]] gpushare::horovod::handle all_reduce(std::span<T> x, std::string_view name,
+                                                       gpushare::horovod::reduce_op op,
+                                                       gpushare::horovod::process_set& of) const {
+        return gpushare::horovod::allreduce_async(x, name, op, of);
+    }
+    template <class T>
+    [[nodiscard]] gpushare::horovod::handle broadcast(std::span<T> x, std::uint32_t root, std::string_view name,
+                                                      gpushare::horovod::process_set& of) const {
+        return gpushare::horovod::broadcast_async(x, root, name, of);
+    }
+    void synchronize(std::span<const gpushare::horovod::handle> all) const { gpushare::horovod::synchronize(all); }
+};
+
 /// Ranks before `joined` have joined; this one hasn't.
-template <class T>
-std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t joined) {
+template <class T, class How>
+std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t joined, const How& how) {
     namespace hvd = gpushare::horovod;
     constexpr hvd::reduce_op all[] = {hvd::Average, hvd::Sum, hvd::Min, hvd::Max, hvd::Product};
     std::vector<std::vector<T>> x;  // of each operator, a large and a small one
@@ -65,9 +83,9 @@ std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t jo
     for (std::size_t k = 0; k < x.size(); ++k) {
         if (std::integral<T> && all[k % 5] == hvd::Average) continue;
         const auto name = "x" + std::to_string(sizeof(T)) + "." + std::to_string(k);
-        handles.push_back(hvd::allreduce_async(std::span(x[k]), name, all[k % 5], of));
+        handles.push_back(how.all_reduce(std::span(x[k]), name, all[k % 5], of));
     }
-    hvd::synchronize(std::span<const hvd::handle>(handles));
+    how.synchronize(handles);
     for (std::size_t k = 0; k < x.size(); ++k) {
         if (std::integral<T> && all[k % 5] == hvd::Average) continue;
         for (std::size_t i = 0; i < x[k].size(); ++i) {
@@ -86,31 +104,30 @@ std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t jo
 
 /// Rank r has r + 1 batches, of which each has arrays of every type for every operator; then a rank that has joined
 /// can't send. Between two epochs all ranks join.
-template <gpushare::host_transport Net>
-std::string check_named(Net& net) {
+template <class How>
+std::string check_named(gpushare::horovod::process_set& of, const How& how) {
     namespace hvd = gpushare::horovod;
-    hvd::process_set of(net);
     std::string wrong;
     const auto note = [&](const char* what, const std::string& w) {
         if (wrong.empty() && !w.empty()) wrong = std::string(what) + ": " + w;
     };
     for (int epoch = 0; epoch < 2; ++epoch) {
         for (std::uint32_t b = 0; b <= of.rank(); ++b) {
-            note("float", check_operators<float>(of, b));
-            note("double", check_operators<double>(of, b));
-            note("float16", check_operators<gpushare::float16>(of, b));
-            note("bfloat16", check_operators<gpushare::bfloat16>(of, b));
-            note("int64", check_operators<std::int64_t>(of, b));
+            note("float", check_operators<float>(of, b, how));
+            note("double", check_operators<double>(of, b, how));
+            note("float16", check_operators<gpushare::float16>(of, b, how));
+            note("bfloat16", check_operators<gpushare::bfloat16>(of, b, how));
+            note("int64", check_operators<std::int64_t>(of, b, how));
             std::vector<float> nan{of.rank() + 1 == of.size() ? std::numeric_limits<float>::quiet_NaN() : 1.0F};
             for (const auto op : {hvd::Min, hvd::Max}) {
                 auto x = nan;
-                hvd::allreduce(std::span(x), "nan", op, of);
+                how.synchronize(std::vector{how.all_reduce(std::span(x), "nan", op, of)});
                 note("NaN", std::isnan(x[0]) ? "" : "lost");
             }
             if (b == 0) continue;
             gpushare::errc code = gpushare::errc::none;
             try {
-                hvd::synchronize(hvd::broadcast_async(std::span(nan), b - 1, "sent", of));
+                how.synchronize(std::vector{how.broadcast(std::span(nan), b - 1, "sent", of)});
             } catch (const gpushare::operation_error& e) {
                 code = e.code();
             }
@@ -119,6 +136,11 @@ std::string check_named(Net& net) {
         note("join", hvd::join(of) + 1 == of.size() ? "" : "another rank was last");
     }
     return wrong;
+}
+template <gpushare::host_transport Net>
+std::string check_named(Net& net) {
+    gpushare::horovod::process_set of(net);
+    return check_named(of, named_on_host{});
 }
 
 }  // namespace conformance

@@ -15,7 +15,8 @@
 //
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
 // are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
-// the bits of a sum or a product. For tensors of libtorch see interop/torch_gradients.hpp.
+// the bits of a sum or a product. For arrays on devices see interop/horovod_devices.hpp, and for
+// tensors of libtorch in the host's memory interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -198,6 +200,51 @@ private:
     Net& net_;
 };
 
+/// What a rank asks for an array on its device.
+struct device_call {
+    /// Where a result goes that wasn't there: it is asked once the rows are known that each rank
+    /// brings, or in a reduce-scatter the rows that this rank gets.
+    using placing = std::function<void*(std::span<const std::uint64_t> rows)>;
+
+    std::string name;
+    collective_kind kind = collective_kind::all_reduce;
+    std::uint32_t type = 0;     // of the elements: all ranks have the same
+    std::uint32_t element = 1;  // in bytes
+    reduce_op op = Sum;
+    std::uint32_t root = 0;
+    void* data = nullptr;                 // the input; the output, too, of all-reduces and broadcasts
+    std::size_t count = 0;                // of elements
+    std::size_t row = 1;                  // elements of a row
+    std::uint64_t shape = 0;              // what else all ranks have alike
+    std::vector<std::uint64_t> splits{};  // all_to_all: rows for each rank
+    placing place{};
+    std::shared_ptr<const void> keeps{};  // until it is over
+    void* stream = nullptr;               // native, of the caller
+    std::function<void*()> current{};     // the stream that waits in synchronize: else the caller's
+};
+/// One that was handed over.
+struct device_request {
+    virtual ~device_request() = default;
+};
+/// Ranks on devices of this process (horovod_devices.hpp). From any thread.
+class named_ranks {
+public:
+    named_ranks() = default;
+    named_ranks(const named_ranks&) = delete;
+    named_ranks& operator=(const named_ranks&) = delete;
+    virtual ~named_ranks() = default;
+
+    [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
+    virtual void enter(std::uint32_t rank) = 0;
+    virtual void leave(std::uint32_t rank) = 0;
+    [[nodiscard]] virtual std::vector<std::shared_ptr<device_request>> start(std::uint32_t rank,
+                                                                             std::vector<device_call> calls) = 0;
+    [[nodiscard]] virtual bool is_done(device_request& one) = 0;
+    /// Until it is enqueued; `stream` waits for the device.
+    [[nodiscard]] virtual collective_fault wait(device_request& one, void* stream) = 0;
+    [[nodiscard]] virtual std::uint32_t join(std::uint32_t rank) = 0;
+};
+
 }  // namespace detail
 
 class process_set;
@@ -214,12 +261,15 @@ public:
 private:
     friend class process_set;
     handle(std::shared_ptr<detail::request> one, process_set& of) noexcept : of_(std::move(one)), set_(&of) {}
+    handle(std::shared_ptr<detail::device_request> one, process_set& of) noexcept
+        : on_device_(std::move(one)), set_(&of) {}
     std::shared_ptr<detail::request> of_;
+    std::shared_ptr<detail::device_request> on_device_;  // of a set on devices
     process_set* set_ = nullptr;
 };
 
-/// One rank's end of a group. Its thread uses the transport until the end, and nothing else does.
-/// From any thread.
+/// One rank's end of a group. Over a transport, its thread uses the transport until the end, and
+/// nothing else does. From any thread.
 class process_set {
 public:
     /// `net` must outlive it.
@@ -231,11 +281,23 @@ public:
           left_(net.size()) {
         thread_ = std::thread([this] { work(); });
     }
+    /// Rank `rank` of ranks on devices (horovod_devices.hpp), which outlive it. It takes arrays on
+    /// the rank's device, and none of the host's. Throws operation_error
+    /// (errc::invalid_specification) for a rank that isn't there or is there already.
+    process_set(detail::named_ranks& devices, std::uint32_t rank) : devices_(&devices), rank_(rank) {
+        devices.enter(rank);
+    }
     process_set(const process_set&) = delete;
     process_set& operator=(const process_set&) = delete;
     /// Returns once all ranks destroy their sets; open requests fail with errc::stopped. If the
-    /// other ranks don't do so within options.patience, the group is aborted.
+    /// other ranks don't do so within options.patience, the group is aborted. On devices it returns
+    /// once what the devices do with this rank's arrays is over, and waits for no other rank: their
+    /// open requests, and later ones, fail with errc::stopped and this rank.
     ~process_set() {
+        if (devices_ != nullptr) {
+            devices_->leave(rank_);
+            return;
+        }
         std::unique_lock lock(mutex_);
         leaves_ = true;
         changed_.notify_all();
@@ -248,8 +310,12 @@ public:
         thread_.join();
     }
 
-    [[nodiscard]] std::uint32_t rank() const { return net_->rank(); }  ///< from 0
-    [[nodiscard]] std::uint32_t size() const { return net_->size(); }  ///< ranks
+    /// From 0.
+    [[nodiscard]] std::uint32_t rank() const { return devices_ != nullptr ? rank_ : net_->rank(); }
+    /// Ranks.
+    [[nodiscard]] std::uint32_t size() const { return devices_ != nullptr ? devices_->size() : net_->size(); }
+    /// Whether it takes arrays on devices.
+    [[nodiscard]] bool on_devices() const noexcept { return devices_ != nullptr; }
 
     /// See allreduce_async. Throws operation_error: errc::duplicate_name while one of this name is under way.
     template <number T>
@@ -269,13 +335,24 @@ public:
         return start(reinterpret_cast<std::byte*>(data.data()), data.size_bytes(), name,
                      detail::is_broadcast | std::uint64_t{root} << detail::root_at);
     }
+    /// Hands over arrays on devices, all at once. Throws operation_error: errc::not_supported over a
+    /// transport, and what allreduce_async of such an array throws.
+    [[nodiscard]] std::vector<handle> start_on_device(std::vector<detail::device_call> calls) {
+        if (devices_ == nullptr)
+            raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
+        std::vector<handle> all;
+        for (auto& one : devices_->start(rank_, std::move(calls))) all.push_back({std::move(one), *this});
+        return all;
+    }
     /// Whether it is done, well or not.
     [[nodiscard]] bool is_done(const handle& h) const {
+        if (h.on_device_ != nullptr) return devices_->is_done(*h.on_device_);
         const std::scoped_lock lock(mutex_);
         return h.of_ == nullptr || h.of_->done;
     }
-    /// Waits for it.
-    [[nodiscard]] collective_fault wait(const handle& h) {
+    /// Waits for it. See synchronize for arrays on devices: null stands for the stream of that.
+    [[nodiscard]] collective_fault wait(const handle& h, void* stream = nullptr) {
+        if (h.on_device_ != nullptr) return devices_->wait(*h.on_device_, stream);
         std::unique_lock lock(mutex_);
         if (h.of_ == nullptr) return {};
         changed_.wait(lock, [&] { return h.of_->done; });
@@ -283,6 +360,7 @@ public:
     }
     /// See join.
     [[nodiscard]] std::uint32_t wait_for_all() {
+        if (devices_ != nullptr) return devices_->join(rank_);
         std::unique_lock lock(mutex_);
         joins_ = true;
         const std::uint64_t before = joins_done_;
@@ -294,6 +372,8 @@ public:
 
 private:
     [[nodiscard]] handle start(std::byte* data, std::size_t count, std::string_view name, std::uint64_t what) {
+        if (devices_ != nullptr)
+            raise({.code = errc::not_supported}, {}, "handing an array of the host over to ranks on devices");
         const std::scoped_lock lock(mutex_);
         for (const auto& p : pending_)
             if (p->name == name)
@@ -509,7 +589,9 @@ private:
     }
 
     process_set_options options_;
-    std::unique_ptr<detail::carrier> net_;
+    std::unique_ptr<detail::carrier> net_;  // null on devices
+    detail::named_ranks* devices_ = nullptr;
+    std::uint32_t rank_ = 0;  // on devices
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     requests pending_;  // in the order in which they came
@@ -540,6 +622,10 @@ namespace detail {
 template <host_transport Net>
 void init(Net& net, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(net, options);
+}
+/// The same of a rank on a device of this process.
+inline void init(detail::named_ranks& devices, std::uint32_t rank) {
+    detail::of_process() = std::make_unique<process_set>(devices, rank);
 }
 /// Ends it, as process_set's destructor. By one thread.
 inline void shutdown() { detail::of_process().reset(); }
@@ -575,7 +661,9 @@ template <number T>
 }
 /// Whether it is done, well or not.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
-/// Waits for it. Throws operation_error: the fault, which names the rank.
+/// Waits for it. Throws operation_error: the fault, which names the rank. Of an array on a device it
+/// waits until the collective is enqueued, and lets the stream that the array was handed over with
+/// wait for its end. A fault that the device meets later is thrown by the calls behind it.
 inline void synchronize(const handle& h) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h));
 }
