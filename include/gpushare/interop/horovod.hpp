@@ -16,7 +16,7 @@
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
 // are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
 // the bits of a sum or a product. For arrays on devices see interop/horovod_devices.hpp, and for
-// tensors of libtorch in the host's memory interop/torch_gradients.hpp.
+// tensors of libtorch, on the host and on CUDA, interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -662,8 +662,9 @@ template <number T>
 /// Whether it is done, well or not.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
 /// Waits for it. Throws operation_error: the fault, which names the rank. Of an array on a device it
-/// waits until the collective is enqueued, and lets the stream that the array was handed over with
-/// wait for its end. A fault that the device meets later is thrown by the calls behind it.
+/// waits until the collective is enqueued, and lets the caller's current stream wait for its end: of
+/// libtorch's tensors that is torch's current stream, else the one that the array was handed over
+/// with. A fault that the device meets later is thrown by the calls behind it.
 inline void synchronize(const handle& h) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h));
 }

@@ -12,7 +12,8 @@
 //
 // `stream` is the native handle of the stream that computes the array (of a node in software: a
 // pointer to the stream). The collective runs on the rank's stream of `streams`, behind all that the
-// caller's stream was given before the call. A default stream is refused.
+// caller's stream was given before the call. A default stream is refused. Tensors of libtorch need no
+// handles: see torch_gradients.hpp.
 //
 // Arrays of one type and operator that become ready together, such as those of a group, are packed
 // into `staging` and combined at once, as far as they fit. Ranks that have joined bring what changes

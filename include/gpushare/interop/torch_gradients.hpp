@@ -34,15 +34,19 @@
 // combine by the combiner() of a two_level_devices (gradient/two_level.hpp), with as many batches in
 // each process. The processes compare what they registered. Made for libtorch 2.11.
 //
-// Tensors by Horovod's names (interop/horovod.hpp), in place:
+// Tensors by Horovod's names (interop/horovod.hpp), on the host, or on CUDA by a process_set of
+// ranks on devices (interop/horovod_devices.hpp). The names with _ work in place:
 //
 //   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
+//   at::Tensor all = gpushare::horovod::allgather(loss_of_epoch, "all");  // on CUDA alone
 #pragma once
 
 #if __has_include(<torch/csrc/autograd/variable.h>)
 
 #include <ATen/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -55,6 +59,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -126,6 +131,21 @@ torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_devic
 template <class Node, class Stream, class Combine, class... T>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options, gradient_types<T...>)
     -> torch_device_ranks<Node, Combine, T...>;
+
+namespace detail {
+// A template, since older releases don't say which stream it is.
+template <class Guard>
+[[nodiscard]] void* torch_stream(const Guard& guard, c10::Device on) {
+    if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
+        return guard.getStreamNativeHandle(guard.getStream(on));
+    else
+        raise({.code = errc::not_supported}, {}, "gradients on devices: this libtorch doesn't tell its current stream");
+}
+/// The calling thread's current one.
+[[nodiscard]] inline void* current_torch_stream(c10::Device on) {
+    return torch_stream(*c10::impl::getDeviceGuardImpl(on.type()), on);
+}
+}  // namespace detail
 
 /// One rank's parameters. Its functions are called by the thread that trains, but for communicate().
 class torch_gradients {
@@ -289,8 +309,7 @@ private:
         }
         /// The calling thread's current one: of the backward pass in a hook, of the loop elsewhere.
         [[nodiscard]] void* stream() const {
-            return native_stream(*c10::impl::getDeviceGuardImpl(on ? on->type() : c10::DeviceType::CUDA),
-                                 on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
+            return detail::current_torch_stream(on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
         }
         [[noreturn]] void refuse(const std::string& why) const {
             if (devices) devices->end(errc::not_supported, rank);
@@ -311,15 +330,6 @@ private:
 
     [[nodiscard]] static std::span<float> floats_of(const at::Tensor& t) {
         return {static_cast<float*>(t.data_ptr()), static_cast<std::size_t>(t.numel())};
-    }
-    // A template, since older releases don't say which stream it is.
-    template <class Guard>
-    [[nodiscard]] static void* native_stream(const Guard& guard, c10::Device on) {
-        if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
-            return guard.getStreamNativeHandle(guard.getStream(on));
-        else
-            raise({.code = errc::not_supported}, {},
-                  "gradients on devices: this libtorch doesn't tell its current stream");
     }
     [[nodiscard]] static detail::gradient_type type_of(const std::string& name, const at::Tensor& value) {
         switch (value.scalar_type()) {
@@ -383,27 +393,171 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
     raise({.code = errc::not_supported}, {},
           std::string(name) + ": a tensor that isn't of floats or of int64, dense, in the host's memory");
 }
+/// A tensor's type as all ranks have to say it: that of spans where it can be combined.
+[[nodiscard]] inline std::uint32_t device_type_of(at::ScalarType type) {
+    switch (type) {
+        case at::kFloat: return gpushare::detail::type_id<float>();
+        case at::kDouble: return gpushare::detail::type_id<double>();
+        case at::kHalf: return gpushare::detail::type_id<float16>();
+        case at::kBFloat16: return gpushare::detail::type_id<bfloat16>();
+        case at::kLong: return gpushare::detail::type_id<std::int64_t>();
+        default: return 1000U + static_cast<std::uint32_t>(type);  // moved, and not combined
+    }
+}
+/// A tensor on a CUDA device, and the caller's current stream. `by_rows`: ranks may have other
+/// numbers of rows.
+[[nodiscard]] inline device_call call_of(const at::Tensor& x, std::string_view name, collective_kind kind,
+                                         bool by_rows = false) {
+    if (!x.is_cuda() || x.layout() != at::kStrided || !x.is_contiguous())
+        raise({.code = errc::not_supported}, {}, std::string(name) + ": a tensor that isn't dense, on a CUDA device");
+    device_call c{.name = std::string(name), .kind = kind};
+    c.type = device_type_of(x.scalar_type());
+    c.element = static_cast<std::uint32_t>(x.element_size());
+    c.data = x.data_ptr();
+    c.count = static_cast<std::size_t>(x.numel());
+    for (std::int64_t d = by_rows ? 1 : 0; d < x.dim(); ++d) {
+        c.shape = gpushare::detail::mixed_word({c.shape, static_cast<std::uint64_t>(x.size(d))});
+        if (by_rows) c.row *= static_cast<std::size_t>(x.size(d));
+    }
+    if (by_rows && (x.dim() == 0 || c.row == 0))
+        raise({.code = errc::not_supported}, {}, std::string(name) + ": a tensor without rows");
+    c.keeps = std::make_shared<const at::Tensor>(x);
+    c.stream = gpushare::detail::current_torch_stream(x.device());
+    c.current = [on = x.device()] { return gpushare::detail::current_torch_stream(on); };
+    return c;
+}
+[[nodiscard]] inline handle start_one(process_set& of, device_call c) {
+    std::vector<device_call> one;
+    one.push_back(std::move(c));
+    return of.start_on_device(std::move(one))[0];
+}
 }  // namespace detail
 
-/// Hands a tensor over, in place: it stays until the handle is done. Throws as for spans, and
-/// errc::not_supported for a tensor that isn't of floats or of int64, dense, in the host's memory.
+/// A tensor that isn't there yet. synchronize returns it. Copies stand for the same tensor.
+struct tensor_handle {
+    handle of;                                        ///< the collective
+    std::shared_ptr<at::Tensor> result;               ///< complete behind synchronize
+    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< of an allgather and an alltoall: from each rank
+};
+/// Whether it is done, well or not.
+[[nodiscard]] inline bool poll(const tensor_handle& h) { return poll(h.of); }
+/// Waits as for a handle, and returns the tensor.
+[[nodiscard]] inline at::Tensor synchronize(const tensor_handle& h) {
+    synchronize(h.of);
+    return *h.result;
+}
+
+namespace detail {
+/// The result is made where the rank's tensor is, as on the stream that it was handed over on: an
+/// allocator that reuses memory on its stream knows no other one.
+[[nodiscard]] inline tensor_handle start_by_rows(process_set& of, device_call c, const at::Tensor& x) {
+    tensor_handle made{{}, std::make_shared<at::Tensor>(), std::make_shared<std::vector<std::int64_t>>()};
+    const c10::Stream on = c10::impl::getDeviceGuardImpl(x.device().type())->getStream(x.device());
+    c.place = [made, on, options = x.options(), sizes = x.sizes().vec()](std::span<const std::uint64_t> rows) mutable {
+        const c10::StreamGuard as_there(on);
+        sizes[0] = 0;
+        for (const std::uint64_t n : rows) {
+            made.rows->push_back(static_cast<std::int64_t>(n));
+            sizes[0] += static_cast<std::int64_t>(n);
+        }
+        *made.result = at::empty(sizes, options);
+        return made.result->data_ptr();
+    };
+    made.of = start_one(of, std::move(c));
+    return made;
+}
+}  // namespace detail
+
+/// Hands a tensor over, in place: it stays until the handle is done. Throws as for spans and for
+/// arrays on devices. errc::not_supported for a tensor that isn't of floats or of int64, dense, in
+/// the host's memory, or on CUDA where `of` is a set of ranks on devices.
 [[nodiscard]] inline handle allreduce_async_(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                              process_set& of = global_process_set()) {
-    return detail::with_elements(x, name, [&](auto all) { return allreduce_async(all, name, op, of); });
+    if (!x.is_cuda())
+        return detail::with_elements(x, name, [&](auto all) { return allreduce_async(all, name, op, of); });
+    auto c = detail::call_of(x, name, collective_kind::all_reduce);
+    c.op = op;
+    return detail::start_one(of, std::move(c));
 }
-/// All ranks get the tensor of rank `root`, in place. Throws as allreduce_async_.
+/// The same, with another tensor for the result.
+[[nodiscard]] inline tensor_handle allreduce_async(const at::Tensor& x, std::string_view name, reduce_op op = Average,
+                                                   process_set& of = global_process_set()) {
+    auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
+    return {allreduce_async_(*result, name, op, of), result, nullptr};
+}
+/// All ranks get the tensor of rank `root`, in place. On CUDA of any type. Throws as
+/// allreduce_async_.
 [[nodiscard]] inline handle broadcast_async_(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                              process_set& of = global_process_set()) {
-    return detail::with_elements(x, name, [&](auto all) { return broadcast_async(all, root, name, of); });
+    if (!x.is_cuda())
+        return detail::with_elements(x, name, [&](auto all) { return broadcast_async(all, root, name, of); });
+    auto c = detail::call_of(x, name, collective_kind::broadcast);
+    c.root = root;
+    return detail::start_one(of, std::move(c));
 }
-/// Several tensors, by the names `name.0`, `name.1` and so on. Throws as allreduce_async_.
+/// The same, with another tensor for the result.
+[[nodiscard]] inline tensor_handle broadcast_async(const at::Tensor& x, std::uint32_t root, std::string_view name,
+                                                   process_set& of = global_process_set()) {
+    auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
+    return {broadcast_async_(*result, root, name, of), result, nullptr};
+}
+/// Several tensors, by the names `name.0`, `name.1` and so on. On CUDA all at once, which combines
+/// them together. Throws as allreduce_async_.
 [[nodiscard]] inline std::vector<handle> grouped_allreduce_async_(std::span<const at::Tensor> list,
                                                                   std::string_view name, reduce_op op = Average,
                                                                   process_set& of = global_process_set()) {
     std::vector<handle> all;
-    for (std::size_t k = 0; k < list.size(); ++k)
-        all.push_back(allreduce_async_(list[k], std::string(name) + "." + std::to_string(k), op, of));
-    return all;
+    std::vector<detail::device_call> calls;
+    for (std::size_t k = 0; k < list.size(); ++k) {
+        const std::string one = std::string(name) + "." + std::to_string(k);
+        if (!of.on_devices()) {
+            all.push_back(allreduce_async_(list[k], one, op, of));
+            continue;
+        }
+        calls.push_back(detail::call_of(list[k], one, collective_kind::all_reduce));
+        calls.back().op = op;
+    }
+    return of.on_devices() ? of.start_on_device(std::move(calls)) : all;
+}
+/// All ranks get the rows of each rank, which may be of any number. On CUDA, of any type; else, and
+/// while a rank has joined, errc::not_supported. In all else as allreduce_async_.
+[[nodiscard]] inline tensor_handle allgather_async(const at::Tensor& x, std::string_view name,
+                                                   process_set& of = global_process_set()) {
+    return detail::start_by_rows(of, detail::call_of(x, name, collective_kind::all_gather, true), x);
+}
+/// splits[q] rows go to rank q; without splits each gets as many. In all else as allgather_async.
+[[nodiscard]] inline tensor_handle alltoall_async(const at::Tensor& x, at::IntArrayRef splits, std::string_view name,
+                                                  process_set& of = global_process_set()) {
+    auto c = detail::call_of(x, name, collective_kind::all_to_all, true);
+    for (const std::int64_t n : splits) c.splits.push_back(static_cast<std::uint64_t>(n));
+    const auto rows = static_cast<std::uint64_t>(x.size(0));
+    if (splits.empty() && rows % of.size() != 0)
+        raise({errc::invalid_specification, rows, 0, of.size(), reason::unequal_parts}, {}, "rows for all ranks");
+    if (splits.empty()) c.splits.assign(of.size(), rows / of.size());
+    return detail::start_by_rows(of, std::move(c), x);
+}
+/// The ranks' tensors, of one shape, are combined, and each rank gets a part of the rows, the first
+/// ranks one more where they don't divide. In all else as allgather_async, of types that are combined.
+[[nodiscard]] inline tensor_handle reducescatter_async(const at::Tensor& x, std::string_view name,
+                                                       reduce_op op = Average, process_set& of = global_process_set()) {
+    auto c = detail::call_of(x, name, collective_kind::reduce_scatter, true);
+    c.op = op;
+    return detail::start_by_rows(of, std::move(c), x);
+}
+/// Hands over, and waits.
+[[nodiscard]] inline at::Tensor allreduce(const at::Tensor& x, std::string_view name, reduce_op op = Average,
+                                          process_set& of = global_process_set()) {
+    return synchronize(allreduce_async(x, name, op, of));
+}
+/// Hands over, and waits.
+[[nodiscard]] inline at::Tensor allgather(const at::Tensor& x, std::string_view name,
+                                          process_set& of = global_process_set()) {
+    return synchronize(allgather_async(x, name, of));
+}
+/// Hands over, and waits.
+[[nodiscard]] inline at::Tensor reducescatter(const at::Tensor& x, std::string_view name, reduce_op op = Average,
+                                              process_set& of = global_process_set()) {
+    return synchronize(reducescatter_async(x, name, op, of));
 }
 /// All ranks get rank `root`'s parameters, the result of a module's named_parameters(), and wait
 /// for them. Throws as allreduce_async_, and what synchronize throws.
