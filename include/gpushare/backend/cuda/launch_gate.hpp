@@ -14,8 +14,8 @@
 // The gate runs no other client's code on a thread, and starts no thread: a waiting thread checks
 // the device's progress itself. Inside a stream capture no launch waits or counts; the graph does
 // when it is launched. CUPTI allows one subscriber for each process. If a profiler is subscribed
-// already, the constructor throws subscriber_taken or, with `calls_instead`, enter() waits for the
-// whole call.
+// already, the constructor throws subscriber_taken. With `calls_instead` the gate decides about
+// whole calls instead: the thread waits in enter() for its turn, once, and its launches don't wait.
 //
 // Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
 // kernels, cooperative kernels, graphs, asynchronous copies and fills. The waiting thread is
@@ -218,8 +218,8 @@ public:
     /// over. For a tenant's client these options hold until the tenant's own change.
     bool change(const client& c, const client_options& o) noexcept { return state_->change(c.who_, o); }
     /// Begins a request of the client in this thread. Until the scope is over, the thread's
-    /// launches are the client's. If launches aren't gated, this call waits, for the whole call of
-    /// the engine.
+    /// launches are the client's. If launches aren't gated (gates_launches()), the thread waits
+    /// here for its turn, once, for the engine's whole call.
     [[nodiscard]] scope enter(const client& c) { return scope(state_, c.who_, calls_); }
     /// Makes launches into the stream the client's, in whatever thread: for an engine with threads
     /// of its own. The stream isn't null. As long as work is in flight there, the client is

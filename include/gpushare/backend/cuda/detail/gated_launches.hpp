@@ -72,7 +72,9 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
 };
 // clang-format on
 
-/// How a launch gate keeps lower clients back.
+/// How a launch gate keeps lower clients back. By `thread` nothing waits on the device, so nothing
+/// there can stop a request. By `stream` lower clients get more done. docs/launches.md, "How", says
+/// which to take.
 enum class launch_wait : std::uint8_t {
     thread,  ///< it holds the launching thread, whose engine loses the work that it had enqueued ahead
     stream,  ///< the client's streams wait for a word between two batches, and its host runs ahead

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One client's launches in flight on one stream: batches of launches, each between two events. If
-// the device is still busy with a batch, its end is the beginning of the next batch. So a batch
-// costs one event, and its launches cost nothing.
+// the device is still busy with a batch, and no wait follows the batch, its end is the beginning of
+// the next batch. Then a batch costs one event, else two; its launches cost nothing.
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch
