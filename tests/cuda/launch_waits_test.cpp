@@ -2,11 +2,13 @@
 // Launch gates whose lower clients' streams wait for a word: who opens and closes it, and what can go wrong meanwhile.
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <future>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/compute/launch_gate.hpp>
@@ -495,6 +497,43 @@ TEST_CASE("whoever waits behind a closed stream in another way comes through aft
     REQUIRE(forced);
     CHECK(forced->client == w.r.batch.number());
     CHECK(forced->held_by == w.r.urgent.number());
+}
+
+TEST_CASE("of 32 streams on 32 connections none stops a request, and of 100 some do, for the longest hold",
+          "[cuda][launch_gate][fault]") {
+    const std::size_t others = GENERATE(31U, 99U);
+    CAPTURE(others);
+    const standin::session gpu{{.devices = 1, .time = manual, .connections = 32}};
+    waiting_rig w{{.longest_hold = 20ms}};
+    std::vector<cudaStream_t> theirs{w.s.batch};
+    std::vector<gate_type::binding> bound;
+    while (theirs.size() < others) theirs.push_back(raw::make_stream());
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    for (const cudaStream_t s : theirs) {
+        bound.push_back(w.r.gate->bind(w.r.batch, s));
+        CHECK(launch(s, norm, 10us, &w.ran) == cudaSuccess);
+    }
+    w.urgent_launches(1);
+    standin::advance(1ms);
+    CHECK(w.ran == 0);
+    if (others == 31) {
+        CHECK(cudaStreamQuery(w.s.urgent) == cudaSuccess);
+    } else {
+        CHECK(cudaStreamQuery(w.s.urgent) == cudaErrorNotReady);  // behind a wait in another stream
+        CHECK(meanwhile([&] { return cudaStreamSynchronize(w.s.urgent); }) == cudaSuccess);
+        const auto forced = w.r.gate->take_forced();
+        REQUIRE(forced);
+        CHECK(forced->client == w.r.batch.number());
+        CHECK(forced->held_by == w.r.urgent.number());
+        CHECK(forced->held >= 20ms);
+    }
+    CHECK_FALSE(w.r.gate->take_forced());
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == static_cast<int>(others));
+    bound.clear();
+    theirs.erase(theirs.begin());
+    for (const cudaStream_t s : theirs) raw::destroy(s);
 }
 
 TEST_CASE("waits stay open while a thread waits inside the driver, and new launches are held meanwhile",
