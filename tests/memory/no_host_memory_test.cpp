@@ -68,9 +68,7 @@ TEST_CASE("a free behind a point that can be neither remembered nor awaited leav
     SECTION("in a pool") {
         gpushare::pool_resource<fault_resource, told_point> pool(memory, {.segment = 1_MiB});
         void* const p = pool.allocate(4096, 256);
-        const auto free = [&] {
-            return without_memory([&] { return pool.deallocate_after(used, p, 4096, 256); });
-        };
+        const auto free = [&] { return without_memory([&] { return pool.deallocate_after(used, p, 4096, 256); }); };
         CHECK(free() == errc::submission_failed);
         how = waits::fails;
         CHECK(free() == errc::submission_failed);

@@ -111,8 +111,7 @@ TEST_CASE("plans are made beside what is on a drained device", "[placement]") {
     gpushare::apply(c, *plan);
     std::vector<gpushare::placed_tenant> tenants;
     for (const auto& p : placed) tenants.push_back({p, {}});
-    const auto evicts =
-        gpushare::plan_preemption(gpushare::best_fit{}, before, tenants, whole, gpushare::priority{1});
+    const auto evicts = gpushare::plan_preemption(gpushare::best_fit{}, before, tenants, whole, gpushare::priority{1});
     REQUIRE(evicts);
     CHECK(evicts->victims.size() == 1);
     indexed_cluster indexed(before, gpushare::best_fit{});

@@ -296,10 +296,10 @@ private:
         const auto least = detail::whole_granules(size);
         const auto granules = least / detail::pool_granule;
         auto& bins = worker_->bins;
-        detail::pool_block* const b =
-            !pool_->is_large(least) ? bins.take_shared(granules, alignment, size)
-            : pool_->is_exact()     ? bins.take_exact(least, pool_->range_for(least, alignment), alignment, size)
-                                    : bins.take(granules, alignment, size);
+        detail::pool_block* const b = !pool_->is_large(least) ? bins.take_shared(granules, alignment, size)
+                                      : pool_->is_exact()
+                                          ? bins.take_exact(least, pool_->range_for(least, alignment), alignment, size)
+                                          : bins.take(granules, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
@@ -444,7 +444,7 @@ public:
         detail::pool_request request{whole, whole, alignment, size, own, whole + whole / 8, own};
         auto* b = store_.take(request);
         if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of what small ones share
-        if (b == nullptr && own) {  // one that can't be cut there
+        if (b == nullptr && own) {                                                        // one that can't be cut there
             request.own = own;
             request.most = detail::pool_tag::size_limit;
             b = store_.take(request);
