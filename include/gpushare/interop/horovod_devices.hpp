@@ -44,15 +44,14 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/detail/submit.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/device_work.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/interop/detail/named_calls.hpp>
 #include <gpushare/interop/horovod.hpp>
@@ -150,6 +149,7 @@ struct device_array {
     std::size_t row = 1;                  ///< elements of a row: what allgather, alltoall and reducescatter don't cut
     std::shared_ptr<const void> keeps{};  ///< is kept until the devices don't use the array any more
 };
+/// Deduces the type of the elements.
 template <class T>
 device_array(T*, std::size_t, void*) -> device_array<T>;
 

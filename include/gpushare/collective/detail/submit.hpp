@@ -26,6 +26,7 @@
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/device_work.hpp>
 #include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -80,38 +81,10 @@ inline constexpr bool works_through_slots = requires {
     requires Body::through_slots;
 };
 
-/// Ranks up to which a submission needs no memory.
-inline constexpr std::size_t ranks_in_place = 32;
-
 /// For backends whose separate cooperative launches run side by side on a device wherever they fit.
 template <class Stream>
 inline constexpr bool launches_run_together = !requires {
     requires !Stream::launches_run_together;
-};
-
-/// Points that are still to be recorded, of backends whose streams have them; else nothing.
-template <class Stream>
-class point_reserve {
-public:
-    void reserve(std::span<Stream>) noexcept {}
-    [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
-};
-template <class Stream>
-requires requires(Stream& s) { s.record(s.reserve()); }
-class point_reserve<Stream> {
-public:
-    void reserve(std::span<Stream> streams) {
-        if (streams.size() > few_.size()) many_.resize(streams.size());
-        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
-    }
-    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
-
-private:
-    using reserved = decltype(std::declval<Stream&>().reserve());
-    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
-
-    std::array<reserved, ranks_in_place> few_{};
-    std::vector<reserved> many_;
 };
 
 /// Whether work that is enqueued now goes into a graph.

@@ -16,6 +16,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/device_work.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace gpushare {
@@ -24,13 +25,6 @@ namespace detail {
 
 /// Most arrays of a launch: their list is 2 KiB of the 4 that a kernel's arguments may have.
 inline constexpr std::uint32_t most_pieces = 128;
-
-/// So many blocks that each has some work, and a device some of each kind.
-[[nodiscard]] GPUSHARE_HD constexpr grid grid_of(std::size_t elements) noexcept {
-    constexpr std::size_t of_block = 8192;
-    const std::size_t blocks = elements / of_block < 1 ? 1 : elements / of_block > 256 ? 256 : elements / of_block;
-    return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
-}
 inline constexpr std::size_t packing_grain = 64;  // where blocks are cut, so that vectors stay whole
 
 /// The array of a list that has element `at` of the flat one, and where it begins there.

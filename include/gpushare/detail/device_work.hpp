@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launches for the ranks of a group have in common: the grid for so many elements, and points
+// that are made before a kernel waits for other ranks.
+//
+//   gpushare::detail::point_reserve<stream> points;
+//   points.reserve(std::span(streams));                       // may make events, which may wait
+//   streams[r].launch(gpushare::detail::grid_of(n), kernel);
+//   const auto end = points.record(r, streams[r]);            // makes none
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Ranks up to which a submission needs no memory.
+inline constexpr std::size_t ranks_in_place = 32;
+
+/// As many blocks as have some work each, so that a device has room for other kernels.
+[[nodiscard]] GPUSHARE_HD constexpr grid grid_of(std::size_t elements) noexcept {
+    constexpr std::size_t of_block = 8192;
+    const std::size_t blocks = elements / of_block < 1 ? 1 : elements / of_block > 256 ? 256 : elements / of_block;
+    return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
+}
+
+/// Points that are still to be recorded, of backends whose streams have them; else nothing.
+template <class Stream>
+class point_reserve {
+public:
+    void reserve(std::span<Stream>) noexcept {}
+    [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
+};
+template <class Stream>
+requires requires(Stream& s) { s.record(s.reserve()); }
+class point_reserve<Stream> {
+public:
+    void reserve(std::span<Stream> streams) {
+        if (streams.size() > few_.size()) many_.resize(streams.size());
+        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
+    }
+    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
+
+private:
+    using reserved = decltype(std::declval<Stream&>().reserve());
+    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
+
+    std::array<reserved, ranks_in_place> few_{};
+    std::vector<reserved> many_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
