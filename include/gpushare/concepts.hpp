@@ -256,11 +256,7 @@ class close_token;  // closing.hpp
 /// The interface between an adaptor and the memory below it. Every allocator of this library models it, and so does
 /// every backend's memory; as_upstream() makes one of a plain memory_resource.
 ///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
-///   deallocate(p, size, alignment)       errc::none; or why the block is out as before:
-///                              unknown_block, wrong_size, closed, submission_failed. The last says
-///                              that work which comes first, such as overwriting, can't be enqueued
-///                              or awaited. Free the block again later, and don't use it: it may
-///                              be overwritten meanwhile
+///   deallocate(p, size, alignment)       errc::none; or why nothing happened: unknown_block, wrong_size, closed
 ///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
 ///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow, bad_alignment, over_quota,
 ///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path

@@ -4,14 +4,12 @@
 //
 //   TEST_CASE("...") { conformance::check_memory_resource(resource); }
 //   TEST_CASE("...") { conformance::check_memory_view(memory); }          // models gpushare::memory as well
-//   TEST_CASE("...") { conformance::check_failed_free(upstream, [&] { ... }); }
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -80,21 +78,6 @@ void check_memory_resource(Resource& resource) {
         });
         CHECK(wrong.load() == 0);
     }
-}
-
-/// What an upstream does where the work that a free needs can't be enqueued: the block is out as
-/// before.
-/// `let_fail(true)`: the next free fails. Nothing else is out.
-template <gpushare::upstream Resource, std::invocable<bool> F>
-void check_failed_free(Resource& resource, F let_fail) {
-    using gpushare::errc;
-    void* const p = resource.allocate(64, 64);
-    for (int i = 0; i < 3; ++i) {
-        let_fail(true);
-        CHECK(resource.deallocate(p, 64, 64) == errc::submission_failed);
-    }
-    let_fail(false);
-    CHECK(resource.deallocate(p, 64, 64) == errc::none);
 }
 
 /// `memory` on top: at least 1 MiB and at most 64 MiB of capacity, nothing of it in use.

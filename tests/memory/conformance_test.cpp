@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's resources do what every memory_resource has to do.
-#include <cstddef>
 #include <memory_resource>
 
-#include <gpushare/error.hpp>
-#include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
-#include <gpushare/memory/scrubbing_resource.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
@@ -15,7 +11,6 @@
 #include "conformance/memory_resource_suite.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
-#include "support/manual_scrubber.hpp"
 #include "support/manual_timeline.hpp"
 
 using namespace gpushare::literals;
@@ -92,66 +87,4 @@ TEST_CASE("statistics_resource and its scopes are memory_resources", "[memory][c
     CHECK(counted.statistics().current == 0_B);
     CHECK(upstream.blocks() == 0);
     CHECK(upstream.wrong_frees() == 0);
-}
-
-TEST_CASE("a free whose work can't be enqueued leaves the block out, whatever is above", "[memory][conformance]") {
-    using gpushare::errc;
-    fault_resource memory;
-    quota limit{1_MiB};
-    support::manual_scrubber scrubber;
-    gpushare::scrubbing_resource scrubs{memory, scrubber};
-    quota_resource charged{limit, scrubs};
-    const bool at_once = GENERATE(true, false);
-    const auto let_fail = [&](bool fails) {
-        if (fails) at_once ? scrubber.fail_next_fill() : scrubber.fail_next_record();
-    };
-    SECTION("scrubbing_resource") { conformance::check_failed_free(scrubs, let_fail); }
-    SECTION("quota_resource") { conformance::check_failed_free(charged, let_fail); }
-    SECTION("statistics_resource") {
-        gpushare::statistics_resource counted{charged};
-        gpushare::memory_scope scope{counted, "prefill"};
-        conformance::check_failed_free(counted, let_fail);
-        conformance::check_failed_free(scope, let_fail);
-        CHECK(counted.statistics().current == 0_B);
-        CHECK(scope.statistics().frees == 1);
-    }
-    SECTION("handle_resource") {
-        gpushare::handle_table table;
-        gpushare::handle_resource handles{table, gpushare::tenant_tag{1}, charged};
-        const auto h = handles.allocate(64, 64);
-        void* const p = handles.pointer(h);
-        let_fail(true);
-        CHECK(handles.deallocate(h) == errc::submission_failed);
-        CHECK(handles.pointer(h) == p);
-        CHECK(table.size() == 1);
-        CHECK(handles.deallocate(h) == errc::none);
-        CHECK(handles.deallocate(h) == errc::unknown_block);
-        CHECK(table.size() == 0);
-    }
-    CHECK(memory.blocks() != 0);  // until it is overwritten
-    while (scrubber.reach_next()) {
-    }
-    CHECK(scrubs.drain(gpushare::never));
-    CHECK(memory.blocks() == 0);
-    CHECK(memory.wrong_frees() == 0);
-    CHECK(limit.usage().current == 0_B);
-}
-
-TEST_CASE("in a tenant's memory, too", "[memory][conformance]") {
-    const auto stack = GENERATE(gpushare::memory_stack::direct, gpushare::memory_stack::pool);
-    quota device{16_MiB}, whole{16_MiB};
-    fault_resource upstream;
-    quota_resource node{whole, upstream};
-    const gpushare::event_sink nobody;
-    bool fails = false;
-    gpushare::tenant_memory<quota_resource<fault_resource>, support::manual_point> mine(
-        device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, nobody,
-        {.stack = stack,
-         .scrub = gpushare::scrub_policy::on_free,
-         .fill = [&](const support::manual_point*, void*, std::size_t) {
-             if (fails) gpushare::raise({.code = gpushare::errc::submission_failed}, {}, "overwrite");
-             return support::manual_point{};
-         }});
-    conformance::check_failed_free(mine, [&](bool on) { fails = on; });
-    CHECK(mine.counts().frees == 1);
 }

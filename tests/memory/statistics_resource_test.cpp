@@ -10,7 +10,6 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gpushare/error.hpp>
@@ -70,45 +69,6 @@ TEST_CASE("wrong frees are noticed and change nothing", "[memory][statistics]") 
     CHECK(counted.deallocate(p, 100, 4) == errc::none);
     CHECK(counted.deallocate(p, 100, 4) == errc::unknown_block);
     CHECK(upstream.wrong_frees() == 0);
-}
-
-namespace {
-
-/// Takes nothing back while it is told so.
-struct refusing : fault_resource {
-    errc refuses = errc::none;
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
-        if (refuses == errc::none) fault_resource::deallocate(p, size, alignment);
-        return refuses;
-    }
-};
-
-}  // namespace
-
-TEST_CASE("a block that the upstream doesn't take back is out as before", "[memory][statistics]") {
-    refusing upstream;
-    statistics_resource counted{upstream};
-    std::optional<memory_scope<refusing>> scope(std::in_place, counted, "prefill");
-    void* const p = scope->allocate(100, 4, "weights");
-    const auto refusal = GENERATE(errc::submission_failed, errc::closed);
-    upstream.refuses = refusal;
-    CHECK(counted.deallocate(p, 100, 4) == refusal);
-    CHECK(scope->statistics().current == 100_B);
-    CHECK(scope->statistics().peak == 100_B);
-    CHECK(scope->statistics().frees == 0);
-    CHECK(counted.take_back().empty());
-    scope.reset();
-    std::vector<void*> more;  // the table grows meanwhile
-    for (int i = 0; i < 100; ++i) more.push_back(counted.allocate(8, 8));
-    REQUIRE(counted.leaks().size() == 101);
-    CHECK(counted.leaks().front().what.label == "weights");
-    CHECK(counted.leaks().front().scope == "prefill");
-    upstream.refuses = errc::none;
-    CHECK(counted.deallocate(p, 100, 4) == errc::none);
-    CHECK(counted.deallocate(p, 100, 4) == errc::unknown_block);
-    CHECK(counted.take_back().size() == 100);
-    CHECK(counted.statistics().current == 0_B);
-    CHECK(upstream.blocks() == 0);
 }
 
 TEST_CASE("a scope has figures of its own, which count for those around it (rmm 1563, 2358)", "[memory][statistics]") {
