@@ -344,6 +344,12 @@ public:
         for (auto& one : devices_->start(rank_, std::move(calls))) all.push_back({std::move(one), *this});
         return all;
     }
+    /// The same of one array.
+    [[nodiscard]] handle start_on_device(detail::device_call call) {
+        std::vector<detail::device_call> one;
+        one.push_back(std::move(call));
+        return start_on_device(std::move(one))[0];
+    }
     /// Whether it is done, well or not.
     [[nodiscard]] bool is_done(const handle& h) const {
         if (h.on_device_ != nullptr) return devices_->is_done(*h.on_device_);

@@ -767,11 +767,6 @@ template <class T>
     c.stream = x.stream;
     return c;
 }
-[[nodiscard]] inline handle start(process_set& of, device_call c) {
-    std::vector<device_call> one;
-    one.push_back(std::move(c));
-    return of.start_on_device(std::move(one))[0];
-}
 }  // namespace detail
 
 /// Hands an array on a device over, in place. The same name, length, type and operator on all
@@ -784,7 +779,7 @@ template <number T>
                                      process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::all_reduce);
     c.op = op;
-    return detail::start(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// Several arrays, by the names `name.0`, `name.1` and so on, handed over at once.
 template <number T>
@@ -806,7 +801,7 @@ requires std::is_trivially_copyable_v<T>
                                      process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::broadcast);
     c.root = root;
-    return detail::start(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// All ranks get the rows of each rank, in the order of ranks; each may bring another number of
 /// rows. `place`, a function `void*(std::span<const std::uint64_t> rows)`, gets the rows of each rank
@@ -819,7 +814,7 @@ requires std::is_trivially_copyable_v<T>
                                      std::string_view name, process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::all_gather);
     c.place = std::move(place);
-    return detail::start(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// splits[q] rows go to rank q, one behind the other; `place` gets the rows that come from each
 /// rank. In all else as allgather_async.
@@ -831,7 +826,7 @@ requires std::is_trivially_copyable_v<T>
     auto c = detail::call_of(x, name, collective_kind::all_to_all);
     c.splits.assign(splits.begin(), splits.end());
     c.place = std::move(place);
-    return detail::start(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// The ranks' arrays, of one length, are combined, and each rank gets a part of the rows
 /// (shard_of): the first ranks get one more where they don't divide. `place` gets the number of
@@ -843,7 +838,7 @@ template <number T>
     auto c = detail::call_of(x, name, collective_kind::reduce_scatter);
     c.op = op;
     c.place = std::move(place);
-    return detail::start(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// Waits as synchronize(h), and lets another stream wait for the end.
 inline void synchronize(const handle& h, void* stream) {

@@ -426,11 +426,6 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
     c.current = [on = x.device()] { return gpushare::detail::current_torch_stream(on); };
     return c;
 }
-[[nodiscard]] inline handle start_one(process_set& of, device_call c) {
-    std::vector<device_call> one;
-    one.push_back(std::move(c));
-    return of.start_on_device(std::move(one))[0];
-}
 }  // namespace detail
 
 /// A tensor that isn't there yet. synchronize returns it. Copies stand for the same tensor.
@@ -463,7 +458,7 @@ namespace detail {
         *made.result = at::empty(sizes, options);
         return made.result->data_ptr();
     };
-    made.of = start_one(of, std::move(c));
+    made.of = of.start_on_device(std::move(c));
     return made;
 }
 }  // namespace detail
@@ -477,7 +472,7 @@ namespace detail {
         return detail::with_elements(x, name, [&](auto all) { return allreduce_async(all, name, op, of); });
     auto c = detail::call_of(x, name, collective_kind::all_reduce);
     c.op = op;
-    return detail::start_one(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// The same, with another tensor for the result.
 [[nodiscard]] inline tensor_handle allreduce_async(const at::Tensor& x, std::string_view name, reduce_op op = Average,
@@ -493,7 +488,7 @@ namespace detail {
         return detail::with_elements(x, name, [&](auto all) { return broadcast_async(all, root, name, of); });
     auto c = detail::call_of(x, name, collective_kind::broadcast);
     c.root = root;
-    return detail::start_one(of, std::move(c));
+    return of.start_on_device(std::move(c));
 }
 /// The same, with another tensor for the result.
 [[nodiscard]] inline tensor_handle broadcast_async(const at::Tensor& x, std::uint32_t root, std::string_view name,
