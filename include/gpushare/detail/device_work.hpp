@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches for the ranks of a group have in common: the grid for so many elements, and points
-// that are made before a kernel waits for other ranks.
+// Parts that all launches for the ranks of a group share: the grid for a number of elements, and
+// points that are made before a kernel waits for other ranks.
 //
 //   gpushare::detail::point_reserve<stream> points;
 //   points.reserve(std::span(streams));                       // may make events, which may wait

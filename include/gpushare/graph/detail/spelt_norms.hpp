@@ -165,7 +165,7 @@ private:
         }
         return axes.size() == 1 ? std::optional(axes[0]) : std::nullopt;
     }
-    /// What the first node makes that subtracts the same values.
+    /// The output of the first node that subtracts the same values.
     [[nodiscard]] std::uint32_t earlier_difference(std::size_t node) const {
         for (std::size_t n = 0; n < node; ++n)
             if (is(n, "Sub", 2) && p_->nodes[n].inputs == p_->nodes[node].inputs) return p_->nodes[n].outputs[0];

@@ -51,7 +51,7 @@ public:
     /// Reports that a capture of the stream begins or ends. No event is recorded on the stream
     /// during a capture.
     virtual void captures(void* stream, bool begin) noexcept = 0;
-    /// Gives back what is kept for the next allocation.
+    /// Gives back the memory that is kept for the next allocation.
     virtual void give_back() noexcept = 0;
     /// A sentence for people, which names the tenant.
     [[nodiscard]] virtual std::string sentence(const failure& why) const = 0;

@@ -75,7 +75,7 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
 /// And that which ends a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
 
-/// What a call of the driver waits for.
+/// The work for which a call of the driver waits.
 enum class wait_reach : std::uint8_t {
     none,
     stream,  ///< one stream
@@ -178,7 +178,7 @@ inline constexpr auto reach_of_id = reaches();
 
 }  // namespace launches
 
-/// What the function waits for. Most wait for nothing.
+/// The work for which the function waits. Most functions wait for nothing.
 [[nodiscard]] constexpr wait_reach reach_of(CUpti_CallbackId id) noexcept {
     return id < launches::reach_of_id.size() ? launches::reach_of_id[id] : wait_reach::none;
 }

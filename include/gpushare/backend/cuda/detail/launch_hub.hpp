@@ -313,7 +313,7 @@ private:
             if (gate != nullptr) f(gate);
         }
     }
-    // Whoever waits may wait for the streams of any gate. The thread's client is the one that
+    // A thread that waits may wait for the streams of any gate. The thread's client is the one that
     // waits, or else the stream's.
     void wait_begins(const thread_binding* thread, bool any, const sync_call& call, std::uint64_t& note) noexcept {
         note = 0;
