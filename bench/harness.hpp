@@ -120,6 +120,9 @@ public:
         std::printf("# %s\n", configuration_.c_str());
     }
 
+    /// Figures from here on have this behind their names, in place of the constructor's.
+    void end_names_with(std::string suffix) { suffix_ = std::move(suffix); }
+
     /// `values` are the repeats, in the order in which they were measured.
     void figure(std::string name, std::vector<double> values, const std::string& unit,
                 statistic s = statistic::median) {

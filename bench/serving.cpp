@@ -309,7 +309,7 @@ int main(int argc, char** argv) {
             {"--gemma-terms-accepted",
              "with Gemma 3 270M, whose weights are under Google's terms, "
              "https://ai.google.dev/gemma/terms; else single lines of "
-             "text are read in its place, and all figures end in _without_model"});
+             "text are read in its place, and the figures of engines end in _without_model"});
         const bool model = asked.has_option();
         const bool no_engines = asked.wants_only("parts") || asked.wants_only("bursts") ||
                                 asked.wants_only("outside") || asked.wants_only("iteration");
@@ -319,13 +319,13 @@ int main(int argc, char** argv) {
         bench::report r(
             "serving: OpenVINO, a thread per engine, single precision; each call one block on the host device, real "
             "timing; limiter: "
-            "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second",
-            end_of_all);
+            "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second");
         if (asked.wants("parts")) parts(r);
         if (asked.wants("iteration")) iteration(r);
         if (asked.wants("outside")) from_outside(r);
-        if (asked.wants("server")) through_the_server(r, model);
         if (asked.wants("bursts")) cache_bursts(r);
+        r.end_names_with(end_of_all);
+        if (asked.wants("server")) through_the_server(r, model);
         answers all;
         auto& [wrong, planted] = all;
         if (asked.wants("one") && !one_here) all = one_core(r, model ? "--gemma-terms-accepted" : "", end_of_all);
