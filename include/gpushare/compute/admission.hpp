@@ -11,10 +11,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
@@ -303,63 +301,6 @@ struct limiter_event {
     }
     return "unknown event";
 }
-
-namespace detail {
-
-/// Whether anybody drives a limiter while something waits in it. A value.
-class attendance {
-public:
-    /// A submission that waits this long beyond its turn has been forgotten by the thread that
-    /// should drive.
-    static constexpr ns patience{1'000'000'000};
-
-    /// Whether look() wants to know the time.
-    [[nodiscard]] bool is_left() const noexcept { return left_ != never; }
-    /// How long nobody has driven, if that is too long, and counts anew; else 0.
-    ns look(instant now) noexcept {
-        if (left_ == never || now < left_ || now - left_ < patience) return ns{0};
-        return now - std::exchange(left_, now);
-    }
-    /// Somebody drives.
-    void come() noexcept { left_ = never; }
-    /// The last driving thread leaves work that waits. `turn`: the earliest time at which that work
-    /// may go, or `never` if this time isn't known.
-    void leave(instant now, instant turn) noexcept { left_ = turn == never ? now : std::max(now, turn); }
-
-private:
-    instant left_ = never;
-};
-
-/// The latest events that nobody has taken; the oldest make room. A value.
-class event_queue {
-public:
-    static constexpr std::size_t capacity = 64;
-
-    void push(const limiter_event& e) noexcept {
-        events_[(first_ + size_) % capacity] = e;
-        if (size_ < capacity) {
-            ++size_;
-        } else {
-            first_ = (first_ + 1) % capacity;
-            ++dropped_;
-        }
-    }
-    std::optional<limiter_event> take() noexcept {
-        if (size_ == 0) return std::nullopt;
-        const auto e = events_[first_];
-        first_ = (first_ + 1) % capacity;
-        --size_;
-        return e;
-    }
-    [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
-
-private:
-    std::array<limiter_event, capacity> events_{};
-    std::size_t first_ = 0, size_ = 0;
-    std::uint64_t dropped_ = 0;
-};
-
-}  // namespace detail
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -27,12 +28,70 @@
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/index_set.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Whether anybody drives a limiter while something waits in it. A value.
+class attendance {
+public:
+    /// A submission that waits this long beyond its turn has been forgotten by the thread that
+    /// should drive.
+    static constexpr ns patience{1'000'000'000};
+
+    /// Whether look() wants to know the time.
+    [[nodiscard]] bool is_left() const noexcept { return left_ != never; }
+    /// How long nobody has driven, if that is too long, and counts anew; else 0.
+    ns look(instant now) noexcept {
+        if (left_ == never || now < left_ || now - left_ < patience) return ns{0};
+        return now - std::exchange(left_, now);
+    }
+    /// Somebody drives.
+    void come() noexcept { left_ = never; }
+    /// The last driving thread leaves work that waits. `turn`: the earliest time at which that work
+    /// may go, or `never` if this time isn't known.
+    void leave(instant now, instant turn) noexcept { left_ = turn == never ? now : std::max(now, turn); }
+
+private:
+    instant left_ = never;
+};
+
+/// The latest events that nobody has taken; the oldest make room. A value.
+class event_queue {
+public:
+    static constexpr std::size_t capacity = 64;
+
+    void push(const limiter_event& e) noexcept {
+        events_[(first_ + size_) % capacity] = e;
+        if (size_ < capacity) {
+            ++size_;
+        } else {
+            first_ = (first_ + 1) % capacity;
+            ++dropped_;
+        }
+    }
+    std::optional<limiter_event> take() noexcept {
+        if (size_ == 0) return std::nullopt;
+        const auto e = events_[first_];
+        first_ = (first_ + 1) % capacity;
+        --size_;
+        return e;
+    }
+    [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
+
+private:
+    std::array<limiter_event, capacity> events_{};
+    std::size_t first_ = 0, size_ = 0;
+    std::uint64_t dropped_ = 0;
+};
+
+}  // namespace detail
+
 /// A value; not thread-safe. Allocates in `add` and `change` alone.
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
@@ -185,25 +244,27 @@ public:
         now_ = std::max(now_, now);
         for (;;) {
             if (num_waiting_ == 0) return false;
-            const auto c = policy_.pick(now);
-            if (!c) {
-                resume_at_ = c.ask_again() == never ? never : std::max(c.ask_again(), saturating_add(now, ns{1}));
+            const auto picked = policy_.pick(now);
+            if (!picked) {
+                const auto again = picked.ask_again();
+                resume_at_ = again == never ? never : std::max(again, saturating_add(now, ns{1}));
                 return false;
             }
-            auto& client = clients_[c->index];
-            client.describe(a, *c, costs_, options_.horizon);
+            const client_id c = *picked;
+            auto& client = clients_[c.index];
+            client.describe(a, c, costs_, options_.horizon);
             a.policy = policies_;
             a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound_now(a.level_index, a.width);
             if (client.enqueuing) return false;
             if (!fits_cap(a)) {  // until something of it has ended
                 if (keeps_turn(client, a, now)) return false;
-                client.kept_off = client.blocked = true;
-                blocked_.add(c->index);
-                detail::hold(policy_, *c);
+                client.kept_off = true;
+                block(client, c);
                 continue;
             }
             if (client.next.late_at != never && !budget_.ends_within(a, client.next.late_at - now)) return false;
-            const auto others = detail::keep_for_returns(watched_, clients_, policy_, *c, now);
+            const auto others = watched_.empty() ? detail::kept_for_return{}
+                                                 : detail::keep_for_returns(watched_, clients_, policy_, c, now);
             const auto room = budget_.room_for(a, num_active_ == 1, others);
             if (room == budget::room::no) {
                 resume_at_ = saturating_add(others.until, ns{1});  // at that instant it is kept yet
@@ -211,10 +272,8 @@ public:
             }
             if (room == budget::room::yes) break;
             client.kept_off = room == budget::room::not_beside_kept;
-            if (!client.kept_off && other_stream(*c)) continue;
-            client.blocked = true;  // others may find room meanwhile
-            blocked_.add(c->index);
-            detail::hold(policy_, *c);
+            if (!client.kept_off && other_stream(c)) continue;
+            block(client, c);
         }
         const auto hold = budget_.held(a.level_index, now);
         if (hold.held) resume_at_ = hold.until;
@@ -279,27 +338,22 @@ public:
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
         auto& client = remove_from_flight(g, o.times);
         auto* const kind = costs_.find_or_add(g.client, g.key);
-        client.learn_width(o, kind);
-        const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
+        const ns longest = client.longest();
+        const ns lasted = client.learn(g, o, kind);
         if (detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o, lasted);
-        const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
+        auto& level = budget_.of(g.level_index);
+        const ns waited = waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
         const ns beyond = g.bound > ns{0} && waited > g.bound ? waited - g.bound : ns{0};
         if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
-        budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, lasted);
+        level.served = saturating_add(level.served, lasted);
         correct(g, o.took - g.predicted);
         detail::ended(policy_, o.took);
         const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
-        client.learn_trust(o, lasted, g.width);
-        const ns longest = client.longest();
-        client.learn(o, lasted, kind);
         if (measured) update_longest(client, longest);
         if (measured && g.longest > ns{0} && lasted > g.longest)
             note(limiter_event::kind::overran, g, lasted, g.longest);
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
-        client.usage.ran = saturating_add(client.usage.ran, o.took);
-        if (client.add_charge(o.amount(), o.may_shrink)) unsettled_.add(g.client.index);
-        client.usage.completed += o.times;
-        client.usage.running.add(o.times > 1 ? lasted / ns::rep{o.times} : lasted, o.times);
+        if (client.account(o, lasted)) unsettled_.add(g.client.index);
         if (g.of_request) expect_more(g, now);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
             report(
@@ -335,7 +389,8 @@ public:
         auto& client = clients_[g.client.index];
         client.usage.ran = saturating_add(client.usage.ran, device_time);
         (void)client.add_charge(device_time, false);
-        budget_.of(g.level_index).served = saturating_add(budget_.of(g.level_index).served, device_time);
+        auto& level = budget_.of(g.level_index);
+        level.served = saturating_add(level.served, device_time);
     }
 
     /// Client `c` shared `time` of its completed submissions' charge with other clients.
@@ -391,6 +446,17 @@ public:
     void close(client_id c) noexcept { clients_[c.index].closing = true; }  ///< Nothing more of `c` is to come.
     /// Whether that was said.
     [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
+    /// Why nothing more of `c` is admitted: it is closed or quarantined; else errc::none.
+    [[nodiscard]] errc refusal(client_id c) const noexcept {
+        if (!contains(c) || clients_[c.index].closing) return errc::closed;
+        return clients_[c.index].quarantined ? errc::quarantined : errc::none;
+    }
+    /// Whether as many submissions of `c` wait as may. `held`: so many more that the core wasn't told of.
+    [[nodiscard]] bool is_full(client_id c, std::uint32_t held) const noexcept {
+        const auto& client = clients_[c.index];
+        const auto own = client.settings.queue_limit;
+        return client.usage.waiting + held >= (own != 0 ? own : options_.queue_limit);
+    }
     /// Whether nothing is admitted of `c`, as its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
@@ -446,7 +512,7 @@ public:
     /// A thread drives from now on, of none before; see look_for_undriven().
     template <std::invocable F>
     void attend(F now) noexcept {
-        look_for_undriven(now);
+        if (attendance_.is_left()) look_for_undriven(now);
         attendance_.come();
     }
     /// Call when a thread comes. If waiting submissions were left without a thread that drives for
@@ -511,6 +577,14 @@ private:
             detail::correct(policy_, g.client, delta, 0);
     }
 
+    // The part of the submission's time in flight that neither its own length nor work of its level
+    // and above explains; this work has had `served` so far. Its own length counts as the longest
+    // of its kind, so only a certain wait counts.
+    [[nodiscard]] static ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
+        if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
+        return saturating_add(o.in_flight - std::max(lasted, g.longest), g.served_before - served);
+    }
+
     // More submissions of its request are to come: lower levels wait for them. If the request goes
     // above its client's level, this time is charged to its client's share, since no other client
     // has the device meanwhile.
@@ -568,6 +642,12 @@ private:
         return client;
     }
 
+    // What waits first of `c` can't be admitted yet; others may find room meanwhile.
+    void block(client_state& client, client_id c) noexcept {
+        client.blocked = true;
+        blocked_.add(c.index);
+        detail::hold(policy_, c);
+    }
     // Work of this timeline has ended, of client `c`, which may have more work for it behind its
     // first submission. An end, as other settings do, may also make room beside a kept part.
     void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
@@ -588,9 +668,9 @@ private:
     instant resume_at_ = never, now_{};  // now_: the latest that it was told
     Policy policy_;
     detail::plain_list<client_state> clients_;
-    detail::client_list blocked_;    // that are, and some that were
-    detail::client_list watched_;    // that may be back soon
-    detail::client_list unsettled_;  // that were charged what isn't settled
+    detail::index_set blocked_;    // that are, and some that were
+    detail::index_set watched_;    // that may be back soon
+    detail::index_set unsettled_;  // that were charged what isn't settled
     budget budget_{options_.depth, options_.horizon};
     detail::cost_model costs_;
     detail::attendance attendance_;

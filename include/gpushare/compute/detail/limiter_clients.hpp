@@ -20,7 +20,7 @@
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/erase.hpp>
+#include <gpushare/detail/index_set.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -40,42 +40,6 @@ struct strict_order {
     [[nodiscard]] bool operator()(client_id) const noexcept { return false; }
 };
 
-/// Clients, by index, that something is to be looked at of; each is there once.
-class client_list {
-public:
-    void reserve(std::size_t clients);
-    void add(std::uint32_t index) noexcept;
-    [[nodiscard]] bool empty() const noexcept { return indices_.empty(); }
-    /// Without those of which `goes(index)` is true.
-    template <std::predicate<std::uint32_t> F>
-    void erase_if(F goes) noexcept {
-        detail::erase_where(indices_, [&](std::uint32_t i) {
-            if (!goes(i)) return false;
-            is_there_[i] = false;
-            return true;
-        });
-    }
-
-private:
-    plain_list<std::uint32_t> indices_;
-    plain_list<bool> is_there_;
-};
-
-#if GPUSHARE_BODIES
-
-GPUSHARE_INLINE void client_list::reserve(std::size_t clients) {
-    indices_.reserve(clients);
-    is_there_.resize(clients, false);
-}
-
-GPUSHARE_INLINE void client_list::add(std::uint32_t index) noexcept {
-    if (is_there_[index]) return;
-    is_there_[index] = true;
-    indices_.push_back(index);  // within the reserve
-}
-
-#endif  // GPUSHARE_BODIES
-
 /// How long work lasts that takes so much device time.
 [[nodiscard]] inline ns lasting(ns took, sm_width width) noexcept {
     if (width.part() >= 1) return took;
@@ -85,14 +49,6 @@ GPUSHARE_INLINE void client_list::add(std::uint32_t index) noexcept {
 /// The timeline of a submission: its stream's, or if that isn't known, one for all such of its client.
 [[nodiscard]] constexpr std::uint64_t timeline_or_own(std::uint64_t told, client_id c) noexcept {
     return told != 0 ? told : ~std::uint64_t{c.index};
-}
-
-/// The part of the submission's time in flight that neither its own length nor work of its level
-/// and above explains; this work has had `served` so far. Its own length counts as the longest of
-/// its kind, so only a certain wait counts.
-[[nodiscard]] inline ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
-    if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
-    return saturating_add(o.in_flight - std::max(lasted, g.longest), g.served_before - served);
 }
 
 /// Whether a client submits again soon after an end, as a thread that waits for each call before
@@ -260,12 +216,6 @@ struct limiter_client {
                                     const cost_model& kinds) const noexcept {
         return told.known() ? told : usual_width(kinds.next(c, key, costs));
     }
-    /// How long it lasted that took this: no longer than it was in flight. `declared`: its width, if that is.
-    [[nodiscard]] ns lasted(const charge& o, sm_width declared, const cost_estimate* kind) const noexcept {
-        const sm_width width = declared.known() ? declared : kind != nullptr ? kind->width : costs.width;
-        const ns length = lasting(o.took, width);
-        return o.in_flight > ns{0} ? std::min(o.in_flight, length) : length;
-    }
     /// One ended that lasted so long: it may come back soon. Whether that is to be watched.
     [[nodiscard]] bool may_return(const admission& g, ns lasted, instant now) noexcept {
         if (usage.waiting > 0 || !return_habit::is_concerned(lasted)) return false;
@@ -284,33 +234,22 @@ struct limiter_client {
         k.until = std::min(k.until, habit.until());
         return true;
     }
-    /// Learns the time of a measured submission, or of several together; ignores one that wasn't
-    /// measured. `kind`: the estimate of its kind, if it has one.
-    void learn(const charge& o, ns lasted, cost_estimate* kind) noexcept {
-        if (o.from == charge::source::doubt) return;
-        if (o.from == charge::source::shared) {
-            costs.learn_mean(o.took, o.times);
-            if (kind != nullptr) kind->learn_mean(o.took, o.times);
-            return;
-        }
-        const bool alone = o.from == charge::source::alone;
-        const bool cold = kind != nullptr ? kind->seen == 0 : costs.seen == 0;
-        costs.learn(o.took, lasted, alone, cold);
-        if (kind != nullptr) kind->learn(o.took, lasted, alone, cold);
-        usage.longest = std::max(usage.longest, lasted);
+    /// Learns from the end of a submission, or of several together: its time and width, and whether
+    /// the settings told the truth. `kind`: the estimate of its kind, if it has one. Returns how
+    /// long it lasted.
+    ns learn(const admission& g, const charge& o, cost_estimate* kind) noexcept {
+        learn_width(o, kind);
+        const ns time = lasted(o, g.declared ? g.width : sm_width{}, kind);
+        learn_trust(o, time, g.width);
+        learn_time(o, time, kind);
+        return time;
     }
-
-    /// Learns the width of a submission that was seen to fill part of the SMs, or that may have
-    /// filled all of them. The latter counts if narrower ones are known. `kind` as for learn().
-    void learn_width(const charge& o, cost_estimate* kind) noexcept {
-        const auto learn = [&](cost_estimate& e, bool mixture) {
-            if (o.width.known())
-                e.learn_width(o.width, mixture);
-            else if (o.opaque && e.width.known())
-                e.learn_width(sm_width(1), mixture);
-        };
-        learn(costs, true);
-        if (kind != nullptr) learn(*kind, false);
+    /// Counts it, and charges it. Whether there is something of it to settle later.
+    bool account(const charge& o, ns lasted) noexcept {
+        usage.ran = saturating_add(usage.ran, o.took);
+        usage.completed += o.times;
+        usage.running.add(o.times > 1 ? lasted / ns::rep{o.times} : lasted, o.times);
+        return add_charge(o.amount(), o.may_shrink);
     }
     /// So many more ended alike. Whether it is quarantined from now on, after so many failures in a row.
     [[nodiscard]] bool ended(bool failed, std::uint32_t times, std::uint32_t quarantine_after) noexcept {
@@ -324,15 +263,6 @@ struct limiter_client {
         return quarantined = true;
     }
 
-    /// Learns from the time of a measured submission, or of several together, whether it exceeded
-    /// the length that its settings declare, or filled more SMs than `believed`.
-    void learn_trust(const charge& o, ns lasted, sm_width believed) noexcept {
-        constexpr ns tolerance{20'000};
-        constexpr double percents = 0.1;
-        if (o.width.known() && o.width.part() > believed.part() + percents) overran = true;
-        if (o.from == charge::source::doubt || settings.longest <= ns{0}) return;
-        if (lasted / std::max<ns::rep>(o.times, 1) > saturating_add(settings.longest, tolerance)) overran = true;
-    }
     /// How long the client's work in flight and `more` submissions last at most. Without a bound if
     /// its settings declare no length, or if its work has exceeded that length or exceeds it now.
     [[nodiscard]] ns surely_within(std::uint32_t more, instant now) const noexcept {
@@ -360,6 +290,49 @@ struct limiter_client {
     }
 
 private:
+    // How long it lasted that took this: no longer than it was in flight. `declared`: its width, if that is.
+    [[nodiscard]] ns lasted(const charge& o, sm_width declared, const cost_estimate* kind) const noexcept {
+        const sm_width width = declared.known() ? declared : kind != nullptr ? kind->width : costs.width;
+        const ns length = lasting(o.took, width);
+        return o.in_flight > ns{0} ? std::min(o.in_flight, length) : length;
+    }
+    // Learns the time of a measured submission, or of several together; ignores one that wasn't
+    // measured. `kind`: the estimate of its kind, if it has one.
+    void learn_time(const charge& o, ns lasted, cost_estimate* kind) noexcept {
+        if (o.from == charge::source::doubt) return;
+        if (o.from == charge::source::shared) {
+            costs.learn_mean(o.took, o.times);
+            if (kind != nullptr) kind->learn_mean(o.took, o.times);
+            return;
+        }
+        const bool alone = o.from == charge::source::alone;
+        const bool cold = kind != nullptr ? kind->seen == 0 : costs.seen == 0;
+        costs.learn(o.took, lasted, alone, cold);
+        if (kind != nullptr) kind->learn(o.took, lasted, alone, cold);
+        usage.longest = std::max(usage.longest, lasted);
+    }
+
+    // Learns the width of a submission that was seen to fill part of the SMs, or that may have
+    // filled all of them. The latter counts if narrower ones are known. `kind` as for learn().
+    void learn_width(const charge& o, cost_estimate* kind) noexcept {
+        const auto learn = [&](cost_estimate& e, bool mixture) {
+            if (o.width.known())
+                e.learn_width(o.width, mixture);
+            else if (o.opaque && e.width.known())
+                e.learn_width(sm_width(1), mixture);
+        };
+        learn(costs, true);
+        if (kind != nullptr) learn(*kind, false);
+    }
+    // Learns from the time of a measured submission, or of several together, whether it exceeded
+    // the length that its settings declare, or filled more SMs than `believed`.
+    void learn_trust(const charge& o, ns lasted, sm_width believed) noexcept {
+        constexpr ns tolerance{20'000};
+        constexpr double percents = 0.1;
+        if (o.width.known() && o.width.part() > believed.part() + percents) overran = true;
+        if (o.from == charge::source::doubt || settings.longest <= ns{0}) return;
+        if (lasted / std::max<ns::rep>(o.times, 1) > saturating_add(settings.longest, tolerance)) overran = true;
+    }
     // A time that the submitter declares counts in the bounds of others if it exceeds the times
     // seen. If no time was seen, the limiter doesn't rely on the submission to be short.
     static void count_declared(admission& a, ns horizon) noexcept {
@@ -387,10 +360,9 @@ private:
 /// The room reserved for clients that may be back soon and that `policy` would serve before the
 /// waiting client `c`. Removes clients that show no sign of coming back from `watched`.
 template <class Policy>
-[[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const plain_list<limiter_client>& clients,
+[[nodiscard]] kept_for_return keep_for_returns(index_set& watched, const plain_list<limiter_client>& clients,
                                                const Policy& policy, client_id c, instant now) noexcept {
     kept_for_return kept;
-    if (watched.empty()) return kept;
     watched.erase_if([&](std::uint32_t i) {
         const auto& client = clients[i];
         // A client that has gone is unknown to a later policy.
