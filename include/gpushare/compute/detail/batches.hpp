@@ -207,9 +207,8 @@ struct batch {
         return true;
     }
 
-    /// When it may be done, as far as is known.
-    [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
-    [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
+    /// Whether it may be done, as far as is known.
+    [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= saturating_add(busy_until, more); }
 
     /// Whether the device hasn't reached the recorded end yet. On a backend where a query costs as
     /// much as another point, the answer comes from earlier queries and the prediction alone.
@@ -589,9 +588,11 @@ public:
 
     /// Predictions err, and each one rests on the prediction before it. A query that comes too
     /// early delays later queries by much. A query in time, perhaps late, makes later ones earlier
-    /// by little. So few come too early, which matters because each costs as much as a launch.
-    void end_was_asked_for_too_early(const batch& b, instant now) noexcept {
-        if (b.known) shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);
+    /// by little. So few come too early, which matters because each costs as much as a launch. The
+    /// end of `b` wasn't reached at `now`; if it was due, that was too early.
+    void end_was_asked_for(const batch& b, instant now) noexcept {
+        if (b.known && b.is_due(now))
+            shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);
     }
     void end_was_seen(const batch& b, instant now) noexcept {
         if constexpr (batch::shares) {  // nobody else predicts ends

@@ -115,7 +115,7 @@ public:
                 if (ask == nullptr) continue;
                 auto when = b.when;
                 if (!place(b.begin, e->end, b.timed == batch::timing::placed, when, *ask)) {
-                    if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
+                    all.end_was_asked_for(b, now);
                     continue;
                 }
                 found(all, b, when);
@@ -163,7 +163,7 @@ public:
                 continue;
             }
             if (auto* const e = b.ended()) e->pending_at = std::max(e->pending_at, now);
-            if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
+            all.end_was_asked_for(b, now);
         }
         asked_.clear();
     }
