@@ -230,9 +230,6 @@ private:
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,
                                          const std::stop_token& stop, const submit_options& o, bool* waited = nullptr);
 
-    // errc::none: one more of `c` can wait.
-    errc wait_for_room(lock_type& lock, client_id c, const submit_options& o, const std::stop_token& stop);
-
     engine engine_;
 };
 
@@ -277,7 +274,7 @@ bool compute_limiter<Stream, Clock, Policy>::close(client_id c, instant deadline
     deadline = engine_.patience(c, deadline);
     engine_.drive(lock, look::now);
     const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
-    if (engine_.wait(lock, detail::question(drained), nullptr, deadline, stop) != errc::none) return false;
+    if (engine_.wait_for_end(lock, c, detail::question(drained), deadline, stop) != errc::none) return false;
     if (!core.contains(c)) return true;
     if (account != nullptr) {
         (void)core.final_usage(c);
@@ -299,7 +296,7 @@ bool compute_limiter<Stream, Clock, Policy>::sleep(client_id c, instant deadline
     engine_.drive(lock, look::now);
     const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
     const auto drained = [&] { return awake() || engine_.is_over(c); };
-    const bool over = engine_.wait(lock, detail::question(drained), nullptr, deadline, stop) == errc::none;
+    const bool over = engine_.wait_for_end(lock, c, detail::question(drained), deadline, stop) == errc::none;
     if (over || awake()) return over && !awake();
     engine_.clients().wake(c, engine_.policy_time());
     engine_.drive(lock, look::now);
@@ -331,29 +328,14 @@ template <timeline Stream, clock Clock, compute_policy Policy>
 auto compute_limiter<Stream, Clock, Policy>::submit(client_id c, Stream& s, submission_work<Stream> work,
                                                     const submit_options& o, submission_callback on_done,
                                                     const std::stop_token& stop) -> result<ticket> {
-    const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
     if (!work) return failure{.code = errc::invalid_specification, .because = reason::empty_callable};
-    auto& mine = engine_.pool()->acquire();
-    ticket t(engine_, engine_.pool(), mine);
+    const auto& pool = engine_.pool();
+    auto& mine = pool->acquire();
+    ticket t(engine_, pool, mine);
     mine.work = std::move(work);
-    mine.stream = &s;
-    std::unique_lock lock(engine_.mutex());
-    auto why = engine_.clients().no_entry(c);
-    if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o, stop);
-    if (why != errc::none) {
-        engine_.core().count_refused(c, why);
-        lock.unlock();
-        engine_.pool()->drop(mine);
-        return why;
-    }
     mine.on_done = std::move(on_done);
-    if (engine_.core().several_levels()) engine_.note_overdue();
-    const auto now = engine_.arrival_time(o);
-    engine_.clients().describe(mine, c, o, now);
-    engine_.clients().arrive(mine, now);
-    typename engine::need stay{.own = &mine};
-    engine_.drive(lock, now, look::if_due, stay);
-    if (mine.at.load(std::memory_order_relaxed) == detail::submission_stage::waiting) mine.waits_since = engine_.now();
+    mine.stream = &s;
+    if (const auto why = engine_.submit(mine, c, o, stop); why != errc::none) return why;
     return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
 }
 
@@ -368,7 +350,7 @@ void compute_limiter<Stream, Clock, Policy>::run(const std::stop_token& stop) {
     const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
     std::unique_lock lock(engine_.mutex());
     typename engine::need stay{.done = detail::question(false), .stop = &stop};
-    engine_.drive(lock, engine_.policy_time(), look::now, stay);
+    engine_.drive(lock, look::now, stay);
     engine_.wait(lock, stay.done, nullptr, never, stop);
 }
 
@@ -462,28 +444,15 @@ auto compute_limiter<Stream, Clock, Policy>::acquire(lock_type& lock, client_id 
     -> result<permit> {
     if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
         engine_.core().count_refused(c, why);
-        typename engine::need stay;
-        engine_.drive(lock, now, look::if_due, stay);  // what was noticed on the way
+        engine_.drive(lock, look::if_due);  // what was noticed on the way
         return why;
     }
     if (engine_.core().several_levels()) engine_.note_overdue();
     const auto [mine, admitted] = engine_.arrive_at_gate(c, o, now);
     if (admitted) return permit(engine_, mine, mine.admitted.bound);
     if (waited != nullptr) *waited = true;
-    if (const auto why = engine_.wait_at_gate(lock, mine, now, deadline, stop); why != errc::none) return why;
+    if (const auto why = engine_.wait_at_gate(lock, mine, deadline, stop); why != errc::none) return why;
     return permit(engine_, mine, mine.facts.bound);
-}
-
-template <timeline Stream, clock Clock, compute_policy Policy>
-errc compute_limiter<Stream, Clock, Policy>::wait_for_room(lock_type& lock, client_id c, const submit_options& o,
-                                                           const std::stop_token& stop) {
-    auto why = errc::queue_full;
-    const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
-    auto& waiting = engine_.clients().queue(c).waits_for_room;
-    ++waiting;
-    const auto waited = engine_.wait(lock, detail::question(room), nullptr, o.room_by, stop);
-    --waiting;
-    return waited == errc::stopped ? waited : why;
 }
 
 }  // namespace GPUSHARE_ABI

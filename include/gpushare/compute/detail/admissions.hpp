@@ -17,7 +17,6 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/submission.hpp>
-#include <gpushare/compute/detail/waiting_deadlines.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
@@ -64,6 +63,7 @@ struct client_queue {
     time_in_code callables, callbacks;
     std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t waits_for_room = 0;  // threads
+    std::uint32_t waits_for_end = 0;   // threads, of all its work: it closes, or is to sleep
     std::uint32_t requests = 0;        // under way
     std::uint32_t untold = 0;          // callbacks that are to be called, or under way
     priority own_level{};
@@ -89,6 +89,59 @@ struct client_queue {
         waiting.insert(s, [&, own = level_of(s)](const auto& other) { return level_of(other) < own; });
         return first != nullptr && waiting.front() == &s;
     }
+};
+
+/// Waiting submissions that are dropped when they are late, the most urgent first. So the limiter
+/// reports each at its deadline, and not when its turn comes. A binary heap by `drop_at`. Each
+/// submission knows its place, from 1 on, in `in_deadlines`; 0: it
+/// isn't here. Allocates while more wait than ever before.
+template <class Submission>
+class waiting_deadlines {
+public:
+    /// Does nothing if it is here. Where memory runs out it is told at its turn.
+    void add(Submission& s) noexcept {
+        if (s.in_deadlines != 0) return;
+        try {
+            heap_.push_back(&s);
+        } catch (const std::bad_alloc&) {
+            return;
+        }
+        settle(heap_.size() - 1, s);
+    }
+    /// Does nothing if it isn't here.
+    void drop(Submission& s) noexcept {
+        if (s.in_deadlines == 0) return;
+        const auto at = std::exchange(s.in_deadlines, 0) - 1;
+        Submission& last = *heap_.back();
+        heap_.pop_back();
+        if (&last != &s) settle(at, last);
+    }
+    /// When the first is late; `never` where there is none.
+    [[nodiscard]] instant next() const noexcept { return heap_.empty() ? never : heap_.front()->drop_at; }
+    /// One that is late by now; null where none is.
+    [[nodiscard]] Submission* first_at(instant now) const noexcept { return next() <= now ? heap_.front() : nullptr; }
+
+private:
+    void set(std::size_t at, Submission& s) noexcept {
+        heap_[at] = &s;
+        s.in_deadlines = at + 1;
+    }
+    // Puts `s` where it belongs, from the hole at `at`.
+    void settle(std::size_t at, Submission& s) noexcept {
+        while (at > 0 && s.drop_at < heap_[(at - 1) / 2]->drop_at) {
+            set(at, *heap_[(at - 1) / 2]);
+            at = (at - 1) / 2;
+        }
+        for (auto child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
+            if (child + 1 < heap_.size() && heap_[child + 1]->drop_at < heap_[child]->drop_at) ++child;
+            if (s.drop_at <= heap_[child]->drop_at) break;
+            set(at, *heap_[child]);
+            at = child;
+        }
+        set(at, s);
+    }
+
+    plain_list<Submission*> heap_;
 };
 
 template <timeline Stream, compute_policy Policy>
@@ -155,20 +208,20 @@ public:
 
     /// Why nothing of `c` is admitted; errc::none if it is.
     [[nodiscard]] errc refusal(client_id c) const noexcept {
-        if (!core_.contains(c) || core_.closing(c)) return errc::closed;
+        const auto why = core_.refusal(c);
+        if (why == errc::closed) return why;
         if (lost_) return errc::device_lost;
-        if (queue(c).refuses) return errc::asleep;
-        return core_.quarantined(c) ? errc::quarantined : errc::none;
+        return queue(c).refuses ? errc::asleep : why;
     }
     /// Why one more of `c` can't wait.
     [[nodiscard]] errc no_entry(client_id c) const noexcept {
         if (const auto why = refusal(c); why != errc::none) return why;
-        const auto own = core_.settings(c).queue_limit, limit = own != 0 ? own : core_.options().queue_limit;
-        return core_.usage(c).waiting + queue(c).num_held >= limit ? errc::queue_full : errc::none;
+        return core_.is_full(c, queue(c).num_held) ? errc::queue_full : errc::none;
     }
     /// Writes down whose `s` is, and what is known of it.
     void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         s.client = c;
+        s.queue = &queue(c);
         const priority at = level_of(c, o);
         s.level = at == no_priority ? at : o.priority;  // among its client's own
         s.drop_at = o.drop_if_late ? o.deadline : never;
@@ -186,7 +239,7 @@ public:
     }
     /// `s`, which is described, waits among the others of its client, as its level says. There is entry.
     void arrive(submission& s, instant now) noexcept {
-        auto& q = queue(s.client);
+        auto& q = *s.queue;
         if (s.drop_at != never) late_.add(s);
         if (q.asleep) return hold(s);
         core_.arrive(s.client, now, &s.facts);
@@ -207,12 +260,12 @@ public:
             return true;
         }
         if (plain) describe(s, c, o, now);
-        if (queue(c).insert(s)) core_.set_first(c, now, &s.facts);
+        if (s.queue->insert(s)) core_.set_first(c, now, &s.facts);
         return false;
     }
     /// It waits no longer, and wasn't admitted.
     void withdraw(submission& s, instant now) noexcept {
-        auto& q = queue(s.client);
+        auto& q = *s.queue;
         late_.drop(s);
         if (q.asleep) {
             q.held.remove(s);
@@ -242,8 +295,10 @@ public:
         return all;
     }
 
-    /// The waiting submissions that are dropped when they are late.
-    [[nodiscard]] const waiting_deadlines<submission>& late() const noexcept { return late_; }
+    /// When the first of those is late that are dropped then; `never` if there are none.
+    [[nodiscard]] instant next_late() const noexcept { return late_.next(); }
+    /// One of them that is late by now; null if none is.
+    [[nodiscard]] submission* late_at(instant now) const noexcept { return late_.first_at(now); }
 
     // ---- admission
 
@@ -267,7 +322,7 @@ public:
     }
     /// `s`, the first that waits of its client, is admitted as the core has described it.
     void admit(submission& s, const admission& a, instant now) noexcept {
-        (void)queue(a.client).waiting.pop();
+        (void)s.queue->waiting.pop();
         late_.drop(s);
         s.admitted = a;
         core_.admit(s.admitted, now, first_facts());
@@ -294,8 +349,8 @@ private:
         return std::min(o.priority, std::max(its.level, its.ceiling));
     }
     void hold(submission& s) noexcept {
-        queue(s.client).held.push(s);
-        ++queue(s.client).num_held;
+        s.queue->held.push(s);
+        ++s.queue->num_held;
     }
     [[nodiscard]] submission* leave_first(client_queue<Stream>& q) noexcept {
         submission* const s = q.waiting.pop();

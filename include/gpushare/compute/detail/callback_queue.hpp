@@ -5,7 +5,7 @@
 //   detail::callback_queue<stream> told;
 //   told.add(submission);                                         // it is done
 //   if (told.holds(level)) ...                                    // work of this level waits for callbacks above it
-//   if (const auto turn = told.take_turn())                       // one thread at a time
+//   if (const decltype(told)::turn turn(told); turn)              // one thread at a time
 //       while (!told.empty()) { auto& s = told.next(); ...; told.was_called(s.level); }
 #pragma once
 
@@ -68,8 +68,6 @@ public:
     private:
         callback_queue* of_;
     };
-    [[nodiscard]] turn take_turn() noexcept { return turn(*this); }
-    [[nodiscard]] bool is_being_called() const noexcept { return caller_ != std::thread::id{}; }
     [[nodiscard]] bool is_called_here() const noexcept { return caller_ == std::this_thread::get_id(); }
 
     // ---- whom that holds up
@@ -96,8 +94,11 @@ public:
     }
     /// Nothing is ready to go.
     void hold_nobody() noexcept { held_level_ = no_priority; }
-    /// Whether holds() kept something back since the last call, which the thread that calls lets in.
-    [[nodiscard]] bool take_held_up() noexcept { return std::exchange(held_up_, false); }
+    /// Whether holds() kept something back since the last call. If a thread calls now, the answer
+    /// is left to that thread, which lets it in.
+    [[nodiscard]] bool take_held_up() noexcept {
+        return caller_ == std::thread::id{} && std::exchange(held_up_, false);
+    }
 
 private:
     fifo<submission> done_;

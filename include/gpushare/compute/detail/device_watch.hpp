@@ -2,7 +2,7 @@
 // Which of the threads that wait in a limiter watches the device. Used under the limiter's mutex;
 // a look at the device releases that.
 //
-//   detail::device_watch<stream, clock> watch(batches, observer);
+//   detail::device_watch<stream, clock> watch(batches, observer, sleepers);
 //   if (!watch.is_watched() && watch.any_unwatched(attendants, false)) {
 //       duty<submission> mine{.watches = true};
 //       watch.look_at(lock, watch.begin(), own, mine, until);      // then drive
@@ -84,11 +84,10 @@ public:
     using submission = detail::submission<Stream>;
     using sleeping_threads = sleepers<submission, typename interrupt_of<point>::type>;
 
-    /// Both outlive this.
-    device_watch(batches<Stream>& all, observer<Stream>& device) noexcept : batches_(all), observer_(device) {}
+    /// All outlive this.
+    device_watch(batches<Stream>& all, observer<Stream>& device, sleeping_threads& asleep) noexcept
+        : batches_(all), observer_(device), sleepers_(asleep) {}
 
-    [[nodiscard]] sleeping_threads& sleeping() noexcept { return sleepers_; }
-    [[nodiscard]] const sleeping_threads& sleeping() const noexcept { return sleepers_; }
     [[nodiscard]] bool is_watched() const noexcept { return watched_; }
     [[nodiscard]] ns slice() const noexcept { return slice_.length(); }
 
@@ -177,7 +176,7 @@ public:
 private:
     batches<Stream>& batches_;
     observer<Stream>& observer_;
-    sleeping_threads sleepers_;
+    sleeping_threads& sleepers_;
     watch_slice slice_;
     bool watched_ = false;  // a thread looks at the device for all
 };

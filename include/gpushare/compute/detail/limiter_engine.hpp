@@ -120,15 +120,18 @@ public:
     [[nodiscard]] instant now() const { return clock_.now(); }
     /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
-        return !is_timeless<Policy> || core_.holds_back() || log_.on() || !clients_.late().empty() ? clock_.now()
-                                                                                                   : instant{};
-    }
-    /// The same for one that comes.
-    [[nodiscard]] instant arrival_time(const submit_options& o) const {
-        return o.drop_if_late ? clock_.now() : policy_time();
+        return !is_timeless<Policy> || core_.holds_back() || log_.on() || clients_.next_late() != never ? clock_.now()
+                                                                                                        : instant{};
     }
     /// The time that batches are placed with.
     [[nodiscard]] instant batch_time() const noexcept { return shares_points ? clock_.now() : instant{}; }
+
+    // ---- the queue
+
+    /// Queues `s`, which has its callable and its stream, for this client; waits for room, if that
+    /// is full and the options say so. Otherwise it is refused, and its ticket alone has it. Takes
+    /// the mutex.
+    errc submit(submission& s, client_id c, const submit_options& o, const std::stop_token& stop);
 
     // ---- the gate: who enqueues by itself
 
@@ -152,14 +155,14 @@ public:
         return {s, true};
     }
     /// Waits at the gate until the submission is admitted. Otherwise it is gone.
-    errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop);
+    errc wait_at_gate(lock_type& lock, submission& s, instant deadline, const std::stop_token& stop);
     /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
     [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
     /// Notes which work has been on the device for longer than its longest expected time, for
     /// bounds and for the work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
     /// When to look up though nothing happens: for a policy, or for what is late then.
-    [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.late().next()); }
+    [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.next_late()); }
     /// Whether something that was enqueued may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
     /// Whether it needn't wait for others' work.
@@ -182,6 +185,7 @@ public:
     /// The permit's holder may ask how it went, until drop_permit(). Under the mutex.
     void keep_for_holder(submission& s) noexcept {
         s.client = s.admitted.client;
+        s.queue = &clients_.queue(s.client);
         batches_.keep_for_holder(s);
     }
     /// Nobody asks any more how it went. Takes the mutex only if the work is over.
@@ -200,11 +204,10 @@ public:
     void drive(lock_type& lock, look how) noexcept;
     /// The same, and stays while `stay` says so. One thread at a time enqueues the work of a level.
     /// That thread also takes other threads' submissions, which keeps the order of admission.
-    void drive(lock_type& lock, instant now, look how, need& stay) noexcept {
+    void drive(lock_type& lock, look how, need& stay) noexcept {
         const presence here(*this);
-        drive_once(lock, now, how, stay);
-        while (!told_.is_being_called() && !ready_left_ && told_.take_held_up())
-            drive_once(lock, policy_time(), look::if_due, stay);
+        drive_once(lock, how, stay);
+        while (!ready_left_ && told_.take_held_up()) drive_once(lock, look::if_due, stay);
     }
 
     /// Observes and charges the device's work. If asking the device is a driver call, the mutex is
@@ -220,10 +223,10 @@ public:
         const presence here(*this);
         const need stay{.done = done, .own = own, .deadline = deadline, .stop = &stop};
         waiter<submission> me{.own = own, .deadline = deadline};
-        const auto drive_on = [&](instant now) {
+        const auto drive_on = [&] {
             auto anew = stay;
             anew.duties = &me.duties;
-            drive(lock, now, look::now, anew);
+            drive(lock, look::now, anew);
             watch_.hand_over(me.duties);
         };
         errc why = errc::none;
@@ -235,11 +238,11 @@ public:
             const auto step = next_step(me, now);
             bool reached = false;
             switch (step.what) {
-                case wait_step::kind::drive: drive_on(now); continue;
+                case wait_step::kind::drive: drive_on(); continue;
                 case wait_step::kind::ask_again: continue;
                 case wait_step::kind::sleep:
-                    sleepers().sleep(lock, own, now, std::min(deadline, step.again),
-                                     std::min(step.resume, me.patient_until));
+                    sleepers_.sleep(lock, own, now, std::min(deadline, step.again),
+                                    std::min(step.resume, me.patient_until));
                     continue;
                 case wait_step::kind::stand_still: return errc::stuck;
                 case wait_step::kind::watch:
@@ -249,17 +252,25 @@ public:
                     reached = watch_.look_at(lock, {&*step.end, 1}, own, me.duties, step.until);
                     break;
             }
-            drive_on(policy_time());
+            drive_on();
             if (step.what == wait_step::kind::watch) me.patient_until = never;
             if (watch_.stands_still(reached, step.until) && !done()) return errc::stuck;
         }
         keep_watch();  // somebody else's turn
         return why;
     }
+    /// The same for a client that closes or is to sleep: `done` may be true once no work of it is left.
+    errc wait_for_end(lock_type& lock, client_id c, question done, instant deadline, const std::stop_token& stop) {
+        auto& waiting = clients_.queue(c).waits_for_end;
+        ++waiting;
+        const auto why = wait(lock, done, nullptr, deadline, stop);
+        --waiting;
+        return why;
+    }
     /// For who waits with a stop token. Takes the mutex.
     void wake_all() noexcept;
     /// The same, with the mutex.
-    void wake_all(const lock_type&) noexcept { sleepers().wake_all(); }
+    void wake_all(const lock_type&) noexcept { sleepers_.wake_all(); }
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop);
 
@@ -304,6 +315,9 @@ public:
     }
 
 private:
+    // errc::none: one more of `c` can wait.
+    errc wait_for_room(lock_type& lock, client_id c, instant deadline, const std::stop_token& stop);
+
     // Marks a thread that drives, or that waits in here and so drives when needed. Under the mutex.
     // On a stepped clock time passes only when its program moves it.
     class presence {
@@ -388,7 +402,7 @@ private:
 
     // ---- admission
 
-    void drive_once(lock_type& lock, instant now, look how, need& stay) noexcept {
+    void drive_once(lock_type& lock, look how, need& stay) noexcept {
         ready_left_ = false;
         observe(lock, how);
         if (core_.any_unsettled()) settle_charges();
@@ -396,24 +410,24 @@ private:
         if (faulty_) cancel_faulty(lock);
         drop_late(lock);
         if (core_.num_waiting() > 0 && batches_.any_ended()) note_overdue();
-        if (core_.holds_back() || !clients_.late().empty())
-            now = clock_.now();  // what has ended came after the time that was given
-        admit_ready(lock, now, stay);
+        admit_ready(lock, stay);
         // A thread that waits for room, or wants to know now, needs a point to watch.
-        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
+        if constexpr (shares_points) end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
         if (!told_.empty()) call_back(lock, stay);
     }
 
     // Admits what can go, one after the other, and enqueues it; at the gate that is for the thread that waits.
-    void admit_ready(lock_type& lock, instant now, need& stay) noexcept {
+    void admit_ready(lock_type& lock, need& stay) noexcept {
+        instant now{};
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
-        for (admission a; batches_.has_slot() && core_.is_ready(a, now, other_stream);) {
+        for (admission a; batches_.has_slot();) {
+            if (core_.num_waiting() > 0) now = policy_time();  // what has ended came before
+            if (!core_.is_ready(a, now, other_stream)) break;
             if (told_.holds(a.level)) return;
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
                 drop(lock, s);
-                now = policy_time();
                 continue;
             }
             if (leaves(s, stay)) {
@@ -428,7 +442,6 @@ private:
             if (!is_own) stay.since = std::min(stay.since, began);
             observe(lock, look::if_due);
             if (faulty_) cancel_faulty(lock);
-            now = policy_time();
         }
         told_.hold_nobody();
     }
@@ -436,20 +449,20 @@ private:
         clients_.admit(s, a, now);
         if (!s.queued) core_.count_queued(a.client, waited(s, clock_.now()));
         take_slot(s);
-        if (clients_.queue(a.client).waits_for_room > 0) sleepers().wake_all();
+        if (s.queue->waits_for_room > 0) sleepers_.wake_all();
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);
-        if (!s.queued) sleepers().wake(s);
+        if (!s.queued) sleepers_.wake(s);
     }
 
     // It is late: it never runs.
     void drop(lock_type& lock, submission& s) noexcept {
-        ++clients_.queue(s.client).dropped;
+        ++s.queue->dropped;
         dismiss(lock, s, errc::deadline_exceeded);
     }
     // Waiters learn that they are late at once, not when their turn comes.
     void drop_late(lock_type& lock) noexcept {
-        while (!clients_.late().empty()) {
-            submission* const s = clients_.late().first_at(clock_.now());
+        while (clients_.next_late() != never) {
+            submission* const s = clients_.late_at(clock_.now());
             if (s == nullptr) return;
             drop(lock, *s);
         }
@@ -464,14 +477,14 @@ private:
     [[nodiscard]] static ns waited(const submission& s, instant until) noexcept {
         return s.waits_since < until ? until - s.waits_since : ns{0};
     }
-    // Whether a thread may wait for the end of all work of `c`: the client is closing, or about to
-    // sleep.
-    [[nodiscard]] bool is_awaited(client_id c) noexcept { return core_.closing(c) || clients_.queue(c).asleep; }
+    // Work of this client has ended, or a callback has returned.
+    void tell_of_end(const client_queue<Stream>& client) noexcept {
+        if (client.waits_for_end > 0) sleepers_.wake_all();
+    }
     // Nothing was enqueued after all.
     void cancel(submission& s) noexcept {
-        const auto c = s.admitted.client;
         core_.cancel(s.admitted);
-        if (is_awaited(c)) sleepers().wake_all();
+        tell_of_end(clients_.queue(s.admitted.client));
         batches_.release(s);
     }
 
@@ -480,7 +493,7 @@ private:
     // Returns when its callable began; `never` if it didn't.
     instant enqueue(lock_type& lock, submission& s, need& stay) noexcept {
         core_.set_enqueuing(s.admitted, true);
-        auto& usual = clients_.queue(s.client).callables;
+        auto& usual = s.queue->callables;
         if (!usual.are_short()) leave_watch(stay);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
@@ -633,7 +646,7 @@ private:
             }
             client.attendant = attendant;
             if (s.queued) finish(s, code, part.took);
-            if (is_awaited(seen.client)) sleepers().wake_all();
+            tell_of_end(client);
         }
         settle_charges();
     }
@@ -709,12 +722,12 @@ private:
         s.device_time = device_time;
         s.finished_at = clock_.now();
         s.at.store(submission_stage::done, std::memory_order_release);
-        sleepers().wake(s);
+        sleepers_.wake(s);
     }
     void tell(submission& s) noexcept {
-        s.level = core_.settings(s.client).level;
+        s.level = s.queue->own_level;
         if (s.queued) s.level = std::max(s.level, s.facts.head.level);
-        ++clients_.queue(s.client).untold;
+        ++s.queue->untold;
         told_.add(s);  // the user's code, or its destructor: not under the lock
     }
 
@@ -723,19 +736,18 @@ private:
     // sleeping thread or, after one callback, to the next thread that comes. Without that one
     // callback, no callback might ever run if all threads that come have a long callable to run.
     void call_back(lock_type& lock, need& stay) noexcept {
-        const auto turn = told_.take_turn();
+        const typename callback_queue<Stream>::turn turn(told_);
         if (!turn) return;
-        while (!told_.empty()) {
-            if (is_met(stay) && !is_short(stay) && (stay.called || !sleepers().empty())) {
+        do {
+            if (is_met(stay) && !is_short(stay) && (stay.called || !sleepers_.empty())) {
                 ready_left_ = true;
-                sleepers().call_one(instant::min());
+                sleepers_.call_one(instant::min());
                 break;
             }
             stay.called = true;
             submission& s = told_.next();
-            const auto c = s.client;
             const auto level = s.level;
-            auto& client = clients_.queue(c);
+            auto& client = *s.queue;
             if (stay.duties != nullptr && !client.callbacks.are_short()) {
                 leave_watch(stay);
                 keep_watch();
@@ -752,9 +764,9 @@ private:
             if (of_gate) batches_.give_back(s);
             if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
             --client.untold;
-            if (is_awaited(c)) sleepers().wake_all();
+            tell_of_end(client);
             told_.was_called(level);
-        }
+        } while (!told_.empty());
     }
 
     // ---- how long a thread stays
@@ -771,7 +783,7 @@ private:
             return false;
         }
         // A callable that is known to take long is for a thread that waits in here, if there is one.
-        if (!sleepers().empty() && clients_.queue(next.client).callables.are_long()) return true;
+        if (!sleepers_.empty() && next.queue->callables.are_long()) return true;
         return !is_short(stay);
     }
     [[nodiscard]] bool is_short(need& stay) const noexcept {
@@ -783,12 +795,10 @@ private:
 
     // ---- watch: see device_watch.hpp
 
-    [[nodiscard]] auto& sleepers() noexcept { return watch_.sleeping(); }
-    [[nodiscard]] const auto& sleepers() const noexcept { return watch_.sleeping(); }
     // Hands the watch over, since this thread may stay in user code for long.
     void leave_watch(need& stay) noexcept {
         if (stay.duties == nullptr) return;
-        if (const auto* const own = stay.duties->looks_at) clients_.queue(own->client).attendant = {};
+        if (const auto* const own = stay.duties->looks_at) own->queue->attendant = {};
         watch_.hand_over(*stay.duties);
     }
     [[nodiscard]] auto attendants() const noexcept {
@@ -797,14 +807,14 @@ private:
     // A thread that leaves, or brings work, calls a sleeping thread, unless one of them wakes up in
     // time by itself.
     void keep_watch() noexcept {
-        if (sleepers().empty()) return;
-        if (ready_left_) return sleepers().call_one(instant::min());
+        if (sleepers_.empty()) return;
+        if (ready_left_) return sleepers_.call_one(instant::min());
         if (watch_.is_watched()) return watch_.call_watcher(next_look());
-        if (watch_.any_unwatched(attendants(), false)) return sleepers().call_one(instant::min());
+        if (watch_.any_unwatched(attendants(), false)) return sleepers_.call_one(instant::min());
         const auto resume = next_look();
         const auto by = core_.is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
-        sleepers().call_one(
-            watch_.any_unwatched(attendants(), true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
+        sleepers_.call_one(watch_.any_unwatched(attendants(), true) ? std::min(by, clock_.now() + watch_slice::patience)
+                                                                    : by);
     }
 
     // ---- faults, and other ways to end without having run
@@ -829,7 +839,7 @@ private:
                 s.told = true;
                 say_done(s, errc::stuck, ns{0});
             }
-            if (is_awaited(s.admitted.client)) sleepers().wake_all();
+            tell_of_end(clients_.queue(s.admitted.client));
         });
     }
     void note_failure(client_id c, errc code) noexcept {
@@ -851,7 +861,7 @@ private:
                     cancel_waiting(lock, queues[i], why);
     }
     void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
-        if (client.waits_for_room > 0) sleepers().wake_all();
+        if (client.waits_for_room > 0) sleepers_.wake_all();
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
             core_.count_cancelled(s->client, why);
@@ -869,21 +879,21 @@ private:
     void turn_away(submission& s, errc why) noexcept {
         s.status = why;
         s.at.store(submission_stage::done, std::memory_order_release);
-        sleepers().wake(s);
+        sleepers_.wake(s);
     }
     void end_unrun(lock_type& lock, submission& s, errc why) noexcept {
         lock.unlock();  // the callable is the user's, its destructor too
         s.work.reset();
         lock.lock();
-        const auto c = s.client;  // finish() may give the record back
+        auto& client = *s.queue;  // finish() may give the record back
         finish(s, why);
-        --clients_.queue(c).untold;
-        if (is_awaited(c)) sleepers().wake_all();
+        --client.untold;
+        tell_of_end(client);
     }
     // The submission waits no longer, and makes room for threads that wait for room.
     void leave_queue(submission& s) noexcept {
         clients_.withdraw(s, policy_time());
-        if (clients_.queue(s.client).waits_for_room > 0) sleepers().wake_all();
+        if (s.queue->waits_for_room > 0) sleepers_.wake_all();
     }
     // One that waits is over, without having run.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
@@ -891,7 +901,7 @@ private:
         leave_queue(s);
         if (!s.queued) return turn_away(s, why);
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
-        ++clients_.queue(s.client).untold;                                  // as in cancel_waiting()
+        ++s.queue->untold;                                                  // as in cancel_waiting()
         end_unrun(lock, s, why);
     }
 
@@ -903,7 +913,8 @@ private:
     observer<Stream> observer_;
     span_meter meter_;
     submission_log<Stream> log_;
-    device_watch<Stream, Clock> watch_{batches_, observer_};
+    typename device_watch<Stream, Clock>::sleeping_threads sleepers_;
+    device_watch<Stream, Clock> watch_{batches_, observer_, sleepers_};
     instant last_end_{};  // that was noticed, or one of the latest before that: see settle()
     // Batches: once these have ended, what was charged before the latest of them is settled.
     std::uint64_t settles_after_ = 0;
@@ -934,17 +945,52 @@ limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
         for (auto* s = b.first; s != nullptr; s = s->next_member)
             if (s->queued && !s->told) finish(*s, errc::closed);
     need stay{.done = question(false)};
-    call_back(lock, stay);
+    if (!told_.empty()) call_back(lock, stay);
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
-errc limiter_engine<Stream, Clock, Policy>::wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline,
+errc limiter_engine<Stream, Clock, Policy>::submit(submission& s, client_id c, const submit_options& o,
+                                                   const std::stop_token& stop) {
+    const std::stop_callback on_stop(stop, [this] { wake_all(); });
+    lock_type lock(mutex_);
+    auto why = clients_.no_entry(c);
+    if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o.room_by, stop);
+    if (why != errc::none) {
+        core_.count_refused(c, why);
+        lock.unlock();
+        pool_->drop(s);
+        return why;
+    }
+    if (core_.several_levels()) note_overdue();
+    const auto now = o.drop_if_late ? clock_.now() : policy_time();
+    clients_.describe(s, c, o, now);
+    clients_.arrive(s, now);
+    need stay{.own = &s};
+    drive(lock, look::if_due, stay);
+    if (s.at.load(std::memory_order_relaxed) == submission_stage::waiting) s.waits_since = clock_.now();
+    return errc::none;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc limiter_engine<Stream, Clock, Policy>::wait_for_room(lock_type& lock, client_id c, instant deadline,
+                                                          const std::stop_token& stop) {
+    auto why = errc::queue_full;
+    const auto room = [&] { return (why = clients_.no_entry(c)) != errc::queue_full; };
+    auto& waiting = clients_.queue(c).waits_for_room;
+    ++waiting;
+    const auto waited = wait(lock, question(room), nullptr, deadline, stop);
+    --waiting;
+    return waited == errc::stopped ? waited : why;
+}
+
+template <timeline Stream, clock Clock, compute_policy Policy>
+errc limiter_engine<Stream, Clock, Policy>::wait_at_gate(lock_type& lock, submission& s, instant deadline,
                                                          const std::stop_token& stop) {
     const presence here(*this);
     const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
     need stay{.done = question(admitted), .own = &s, .deadline = deadline, .stop = &stop};
     s.waits_since = clock_.now();
-    drive(lock, now, look::if_due, stay);
+    drive(lock, look::if_due, stay);
     auto why = wait(lock, stay.done, &s, deadline, stop);
     if (why != errc::none) {
         if (deadline == instant::min())
@@ -984,7 +1030,7 @@ void limiter_engine<Stream, Clock, Policy>::place(submission& s, Stream& stream)
         need stay;
         stay.beyond = ns{0};  // its own work comes first
         stay.called = true;
-        drive(lock, policy_time(), look::if_due, stay);
+        drive(lock, look::if_due, stay);
         now = batch_time();
     }
     place(s, stream, now);
@@ -1011,10 +1057,10 @@ void limiter_engine<Stream, Clock, Policy>::enqueued_by_holder(submission& s, er
     if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
     if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
     lock_type lock(mutex_);
-    end_batches(lock, nullptr, !sleepers().empty());  // who sleeps needs a point to watch
+    end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
     if (status == errc::device_lost) drive(lock, look::now);
     keep_watch();
-    batches_.keep_awaiting(!sleepers().empty());
+    batches_.keep_awaiting(!sleepers_.empty());
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
@@ -1035,7 +1081,7 @@ void limiter_engine<Stream, Clock, Policy>::give_back(submission& s) noexcept {
 template <timeline Stream, clock Clock, compute_policy Policy>
 void limiter_engine<Stream, Clock, Policy>::drive(lock_type& lock, look how) noexcept {
     need stay;
-    drive(lock, policy_time(), how, stay);
+    drive(lock, how, stay);
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
@@ -1071,7 +1117,7 @@ void limiter_engine<Stream, Clock, Policy>::observe(lock_type& lock, look how) n
 template <timeline Stream, clock Clock, compute_policy Policy>
 void limiter_engine<Stream, Clock, Policy>::wake_all() noexcept {
     const std::lock_guard lock(mutex_);
-    sleepers().wake_all();
+    sleepers_.wake_all();
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
@@ -1081,7 +1127,7 @@ bool limiter_engine<Stream, Clock, Policy>::wait_for(submission& s, instant dead
     const presence here(*this);
     const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
     need stay{.done = question(done), .own = &s, .deadline = deadline, .stop = &stop};
-    drive(lock, policy_time(), look::now, stay);
+    drive(lock, look::now, stay);
     const auto why = wait(lock, stay.done, &s, deadline, stop);
     if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
     return why == errc::none;

@@ -90,6 +90,9 @@ enum class submission_stage : std::uint8_t { waiting, admitted, done };
 /// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
 enum class enqueued_part : std::uint8_t { nothing, work, all };
 
+template <timeline Stream>
+struct client_queue;
+
 /// Used under its limiter's mutex, with two exceptions. The thread that enqueues the work has the
 /// fields of that stage to itself meanwhile. Once `at` says that the work is done, `status`,
 /// `error`, `finished_at` and `device_time` are final, and the ticket's holder reads them.
@@ -104,6 +107,7 @@ struct submission {
     // Arrival. A queued one has a callable and a ticket; at the gate a thread enqueues by itself.
     bool queued = false;
     client_id client{};
+    client_queue<Stream>* queue = nullptr;  // its client's
     submission_facts facts{};
     priority level{no_priority};   // its own, or its client's whatever that is; to be told: its client's
     instant drop_at = never;       // unless it was admitted before
