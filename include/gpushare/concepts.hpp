@@ -256,7 +256,11 @@ class close_token;  // closing.hpp
 /// The interface between an adaptor and the memory below it. Every allocator of this library models it, and so does
 /// every backend's memory; as_upstream() makes one of a plain memory_resource.
 ///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
-///   deallocate(p, size, alignment)       errc::none; or why nothing happened: unknown_block, wrong_size, closed
+///   deallocate(p, size, alignment)       errc::none: the block is back, or goes back by itself. Otherwise nothing
+///                              happened. After unknown_block, wrong_size or closed no later free of the block succeeds,
+///                              either: whoever has a record of the block forgets it. After any other code the block is
+///                              out as before, and a later free may succeed (submission_failed, capturing). Don't use
+///                              the block until then: it may be overwritten
 ///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
 ///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow, bad_alignment, over_quota,
 ///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path

@@ -55,6 +55,27 @@ TEST_CASE("a cleared table is as good as new", "[base][pointer_table]") {
     CHECK(*table.find(address(256)) == 7);
 }
 
+TEST_CASE("there is room for a key that was taken out, whatever comes meanwhile", "[base][pointer_table]") {
+    pointer_table<int> table;
+    for (std::uint64_t i = 1; i <= 8; ++i) table.insert(address(i * 256), static_cast<int>(i));
+    table.take_out(address(256));
+    table.take_out(address(512));
+    CHECK(table.size() == 6);
+    CHECK(table.find(address(256)) == nullptr);
+    const bool cleared = GENERATE(false, true);
+    if (cleared) table.clear();
+    for (std::uint64_t i = 10; i <= 18; ++i) table.insert(address(i * 256), static_cast<int>(i));
+    table.put_back(address(256), 1);
+    table.forget();
+    CHECK(table.size() == (cleared ? 10 : 16));
+    for (std::uint64_t i = 1; i <= 18; ++i) {
+        const bool there = i == 1 || i >= 10 || (!cleared && i >= 3 && i <= 8);
+        const int* const found = table.find(address(i * 256));
+        CHECK((found != nullptr) == there);
+        if (found != nullptr) CHECK(*found == static_cast<int>(i));
+    }
+}
+
 TEST_CASE("a pointer table does what an unordered map does", "[base][pointer_table]") {
     for (std::uint64_t run = 0; run < 40; ++run) {
         const auto seed = support::seed(run);

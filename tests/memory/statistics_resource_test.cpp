@@ -23,6 +23,7 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
+#include "support/refusing_memory.hpp"
 #include "support/threads.hpp"
 #include "support/waiting.hpp"
 
@@ -69,6 +70,46 @@ TEST_CASE("wrong frees are noticed and change nothing", "[memory][statistics]") 
     CHECK(counted.deallocate(p, 100, 4) == errc::none);
     CHECK(counted.deallocate(p, 100, 4) == errc::unknown_block);
     CHECK(upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("a block that the upstream doesn't take back is out as before", "[memory][statistics]") {
+    support::refusing_memory upstream;
+    statistics_resource counted{upstream};
+    std::optional<memory_scope<support::refusing_memory>> scope(std::in_place, counted, "prefill");
+    void* const p = scope->allocate(100, 4, "weights");
+    const auto refusal = GENERATE(errc::submission_failed, errc::device_lost);
+    upstream.refuse(refusal);
+    CHECK(counted.deallocate(p, 100, 4) == refusal);
+    CHECK(scope->statistics().current == 100_B);
+    CHECK(scope->statistics().peak == 100_B);
+    CHECK(scope->statistics().frees == 0);
+    CHECK(counted.take_back().empty());
+    scope.reset();
+    std::vector<void*> more;  // the table grows meanwhile
+    for (int i = 0; i < 100; ++i) more.push_back(counted.allocate(8, 8));
+    REQUIRE(counted.leaks().size() == 101);
+    CHECK(counted.leaks().front().what.label == "weights");
+    CHECK(counted.leaks().front().scope == "prefill");
+    upstream.refuse(errc::none);
+    CHECK(counted.deallocate(p, 100, 4) == errc::none);
+    CHECK(counted.deallocate(p, 100, 4) == errc::unknown_block);
+    CHECK(counted.take_back().size() == 100);
+    CHECK(counted.statistics().current == 0_B);
+    CHECK(upstream.blocks() == 0);
+}
+
+TEST_CASE("a block that no later free gives back is forgotten", "[memory][statistics]") {
+    support::refusing_memory upstream;
+    statistics_resource counted{upstream};
+    const auto last = GENERATE(errc::closed, errc::unknown_block, errc::wrong_size);
+    void* const p = counted.allocate(100, 4, "weights");
+    (void)counted.allocate(50, 2);
+    upstream.refuse(last);
+    CHECK(counted.deallocate(p, 100, 4) == last);
+    CHECK(counted.deallocate(p, 100, 4) == errc::unknown_block);
+    CHECK(counted.statistics().current == 50_B);
+    CHECK(counted.take_back().size() == 1);
+    CHECK(counted.leaks().empty());
 }
 
 TEST_CASE("a scope has figures of its own, which count for those around it (rmm 1563, 2358)", "[memory][statistics]") {

@@ -26,7 +26,7 @@ public:
     /// Replaces the value of a key that is there. Throws std::bad_alloc, and then nothing has changed.
     void insert(void* key, const T& value) {
         static_assert(std::is_trivially_copyable_v<T>);  // values move within the table
-        if (slots_.size() < 2 * (size_ + 1)) grow();
+        if (slots_.size() < 2 * (size_ + kept_ + 1)) grow();
         slot& s = slots_[seek(key)];
         if (s.key == nullptr) ++size_;
         s.key = key;
@@ -54,8 +54,22 @@ public:
         --size_;
     }
 
+    /// As erase, of a key that is there, but room stays: put_back() or forget() must follow.
+    void take_out(const void* key) noexcept {
+        erase(key);
+        ++kept_;
+    }
+    /// A key that was taken out is there again.
+    void put_back(void* key, const T& value) noexcept {
+        --kept_;
+        insert(key, value);  // there is room
+    }
+    /// A key that was taken out won't come back.
+    void forget() noexcept { --kept_; }
+
     void clear() noexcept {
-        slots_.clear();
+        if (kept_ == 0) slots_.clear();
+        for (slot& s : slots_) s.key = nullptr;
         size_ = 0;
     }
 
@@ -98,6 +112,7 @@ private:
 
     plain_list<slot> slots_;  // none, or a power of two
     std::size_t size_ = 0;
+    std::size_t kept_ = 0;  // how many more there is room for
 };
 
 }  // namespace detail

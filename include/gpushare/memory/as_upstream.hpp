@@ -25,6 +25,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+namespace detail {
+/// Whether a free with this answer has left the block out, and may succeed later. After any other
+/// answer the block isn't the caller's any more, and whoever has a record of it forgets it: the
+/// block is back, or no later free of it succeeds either.
+[[nodiscard]] constexpr bool stays_out(errc answer) noexcept {
+    return answer != errc::none && answer != errc::unknown_block && answer != errc::wrong_size &&
+           answer != errc::closed;
+}
+}  // namespace detail
+
 /// Why there was no memory, as far as it is known.
 struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any

@@ -71,14 +71,31 @@ public:
     }
     /// Makes the handle invalid and returns the block, for the caller to free.
     result<block> remove(tenant_tag owner, block_handle h) noexcept {
+        const auto removed = begin_free(owner, h);
+        if (removed) end_free(h, true);
+        return removed;
+    }
+    /// As remove(), while the caller tries to free the block: the handle is invalid until
+    /// end_free(), which must follow.
+    result<block> begin_free(tenant_tag owner, block_handle h) noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
         entry& e = entries_[h.slot];
         if (e.moving) return errc::in_flight;
         e.live = false;
         --size_;
-        if (++e.generation != std::numeric_limits<std::uint32_t>::max()) e.next_vacant = std::exchange(vacant_, h.slot);
         return e.what;
+    }
+    /// After begin_free(): the block is `gone`, or else the handle is valid again.
+    void end_free(block_handle h, bool gone) noexcept {
+        const std::lock_guard lock(mutex_);
+        entry& e = entries_[h.slot];
+        if (!gone) {
+            e.live = true;
+            ++size_;
+        } else if (++e.generation != std::numeric_limits<std::uint32_t>::max()) {
+            e.next_vacant = std::exchange(vacant_, h.slot);
+        }
     }
     /// Begins to move the block and returns it. Until move_to(), no other thread can free or move it (in_flight).
     result<block> begin_move(tenant_tag owner, block_handle h) noexcept {
@@ -189,11 +206,15 @@ public:
         const auto found = table_->find(tenant_, h);
         return found ? found->pointer : nullptr;
     }
-    /// Frees the block and returns what the upstream says. unknown_block, and nothing happened, for an invalid handle.
+    /// Frees the block and returns what the upstream says. If a later free may succeed
+    /// (concepts.hpp), the handle is valid as before. unknown_block, and nothing happened, for an
+    /// invalid handle.
     errc deallocate(block_handle h) noexcept {
-        const auto removed = table_->remove(tenant_, h);
-        if (!removed) return removed.code();
-        return give(upstream_, *removed);
+        const auto leaving = table_->begin_free(tenant_, h);
+        if (!leaving) return leaving.code();
+        const errc why = give(upstream_, *leaving);
+        table_->end_free(h, !detail::stays_out(why));
+        return why;
     }
     /// Resizes the block to `size` bytes, with the same alignment: allocates a new one, calls `copy(to, from, bytes)`
     /// for the bytes that both have, and frees the old one. The handle stays the same, the address doesn't. Throws what

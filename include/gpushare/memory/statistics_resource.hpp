@@ -27,6 +27,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/scoped_statistics.hpp>
@@ -116,8 +117,8 @@ public:
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
-        if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
-        return upstream_.resource().deallocate_after(used, p, size, alignment);
+        return struck(p, size, alignment,
+                      [&] { return upstream_.resource().deallocate_after(used, p, size, alignment); });
     }
     /// The same, of a size with its unit.
     template <timeline_point Point>
@@ -126,12 +127,12 @@ public:
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Gives a block of any scope back to the upstream and returns the upstream's answer. A wrong
-    /// free changes nothing and returns unknown_block or wrong_size. Null is ignored.
+    /// Gives a block of any scope back to the upstream and returns the upstream's answer. If a later
+    /// free may succeed (concepts.hpp), the block is out as before. A wrong free changes nothing and
+    /// returns unknown_block or wrong_size. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
-        if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
-        return upstream_.deallocate(p, size, alignment);
+        return struck(p, size, alignment, [&] { return upstream_.deallocate(p, size, alignment); });
     }
     /// The same, of a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
@@ -146,10 +147,13 @@ public:
     /// The blocks that are out, the largest first. Throws std::bad_alloc.
     [[nodiscard]] std::vector<leak> leaks() const { return statistics_.leaks(); }
     /// Frees every block that is out, and returns a record of each. Nothing may use them any more.
+    /// Blocks that the upstream doesn't take back now stay out, and have no record.
     std::vector<leak> take_back() {
         auto all = statistics_.leaks();
-        for (const auto& l : all)
-            (void)deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment);
+        detail::erase_where(all, [&](const leak& l) {
+            return detail::stays_out(
+                deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment));
+        });
         return all;
     }
     /// The resource below.
@@ -228,6 +232,16 @@ private:
             }
         statistics_.fail(s);
         return nullptr;
+    }
+
+    // Out of the entries first: once the upstream has the block, another thread may enter it.
+    template <std::invocable F>
+    errc struck(void* p, std::size_t size, std::size_t alignment, F free) noexcept {
+        detail::scoped_statistics::struck going;
+        if (const errc why = statistics_.strike(p, bytes{size}, alignment, going); why != errc::none) return why;
+        const errc why = free();
+        detail::stays_out(why) ? statistics_.put_back(going) : statistics_.forget(going);
+        return why;
     }
 
     memory_statistics statistics_of(detail::scope_id s) const noexcept {

@@ -85,21 +85,44 @@ public:
             ++f.allocations;
         });
     }
-    /// A block is back: errc::none, and the caller may free it. unknown_block or wrong_size, and nothing changes.
-    [[nodiscard]] errc strike(void* pointer, bytes size, std::size_t alignment) noexcept {
+    /// A block that is on its way back.
+    struct struck {
+        block what{};
+        std::uint32_t scope = 0;
+        trace_store::id trace = trace_store::none;
+    };
+
+    /// A block goes back: errc::none, and the caller may free it, and then calls forget(); or
+    /// put_back(), if it couldn't. unknown_block or wrong_size, and nothing changes.
+    [[nodiscard]] errc strike(void* pointer, bytes size, std::size_t alignment, struck& going) noexcept {
         const std::lock_guard lock(mutex_);
         const entry* const found = blocks_.find(pointer);
         if (found == nullptr) return errc::unknown_block;
         if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
-        const auto e = *found;
-        blocks_.erase(pointer);
-        traces_.drop(e.trace);
-        for_each_above(e.scope, [&](memory_statistics& f) {
+        going = *found;
+        blocks_.take_out(pointer);
+        for_each_above(going.scope, [&](memory_statistics& f) {
             f.current -= size;
             ++f.frees;
         });
-        leave(e.scope);
         return errc::none;
+    }
+    /// The block is back.
+    void forget(const struck& gone) noexcept {
+        const std::lock_guard lock(mutex_);
+        blocks_.forget();
+        traces_.drop(gone.trace);
+        leave(gone.scope);
+    }
+    /// The block is out as before.
+    void put_back(const struck& still) noexcept {
+        const std::lock_guard lock(mutex_);
+        blocks_.put_back(still.what.pointer, still);
+        for_each_above(still.scope, [&](memory_statistics& f) {
+            f.current += still.what.size;
+            f.peak = std::max(f.peak, f.current);
+            --f.frees;
+        });
     }
     /// An allocation was refused.
     void fail(scope_id s) noexcept {
@@ -129,11 +152,7 @@ private:
         std::string name{};
         memory_statistics figures{};
     };
-    struct entry {
-        block what{};
-        std::uint32_t scope = 0;
-        trace_store::id trace = trace_store::none;
-    };
+    using entry = struck;
 
     template <class F>
     void for_each_above(std::uint32_t scope, F f) noexcept {
