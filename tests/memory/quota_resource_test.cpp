@@ -16,10 +16,12 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/memory/scrubbing_resource.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
+#include "support/manual_scrubber.hpp"
 #include "support/threads.hpp"
 #include "support/upstream_answers.hpp"
 #include "support/waiting.hpp"
@@ -290,6 +292,53 @@ TEST_CASE("a free of more than is charged never makes the quota underflow (rmm's
     CHECK(q.usage().current == 1000_B);
     CHECK(mine.deallocate(p, 1000, 8) == errc::none);
     CHECK(q.free() == 1_MiB);
+}
+
+TEST_CASE("a free of more than is charged doesn't reach the upstream", "[memory][resource]") {
+    quota q{1_MiB};
+    support::manual_scrubber scrubber;
+    SECTION("one that would take it") {
+        std::pmr::monotonic_buffer_resource upstream;
+        struct counted : std::pmr::memory_resource {
+            explicit counted(std::pmr::memory_resource& of) : below(&of) {}
+            void* do_allocate(std::size_t size, std::size_t alignment) override {
+                return below->allocate(size, alignment);
+            }
+            void do_deallocate(void*, std::size_t, std::size_t) override { ++frees; }
+            [[nodiscard]] bool do_is_equal(const memory_resource& o) const noexcept override { return this == &o; }
+            std::pmr::memory_resource* below;
+            int frees = 0;
+        } takes_all{upstream};
+        quota_resource mine{q, static_cast<std::pmr::memory_resource&>(takes_all)};
+        void* p = mine.allocate(1000, 8);
+        CHECK(mine.deallocate(p, 2000, 8) == errc::wrong_size);
+        CHECK(takes_all.frees == 0);
+        CHECK(mine.deallocate(p, 1000, 8) == errc::none);
+        CHECK(takes_all.frees == 1);
+    }
+    SECTION("one that would overwrite it") {
+        fault_resource memory;
+        gpushare::scrubbing_resource upstream{memory, scrubber};
+        quota_resource mine{q, upstream};
+        void* p = mine.allocate(1000, 8);
+        CHECK(mine.deallocate(p, 2000, 8) == errc::wrong_size);
+        CHECK(scrubber.filled() == 0);
+        CHECK(mine.deallocate(p, 1000, 8) == errc::none);
+        CHECK(scrubber.reach_next());
+        CHECK(upstream.drain(gpushare::never));
+    }
+    CHECK(q.usage().current == 0_B);
+}
+
+TEST_CASE("whether bytes are charged, also while the word is frozen", "[memory][quota]") {
+    quota q{100_B};
+    CHECK(q.has_charged(0_B));
+    CHECK_FALSE(q.has_charged(1_B));
+    REQUIRE(q.try_charge(60_B) == errc::none);
+    const gpushare::quota_claim waits{q, 50_B};
+    REQUIRE(q.pressed());
+    CHECK(q.has_charged(60_B));
+    CHECK_FALSE(q.has_charged(61_B));
 }
 
 TEST_CASE("a tenant sees its quota as its device, and others' burst as taken (rmm 533, 956)", "[memory][resource]") {

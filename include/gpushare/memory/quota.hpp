@@ -79,6 +79,8 @@ public:
 
     /// Returns `n` bytes. False, and nothing changes, if fewer are charged: a size that was never charged here.
     bool release(bytes n) noexcept;
+    /// Whether as many bytes are charged, so that release() would return them.
+    [[nodiscard]] bool has_charged(bytes n) const noexcept;
 
     /// Changes guarantee and burst, all or nothing. A value below the charged bytes takes nothing
     /// away: requests are refused until the charges fit, and bytes released meanwhile go to the
@@ -247,6 +249,13 @@ GPUSHARE_INLINE bool quota::release(bytes n) noexcept {
     // has used up the released bytes, and none of it is idle.
     if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
     return true;
+}
+
+GPUSHARE_INLINE bool quota::has_charged(bytes n) const noexcept {
+    if (const auto [word, total] = cell_.read(); !word.frozen()) [[likely]]
+        return n.count() <= total.held() - word.available();
+    const std::lock_guard lock(root_->mutex_);
+    return n.count() <= cell_.held() - cell_.now().available();
 }
 
 GPUSHARE_INLINE errc quota::resize(bytes guaranteed, bytes burst) noexcept {

@@ -132,19 +132,23 @@ public:
     }
 
     /// Gives the block back to the upstream, then credits the quota, so that no request is granted
-    /// bytes that the upstream still holds. wrong_size, and nothing credited, if fewer bytes are
-    /// charged. Null is ignored. Over a deferring_upstream the quota is credited once that upstream
-    /// has the block back. If the upstream doesn't notice wrong frees, the caller must avoid them,
-    /// or check with a block_table as a direct tenant_memory does.
+    /// bytes that the upstream still holds. wrong_size, and the upstream keeps the block out, if
+    /// fewer bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited
+    /// once that upstream has the block back. If the upstream doesn't notice wrong frees, the caller
+    /// must avoid them, or check with a block_table as a direct tenant_memory does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
+        const bytes takes = charged(size, alignment);
+        if (!quota_->has_charged(takes)) return errc::wrong_size;
         if constexpr (deferring_upstream<Upstream>) {
             const when_back credit{[](void* to, bytes n) noexcept { (void)static_cast<quota*>(to)->release(n); },
-                                   quota_, charged(size, alignment)};
+                                   quota_, takes};
             return upstream_.resource().deallocate_then(p, size, alignment, credit);
+        } else {
+            const errc why = upstream_.deallocate(p, size, alignment);
+            if (why == errc::none) (void)quota_->release(takes);
+            return why;
         }
-        if (const errc why = upstream_.deallocate(p, size, alignment); why != errc::none) return why;
-        return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
     }
     /// The same, of a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
