@@ -132,3 +132,34 @@ TEST_CASE("of several threads that free the same block, one succeeds", "[memory]
     CHECK(freed.load() == memory.size());
     CHECK(unknown.load() == 2 * memory.size());
 }
+
+TEST_CASE("a block that couldn't be freed is in the table again, with its label and trace", "[memory][blocks]") {
+    block_table table{&capture_place};
+    std::vector<char> memory(1'000);
+    place = 3;
+    table.insert({&memory[0], 16_B, 8, "weights"});
+    place = 2;
+    block_table::taken entry;
+    CHECK(table.take_out(&memory[1], 16_B, 8, entry) == errc::unknown_block);
+    CHECK(table.take_out(&memory[0], 8_B, 8, entry) == errc::wrong_size);
+    REQUIRE(table.take_out(&memory[0], 16_B, 8, entry) == errc::none);
+    CHECK(table.take_out(&memory[0], 16_B, 8, entry) == errc::unknown_block);
+    CHECK(table.size() == 0);
+    CHECK_FALSE(table.find(&memory[0]));
+    SECTION("whatever comes meanwhile") {
+        for (std::size_t i = 1; i < memory.size(); ++i) table.insert({&memory[i], 8_B, 8, {}});
+    }
+    SECTION("or goes") { CHECK(table.take_all().empty()); }
+    table.put_back(entry);
+    REQUIRE(table.find(&memory[0]));
+    CHECK(table.find(&memory[0])->label == "weights");
+    const auto all = table.all();
+    CHECK(all.size() == table.size());
+    const auto at =
+        std::ranges::find(all, static_cast<void*>(&memory[0]), [](const auto& l) { return l.what.pointer; });
+    REQUIRE(at != all.end());
+    CHECK(at->trace.size() == 3);
+    REQUIRE(table.take_out(&memory[0], 16_B, 8, entry) == errc::none);
+    table.forget(entry);
+    CHECK(table.remove(&memory[0], 16_B, 8) == errc::unknown_block);
+}

@@ -40,9 +40,29 @@ public:
     /// or already freed) or wrong_size: nothing changes.
     [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept;
 
+    /// The entry of a block that take_out() has removed.
+    class taken {
+    public:
+        taken() noexcept = default;  ///< of no block
+
+    private:
+        friend block_table;
+        block what_{};
+        detail::trace_store::id trace_ = detail::trace_store::none;
+    };
+    /// As remove(), and `entry` gets what the table knew of the block. After errc::none call
+    /// forget() if the block could be freed, and put_back() if not.
+    [[nodiscard]] errc take_out(void* pointer, bytes size, std::size_t alignment, taken& entry) noexcept;
+    /// After take_out(): the block is back.
+    void forget(const taken& entry) noexcept;
+    /// After take_out(): the block is out as before, with its label and trace.
+    void put_back(const taken& entry) noexcept;
+
     /// The block that begins at `pointer`, if one is in the table.
     [[nodiscard]] std::optional<block> find(const void* pointer) const noexcept;
 
+    /// All entries. Throws std::bad_alloc.
+    [[nodiscard]] std::vector<leak> all() const;
     /// Removes all entries and returns them: the leaks, if every block should have been freed. If
     /// this throws std::bad_alloc, nothing has changed.
     [[nodiscard]] std::vector<leak> take_all();
@@ -55,16 +75,13 @@ public:
     [[nodiscard]] std::size_t size() const noexcept;
 
 private:
-    struct entry {
-        block what{};
-        detail::trace_store::id trace = detail::trace_store::none;
-    };
-
-    void clear() noexcept;  // under the mutex
+    // Under the mutex.
+    [[nodiscard]] std::vector<leak> list() const;
+    void clear() noexcept;
 
     const trace_function capture_;
     mutable std::mutex mutex_;
-    detail::pointer_table<entry> blocks_;
+    detail::pointer_table<taken> blocks_;
     detail::trace_store traces_;
 };
 
@@ -75,7 +92,10 @@ GPUSHARE_INLINE void block_table::insert(const block& b) {
     const std::lock_guard lock(mutex_);
     const auto trace = traces_.keep(callers);
     try {
-        blocks_.insert(b.pointer, {b, trace});
+        taken entry;
+        entry.what_ = b;
+        entry.trace_ = trace;
+        blocks_.insert(b.pointer, entry);
     } catch (...) {
         traces_.drop(trace);
         throw;
@@ -83,39 +103,67 @@ GPUSHARE_INLINE void block_table::insert(const block& b) {
 }
 
 GPUSHARE_INLINE errc block_table::remove(void* pointer, bytes size, std::size_t alignment) noexcept {
+    taken entry;
+    const errc why = take_out(pointer, size, alignment, entry);
+    if (why == errc::none) forget(entry);
+    return why;
+}
+
+GPUSHARE_INLINE errc block_table::take_out(void* pointer, bytes size, std::size_t alignment, taken& entry) noexcept {
     const std::lock_guard lock(mutex_);
-    const entry* const found = blocks_.find(pointer);
+    const taken* const found = blocks_.find(pointer);
     if (found == nullptr) return errc::unknown_block;
-    if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
-    traces_.drop(found->trace);
-    blocks_.erase(pointer);
+    if (found->what_.size != size || found->what_.alignment != alignment) return errc::wrong_size;
+    entry = *found;
+    blocks_.take_out(pointer);
     return errc::none;
+}
+
+GPUSHARE_INLINE void block_table::forget(const taken& entry) noexcept {
+    const std::lock_guard lock(mutex_);
+    blocks_.forget();
+    traces_.drop(entry.trace_);
+}
+
+GPUSHARE_INLINE void block_table::put_back(const taken& entry) noexcept {
+    const std::lock_guard lock(mutex_);
+    blocks_.put_back(entry.what_.pointer, entry);
 }
 
 GPUSHARE_INLINE std::optional<block> block_table::find(const void* pointer) const noexcept {
     const std::lock_guard lock(mutex_);
-    const entry* const found = blocks_.find(pointer);
-    return found == nullptr ? std::nullopt : std::optional(found->what);
+    const taken* const found = blocks_.find(pointer);
+    return found == nullptr ? std::nullopt : std::optional(found->what_);
+}
+
+GPUSHARE_INLINE auto block_table::all() const -> std::vector<leak> {
+    const std::lock_guard lock(mutex_);
+    return list();
 }
 
 GPUSHARE_INLINE auto block_table::take_all() -> std::vector<leak> {
     const std::lock_guard lock(mutex_);
-    std::vector<leak> all;
-    all.reserve(blocks_.size());
-    blocks_.for_each([&](const entry& e) { all.push_back({e.what, {}, traces_.of(e.trace)}); });
+    auto found = list();
     clear();
-    return all;
+    return found;
 }
 
 GPUSHARE_INLINE void block_table::take_traces(std::span<leak> of) {
     const std::lock_guard lock(mutex_);
     for (auto& l : of)
-        if (const entry* const found = blocks_.find(l.what.pointer)) l.trace = traces_.of(found->trace);
+        if (const taken* const found = blocks_.find(l.what.pointer)) l.trace = traces_.of(found->trace_);
     clear();
 }
 
+GPUSHARE_INLINE auto block_table::list() const -> std::vector<leak> {
+    std::vector<leak> found;
+    found.reserve(blocks_.size());
+    blocks_.for_each([&](const taken& e) { found.push_back({e.what_, {}, traces_.of(e.trace_)}); });
+    return found;
+}
+
 GPUSHARE_INLINE void block_table::clear() noexcept {
-    blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
+    blocks_.for_each([&](const taken& e) { traces_.drop(e.trace_); });
     blocks_.clear();
 }
 

@@ -24,6 +24,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -138,8 +139,9 @@ public:
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size:
     /// unknown_block or wrong_size, an event, and nothing is freed. closed, without an event, once
-    /// the tenant is closed. submission_failed, and the block stays out, if the block must be
-    /// overwritten and the device doesn't say when that is done. Null is ignored.
+    /// the tenant is closed. Any other code: the block is out as before, and a later free may
+    /// succeed. submission_failed: the block must be overwritten, and the device doesn't say when
+    /// that is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
 
     /// The same, of a size with its unit.
@@ -428,7 +430,7 @@ void* tenant_memory<Upstream, Point>::refused() noexcept {
 
 template <memory Upstream, timeline_point Point>
 errc tenant_memory<Upstream, Point>::wrong_free(errc wrong, std::size_t size) noexcept {
-    if (wrong == errc::submission_failed) return wrong;
+    if (detail::stays_out(wrong)) return wrong;
     if (closed()) return errc::closed;
     detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
     return wrong;

@@ -18,6 +18,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -92,7 +93,7 @@ public:
         (void)settle(turn);  // so that allocations which began before the close are in the table, or were refused
         {
             const visit inside(underway_);
-            leaks = blocks_.take_all();
+            leaks = blocks_.all();
             erase_where(leaks, [&](const leak& l) { return !give_back(l.what); });
         }
         return settle(turn) && blocks_.size() == 0;  // frees that found their block before it was taken back
@@ -138,11 +139,16 @@ private:
         return true;
     }
 
-    // Gives back a block that isn't in the table. False: it is there again.
+    // False: the block is in the table still, or another thread has freed it.
     bool give_back(const block& b) noexcept {
-        frees_count_.fetch_add(1, std::memory_order_relaxed);
-        const errc why = hand_back(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
-        return why != errc::submission_failed || !stays_out(b);
+        bool gone = false;
+        const auto size = static_cast<std::size_t>(b.size.count());
+        (void)strike(b.pointer, size, b.alignment, [&] {
+            const errc why = hand_back(b.pointer, size, b.alignment);
+            gone = !stays_out(why);
+            return why;
+        });
+        return gone;
     }
     // To the device, at once or once it is overwritten.
     errc hand_back(void* p, std::size_t size, std::size_t alignment) noexcept {
@@ -152,17 +158,6 @@ private:
     errc overwrite_and_free(const Point* after, void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto done = resource_->upstream().overwrite_after(after, p, size);
         return done && frees_.add(*done, p, size, alignment) ? errc::none : errc::submission_failed;
-    }
-    // The point after which the block may be used again is unknown, so the block stays out, and the
-    // caller may try to free it once more. False if the host has no memory to remember it.
-    bool stays_out(const block& b) noexcept {
-        frees_count_.fetch_sub(1, std::memory_order_relaxed);
-        try {
-            blocks_.insert(b);
-            return true;
-        } catch (...) {
-            return false;
-        }
     }
 
     // False, with the reason, and the memory is back: the host has none for the entry, or it was closed meanwhile.
@@ -179,20 +174,26 @@ private:
         if (!closed()) return true;
         // A close takes the blocks that it finds in the table; this thread takes its own block if
         // the close doesn't.
-        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) (void)give_back(b);
+        (void)give_back(b);
         refusal = {.code = errc::closed};
         return false;
     }
 
-    // Out of the table, then `free`.
+    // Out of the table, then `free`; and into the table again if a later free may succeed.
     template <class Free>
     errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
         const visit inside(underway_);
-        const errc wrong = blocks_.remove(p, bytes{size}, alignment);
+        block_table::taken going;
+        const errc wrong = blocks_.take_out(p, bytes{size}, alignment, going);
         if (wrong != errc::none) return wrong;
         frees_count_.fetch_add(1, std::memory_order_relaxed);
         const errc why = free();
-        if (why == errc::submission_failed) (void)stays_out({p, bytes{size}, alignment});
+        if (stays_out(why)) {
+            frees_count_.fetch_sub(1, std::memory_order_relaxed);
+            blocks_.put_back(going);
+        } else {
+            blocks_.forget(going);
+        }
         return why;
     }
 

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -30,6 +31,7 @@
 #include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -112,9 +114,10 @@ public:
     }
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         auto overwrites = overwriting();
-        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
-        const errc wrong = clean().on_free() ? overwrite_and_free(&point, {p, bytes{size}, alignment})
-                                             : free_after(point, {p, bytes{size}, alignment});
+        const errc wrong = strike(p, size, alignment, [&] {
+            return clean().on_free() ? overwrite_and_free(&point, p, size, alignment)
+                                     : pool_.deallocate_after(point, p, size, alignment);
+        });
         if (overwrites) overwrites.unlock();
         if (quota_->pressed()) relieve();
         return wrong;
@@ -152,9 +155,11 @@ public:
         // Blocks to be overwritten are freed in the order of their fills, as by the owner; drain()
         // waits for that.
         if (clean().on_free()) {
-            leaks = traced_->take_all();
-            erase_where(leaks,
-                        [&](const leak& l) { return overwrite_and_free(nullptr, l.what) == errc::submission_failed; });
+            leaks = traced_->all();
+            erase_where(leaks, [&](const leak& l) {
+                const auto& [p, size, alignment, label] = l.what;
+                return stays_out(free_traced(p, static_cast<std::size_t>(size.count()), alignment));
+            });
             if (traced_->size() != 0) return false;
         }
         const bool all = take_back_blocks(leaks, turn);
@@ -382,12 +387,24 @@ private:
     // Blocks that are overwritten when freed are traced, too.
     [[gnu::noinline]] errc deallocate_traced(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto overwrites = overwriting();
-        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
-        return clean().on_free() ? overwrite_and_free(nullptr, {p, bytes{size}, alignment})
-                                 : cache_.deallocate(p, size, alignment);
+        return free_traced(p, size, alignment);
     }
-    [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment) noexcept {
-        return traced_ ? traced_->remove(p, bytes{size}, alignment) : errc::none;
+    [[nodiscard]] errc free_traced(void* p, std::size_t size, std::size_t alignment) noexcept {
+        return strike(p, size, alignment, [&] {
+            return clean().on_free() ? overwrite_and_free(nullptr, p, size, alignment)
+                                     : cache_.deallocate(p, size, alignment);
+        });
+    }
+    // Out of the table, where there is one, then `free`; and into the table again if a later free
+    // may succeed.
+    template <std::invocable Free>
+    [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
+        if (!traced_) return free();
+        block_table::taken going;
+        if (const errc wrong = traced_->take_out(p, bytes{size}, alignment, going); wrong != errc::none) return wrong;
+        const errc why = free();
+        stays_out(why) ? traced_->put_back(going) : traced_->forget(going);
+        return why;
     }
 
     // Until no call that overlaps is left with a block.
@@ -409,25 +426,10 @@ private:
             if (all || !turn.again()) return all;
         }
     }
-    // Frees a block that is out, and not in the table. submission_failed: the block is in the table
-    // again, since the point after which it may be used is unknown.
-    errc overwrite_and_free(const Point* after, const block& b) noexcept {
-        const auto size = static_cast<std::size_t>(b.size.count());
-        if (const auto done = clean().overwrite_after(after, b.pointer, size)) return free_after(*done, b);
-        stays_out(b);
-        return errc::submission_failed;
-    }
-    errc free_after(const Point& point, const block& b) noexcept {
-        const auto size = static_cast<std::size_t>(b.size.count());
-        const errc why = pool_.deallocate_after(point, b.pointer, size, b.alignment);
-        if (why == errc::submission_failed) stays_out(b);
-        return why;
-    }
-    void stays_out(const block& b) noexcept {
-        if (traced_) try {
-                traced_->insert(b);
-            } catch (...) {  // who closes finds it all the same, in the pool
-            }
+    // submission_failed: the point after which the block may be used is unknown.
+    errc overwrite_and_free(const Point* after, void* p, std::size_t size, std::size_t alignment) noexcept {
+        const auto done = clean().overwrite_after(after, p, size);
+        return done ? pool_.deallocate_after(*done, p, size, alignment) : errc::submission_failed;
     }
 
     quota* quota_;
