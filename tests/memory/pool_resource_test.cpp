@@ -24,6 +24,7 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
+#include "support/refusing_memory.hpp"
 
 namespace pool_resource_test {
 
@@ -717,6 +718,37 @@ void compare(std::uint64_t runs, std::uint64_t steps) {
 }
 
 }  // namespace
+
+TEST_CASE("a segment that the upstream doesn't take back now is the pool's, and usable", "[memory][pool]") {
+    quota limit{16_MiB};
+    support::refusing_memory upstream;
+    gpushare::quota_resource charged{limit, upstream};
+    pool_resource pool{charged, {.segment = 1_MiB}};
+    const bool large = GENERATE(false, true);
+    const std::size_t size = large ? 2 * MiB : 4 * KiB;
+    void* const p = pool.allocate(size, 256);
+    CHECK(pool.deallocate(p, size, 256) == errc::none);
+    const bytes held = pool.usage().reserved;
+    upstream.refuse(errc::submission_failed);
+    CHECK(pool.trim(0_B) == held);
+    CHECK(pool.give_back(bytes::max()) == 0_B);
+    CHECK(limit.usage().current == held);
+    CHECK(pool.allocate(size, 256) == p);
+    CHECK(upstream.calls() == 1);
+    CHECK(pool.deallocate(p, size, 256) == errc::none);
+    SECTION("later it goes back") {
+        upstream.refuse(errc::none);
+        CHECK(pool.trim(0_B) == 0_B);
+    }
+    SECTION("or when the pool closes again") {
+        CHECK_FALSE(pool.close(gpushare::never));
+        upstream.refuse(errc::none);
+        CHECK(pool.close(gpushare::never));
+    }
+    CHECK(clean(pool.usage()));
+    CHECK(limit.usage().current == 0_B);
+    CHECK(upstream.blocks() == 0);
+}
 
 TEST_CASE("random calls never overlap, every figure is right, and all comes back", "[memory][pool][property]") {
     compare(20, 1'000);

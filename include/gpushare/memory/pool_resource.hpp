@@ -550,13 +550,14 @@ public:
 
     /// From now on every call is refused with errc::closed. Waits for blocks that were freed on
     /// streams, and gives free memory back to the upstream. False if a stream hasn't reached a free
-    /// by the deadline, or a thread is still in the upstream, perhaps in a hook: call it again.
-    /// Blocks that are still out are left to the upstream; the pool doesn't touch them any more.
-    /// Called when the upstream closes. Private pools over it close first.
+    /// by the deadline, if the upstream doesn't take free memory back now, or if a thread is still in
+    /// the upstream, perhaps in a hook: call it again. Blocks that are still out are left to the
+    /// upstream; the pool doesn't touch them any more. Called when the upstream closes. Private
+    /// pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
         if (!store_.close(deadline) || !store_.drain(deadline) || !above) return false;
-        return_empty(0);
+        if (return_empty(0).refused) return false;
         store_.abandon();
         detached_.store(true, std::memory_order_relaxed);
         return true;
@@ -850,13 +851,18 @@ private:
     struct returned {
         std::uint64_t count = 0;
         bytes size{};
+        bool refused = false;  // the upstream doesn't take one back now: a later call tries again
     };
     // Gives back segments in which nothing is while more than `target` bytes are held.
     returned return_empty(std::uint64_t target) noexcept {
         returned all;
         detail::pool_move move(upstream_);
         for (auto s = store_.remove_empty(move, target); s.begin != nullptr; s = store_.remove_empty(move, target)) {
-            upstream_.deallocate(s.begin, s.size, s.alignment);
+            if (detail::stays_out(upstream_.deallocate(s.begin, s.size, s.alignment))) {
+                store_.put_back(move, s);
+                all.refused = true;
+                break;
+            }
             store_.end_move(move, true);
             ++all.count;
             all.size += bytes{s.size};

@@ -353,6 +353,7 @@ struct pool_segment {
     std::byte* begin = nullptr;
     std::uint64_t size = 0;
     std::size_t alignment = 0;
+    bool own = false;  // of large blocks, when it was given back
 };
 
 /// The ranges of a fit, as the upstream knows them. The first block of a range has its begin
@@ -434,7 +435,7 @@ GPUSHARE_INLINE std::uint64_t pool_segments::largest(const pool_fit& fit) noexce
 GPUSHARE_INLINE auto pool_segments::drop(const pool_block& first, std::uint64_t size) noexcept -> pool_segment {
     held_ -= size;
     --count_;
-    return {first.begin, size, std::size_t{1} << first.log_alignment};
+    return {first.begin, size, std::size_t{1} << first.log_alignment, first.own};
 }
 
 #endif  // GPUSHARE_BODIES

@@ -547,6 +547,17 @@ public:
         if (s.begin != nullptr) enlist(m);
         return s;
     }
+    /// After remove_empty(): the upstream doesn't take the range back now, so it is the pool's
+    /// again. Ends the move.
+    void put_back(pool_move& m, const pool_segment& s) noexcept {
+        const auto lock = locked();
+        try {
+            (void)segments_.add(fit_, s, s.own);
+        } catch (...) {  // the host has no memory to remember it: it stays out
+        }
+        moves_.remove(m);
+        changed_.notify_all();
+    }
     /// In ranges in which nothing is.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
         const auto lock = locked();
