@@ -16,6 +16,7 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
+#include "support/refusing_memory.hpp"
 #include "support/threads.hpp"
 
 using namespace gpushare::literals;
@@ -172,4 +173,43 @@ TEST_CASE("threads free in stream order and nothing is lost or freed twice", "[m
     CHECK(upstream.wrong_frees() == 0);
     CHECK(limit.usage().current == 0_B);
     CHECK(limit.usage().charges + refused.load() == asked.load());
+}
+
+TEST_CASE("what the resource doesn't take back now is tried again, and credited then", "[memory][deferred]") {
+    quota limit{1_KiB};
+    support::refusing_memory upstream;
+    quota_resource mine{limit, upstream};
+    deferred_frees<manual_point, quota_resource<support::refusing_memory>> frees{mine};
+    manual_stream s;
+    int told = 0;
+    const gpushare::when_back note{[](void* to, gpushare::bytes) noexcept { ++*static_cast<int*>(to); }, &told, 100_B};
+    CHECK(frees.add(s.record(), mine.allocate(100, 4), 100, 4, note));
+    CHECK(frees.add(s.record(), mine.allocate(200, 8), 200, 8));
+    upstream.refuse(errc::capturing);
+    s.reach_next();
+    auto seen = frees.returned();
+    CHECK_FALSE(frees.settle(seen));
+    CHECK(frees.collect() == 0);
+    CHECK(frees.pending() == 300_B);
+    CHECK(limit.usage().current == 300_B);
+    CHECK(told == 0);
+    int waits = 0;
+    s.on_wait([&] { ++waits; });
+    CHECK(frees.wait_any(instant{}));  // for the other one
+    CHECK_FALSE(frees.drain(instant{}));
+    CHECK(waits == 2);
+    s.reach_next();
+    CHECK_FALSE(frees.drain(never));
+    CHECK_FALSE(frees.wait_any(never));
+    void* const p = mine.allocate(300, 4);
+    CHECK_FALSE(frees.add(manual_point{}, p, 300, 4));
+    upstream.refuse(errc::none);
+    CHECK(frees.add(manual_point{}, p, 300, 4));
+    CHECK(frees.drain(never));
+    CHECK(told == 1);
+    CHECK(frees.pending() == 0_B);
+    CHECK(frees.returned() == 2);
+    CHECK(limit.usage().current == 0_B);
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
 }

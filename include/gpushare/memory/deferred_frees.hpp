@@ -20,6 +20,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -35,7 +36,8 @@ public:
 
     /// Frees the block once `point` is reached, and calls `note` then. If the host has no memory to
     /// remember the block, waits for the point instead. False, and nothing happened, if the wait
-    /// fails, too: try again later.
+    /// fails, too, or if the point is reached and the resource doesn't take the block back now: try
+    /// again later.
     bool add(const Point& point, void* p, std::size_t size, std::size_t alignment,
              const when_back& note = {}) noexcept {
         if (!point.reached()) {
@@ -47,6 +49,7 @@ public:
                 e.size = size;
                 e.alignment = alignment;
                 e.note = note;
+                e.refused = false;
                 pending_.push(e);
                 bytes_ += bytes{size};
                 return true;
@@ -54,38 +57,35 @@ public:
             }
             if (!detail::await(point)) return false;
         }
-        give_back(p, size, alignment, note);
-        return true;
+        return give_back(p, size, alignment, note);
     }
 
     /// Frees the blocks whose points are reached, and returns how many. Never blocks on a stream. Asks every pending
-    /// point once, however many are reached.
+    /// point once, however many are reached. A block that the resource doesn't take back now stays pending: the next
+    /// call tries again.
     std::size_t collect() noexcept {
-        detail::fifo<entry> reached;
-        std::uint64_t count = 0;
-        {
-            const std::lock_guard lock(mutex_);
-            detail::fifo<entry> open(std::move(pending_));
-            while (entry* const e = open.pop()) {
-                if (!e->point.reached()) {
-                    pending_.push(*e);
-                    continue;
-                }
-                bytes_ -= bytes{e->size};
-                reached.push(*e);
-                ++count;
+        detail::fifo<entry> reached = take_reached(), gone, refused;
+        if (reached.empty()) return 0;
+        std::size_t count = 0;
+        while (entry* const e = reached.pop()) {
+            if (!give_back(e->pointer, e->size, e->alignment, e->note)) {
+                refused.push(*e);
+                continue;
             }
-            taken_.fetch_add(count, std::memory_order_relaxed);
-        }
-        if (count == 0) return 0;
-        for (entry* e = reached.front(); e != nullptr; e = e->next) {
-            give_back(e->pointer, e->size, e->alignment, e->note);
             e->point = Point{};
+            gone.push(*e);
+            ++count;
             returned_.fetch_add(1, std::memory_order_release);  // who sees the count sees the block back
         }
         const std::lock_guard lock(mutex_);
-        while (entry* const e = reached.pop()) made_.release(*e);
-        return static_cast<std::size_t>(count);
+        while (entry* const e = gone.pop()) made_.release(*e);
+        while (entry* const e = refused.pop()) {
+            e->refused = true;
+            bytes_ += bytes{e->size};
+            pending_.push(*e);
+            taken_.fetch_sub(1, std::memory_order_relaxed);
+        }
+        return count;
     }
 
     /// How many blocks have been given back so far.
@@ -105,14 +105,19 @@ public:
         return true;
     }
 
-    /// Waits for every pending free until `deadline`. False if some are left.
+    /// Waits for every pending free until `deadline`. False if some are left; at once if these are blocks that the
+    /// resource doesn't take back now.
     bool drain(instant deadline) {
         for (auto seen = returned();;) {
             while (settle(seen)) {
             }
-            const auto next = front();
-            if (!next) return true;
-            if (!next->wait(deadline)) return false;
+            if (const auto next = awaited()) {
+                if (!next->wait(deadline)) return false;
+                continue;
+            }
+            const std::lock_guard lock(mutex_);
+            if (!pending_.empty()) return false;
+            if (taken_.load(std::memory_order_relaxed) == returned()) return true;  // else one is on its way back
         }
     }
 
@@ -123,7 +128,7 @@ public:
         {
             const std::lock_guard lock(mutex_);
             for (const entry* e = pending_.front(); e != nullptr && open.size() < most_awaited; e = e->next)
-                open.push_back(e->point);
+                if (!e->refused) open.push_back(e->point);
         }
         if (open.empty()) return false;
         (void)Point::wait_any(open, deadline);
@@ -145,16 +150,39 @@ private:
         void* pointer = nullptr;
         std::size_t size = 0, alignment = 0;
         when_back note{};
+        bool refused = false;  // by the resource, when it was tried last
     };
 
-    void give_back(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
-        resource_->deallocate(p, size, alignment);
-        if (note.tell != nullptr) note.tell(note.to, note.size);
+    // The entries whose points are reached; they aren't pending any more.
+    detail::fifo<entry> take_reached() noexcept {
+        detail::fifo<entry> reached;
+        const std::lock_guard lock(mutex_);
+        detail::fifo<entry> open(std::move(pending_));
+        while (entry* const e = open.pop()) {
+            if (!e->point.reached()) {
+                pending_.push(*e);
+                continue;
+            }
+            bytes_ -= bytes{e->size};
+            reached.push(*e);
+            taken_.fetch_add(1, std::memory_order_relaxed);
+        }
+        return reached;
     }
 
-    std::optional<Point> front() const {
+    // False: the block is out, and a later free may succeed.
+    bool give_back(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
+        if (detail::stays_out(as_upstream(*resource_).deallocate(p, size, alignment))) return false;
+        if (note.tell != nullptr) note.tell(note.to, note.size);
+        return true;
+    }
+
+    // The oldest point that there is a use in waiting for.
+    std::optional<Point> awaited() const {
         const std::lock_guard lock(mutex_);
-        return pending_.empty() ? std::nullopt : std::optional(pending_.front()->point);
+        for (const entry* e = pending_.front(); e != nullptr; e = e->next)
+            if (!e->refused) return e->point;
+        return std::nullopt;
     }
 
     Resource* resource_;
