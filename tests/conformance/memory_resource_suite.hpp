@@ -4,12 +4,14 @@
 //
 //   TEST_CASE("...") { conformance::check_memory_resource(resource); }
 //   TEST_CASE("...") { conformance::check_memory_view(memory); }          // models gpushare::memory as well
+//   TEST_CASE("...") { conformance::check_refused_free(resource, memory, [&] { ... }); }
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,6 +24,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/refusing_memory.hpp"
 #include "support/threads.hpp"
 
 namespace conformance {
@@ -77,6 +80,32 @@ void check_memory_resource(Resource& resource) {
             }
         });
         CHECK(wrong.load() == 0);
+    }
+}
+
+/// What an upstream does while the memory that it stands on takes no block back: it passes the answer
+/// on, and the block is out as before; or it keeps the block, and gives it back later. `settle()`
+/// gives back what it keeps. Nothing else is out.
+template <gpushare::upstream Resource, std::invocable F>
+void check_refused_free(Resource& resource, support::refusing_memory& below, F settle) {
+    using gpushare::errc;
+    for (const errc refusal : {errc::submission_failed, errc::capturing, errc::device_lost, errc::backend_failed}) {
+        CAPTURE(gpushare::to_string(refusal));
+        void* const p = resource.allocate(64, 64);
+        below.refuse(refusal);
+        bool kept = false;
+        for (int i = 0; i < 3; ++i) {
+            const errc why = kept ? errc::none : resource.deallocate(p, 64, 64);
+            kept = why == errc::none;
+            CHECK((kept || why == refusal));
+            settle();
+            CHECK(below.blocks() != 0);
+        }
+        below.refuse(errc::none);
+        if (!kept) CHECK(resource.deallocate(p, 64, 64) == errc::none);
+        settle();
+        CHECK(below.blocks() == 0);
+        CHECK(below.wrong_frees() == 0);
     }
 }
 
