@@ -245,6 +245,21 @@ TEST_CASE("the few nodes that can hold the largest requests stay whole while oth
     CHECK(choose(policy, c, large));
 }
 
+TEST_CASE("an average request costs what it takes, however few rounds the search has", "[placement]") {
+    cluster c;
+    c.add({.cpu_milli = 16'000, .memory = 64_GiB, .devices = 4});
+    auto all = several(3, {.cpu_milli = 2'000, .devices = 1, .each = 50_pct});
+    all.push_back({.cpu_milli = 4'000, .devices = 2, .each = 100_pct});
+    const workload w(all);
+    for (const std::uint64_t rounds : {0U, 1U, 2U, 3U, 4U, 151U}) {
+        CAPTURE(rounds);
+        const auto price = gpushare::detail::bid_prices(c, w, rounds);
+        double mean = 0;
+        for (std::size_t i = 0; i < price.size(); ++i) mean += w.kinds()[i].weight * price[i];
+        CHECK(mean == Approx(w.mean_permille()));
+    }
+}
+
 TEST_CASE("nothing expected, and no nodes, are no trouble", "[placement]") {
     cluster c;
     c.add({.cpu_milli = 4'000, .memory = 1_GiB, .devices = 2});

@@ -81,7 +81,8 @@ public:
         double idle_sum = 0;
         for (std::size_t round = 0; round < rounds; ++round) {
             step(first_step / std::sqrt(1.0 + static_cast<double>(round)));
-            if (2 * round < rounds) continue;  // the average of the later rounds is the answer
+            // The average of the later rounds is the answer; of a single round, that one.
+            if (2 * round < rounds && round + 1 < rounds) continue;
             for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += price_[i];
             idle_sum += idle_cpu_;
         }
