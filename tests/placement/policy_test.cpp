@@ -355,3 +355,13 @@ TEST_CASE("an index answers as a look at every node does while nodes come and go
         REQUIRE(index.nodes() == index.nodes().emptied());
     }
 }
+
+TEST_CASE("what needs nothing is placed beside drained nodes, too", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 3; ++i) c.add({});
+    c.drain({0});
+    const gpushare::fragmentation_descent policy{gpushare::workload(std::vector<placement_request>{{}})};
+    indexed_cluster index(c, policy);
+    CHECK(index.choose({}) == choose(policy, c, {}));
+    CHECK(index.choose({}));
+}

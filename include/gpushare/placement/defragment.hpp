@@ -75,13 +75,14 @@ struct rearrangement {
 /// The same on an indexed cluster.
 template <class Policy>
 [[nodiscard]] refusal try_apply(indexed_cluster<Policy>& c, const rearrangement& plan) {
-    cluster rehearsal = c.nodes();
-    if (const auto why = try_apply(rehearsal, plan)) return why;
+    cluster after = c.nodes();
+    if (const auto why = try_apply(after, plan)) return why;
+    c.cluster_ = std::move(after);  // nothing throws any more
     for (const auto& m : plan.moves) {
-        c.release(m.from);
-        c.apply(m.to);
+        c.note_change(m.from.node);
+        c.note_change(m.to.node);
     }
-    if (plan.added) c.apply(*plan.added);
+    if (plan.added) c.note_change(plan.added->node);
     return {};
 }
 /// As try_apply; throws operation_error.

@@ -51,6 +51,7 @@
 #include <gpushare/placement/detail/alike_nodes.hpp>
 #include <gpushare/placement/detail/gang_search.hpp>
 #include <gpushare/placement/placement.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -399,6 +400,8 @@ private:
 
 }  // namespace detail
 
+struct rearrangement;
+
 /// Keeps the cost of every node for each distinct request that it was asked about. It also keeps a list of changed
 /// nodes; a decision rates only the nodes that have changed since the last decision about the same request. On average
 /// these are at most as many as there are distinct requests, however large the cluster. Memory: 8 bytes per node and
@@ -477,6 +480,9 @@ public:
     }
 
 private:
+    template <class P>
+    friend refusal try_apply(indexed_cluster<P>&, const rearrangement&);  // defragment.hpp
+
     struct known {
         detail::cost_table costs;
         std::uint64_t seen = 0;  // changes taken into account
@@ -520,15 +526,15 @@ private:
     }
 
     void rate_all(known& k, const placement_request& r) {
-        if constexpr (rates_by_state<Policy>) alike_.clear(cluster_.size());
+        // A drained node looks like a full one, which still takes what needs nothing.
+        const bool by_state = rates_by_state<Policy> && (r.devices != 0 || r.cpu_milli != 0 || r.memory != bytes{});
+        if (by_state) alike_.clear(cluster_.size());
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
-            if constexpr (rates_by_state<Policy>) {
-                if (const node_id other = alike_.first_like(cluster_, {i}); other.index != i) {
-                    k.costs.set(i, k.costs.of(other.index));
-                    continue;
-                }
-            }
-            rate(k, r, {i});
+            const node_id like = by_state ? alike_.first_like(cluster_, {i}) : node_id{i};
+            if (like.index != i)
+                k.costs.set(i, k.costs.of(like.index));
+            else
+                rate(k, r, {i});
         }
     }
 
