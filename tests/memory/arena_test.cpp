@@ -314,6 +314,41 @@ TEST_CASE("what can never be had is refused without a wait for what others give 
     CHECK(waits != 0);
 }
 
+TEST_CASE("bytes of a quota are awaited only where they come back to its tree", "[memory][arena]") {
+    gpushare::quota elsewhere{arena_rig::chunks(2)};  // lives until its chunks are back
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1), other = rig.arena(elsewhere, 3);
+    chat.commit(0_B, rig.chunks(12));
+    other.commit(0_B, rig.chunks(2));
+    other.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    int waits = 0;
+    rig.kernels.on_wait([&] {
+        ++waits;
+        rig.kernels.reach_all();
+        while (rig.scrubber.reach_next()) {
+        }
+    });
+    CHECK(chat.try_commit(rig.chunks(12), rig.chunk, never).code == errc::over_quota);
+    CHECK(waits == 0);
+    SECTION("its own") {
+        chat.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+        CHECK(chat.try_commit(rig.chunks(12), rig.chunk, never).code == errc::none);
+        CHECK(waits != 0);
+    }
+    SECTION("not those of a quota that is gone") {
+        {
+            gpushare::quota brief{rig.chunk};
+            auto guest = rig.arena(brief, 4);
+            guest.commit(0_B, rig.chunk);
+            guest.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+            guest.commit(0_B, rig.chunk);  // the chunk stays, and the point is open
+            guest.decommit(0_B, rig.chunk, {});
+        }
+        CHECK(chat.try_commit(rig.chunks(12), rig.chunk, never).code == errc::over_quota);
+        CHECK(waits == 0);
+    }
+}
+
 TEST_CASE("closing gives all back after its points, and takes no more", "[memory][arena]") {
     arena_rig rig;
     auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);

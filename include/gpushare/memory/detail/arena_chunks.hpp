@@ -434,7 +434,7 @@ private:
             if (why.code == errc::deadline_exceeded)
                 supply_.add_points(awaited);
             else
-                add_points(awaited);
+                add_points(awaited, r.lacks == lack::quota ? s->limit : nullptr);
             lock.unlock();
             if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
             expired = !point::wait_any(awaited, deadline);
@@ -677,8 +677,12 @@ private:
         return errc::out_of_memory;
     }
 
-    void add_points(std::vector<point>& to) const {
-        for (const auto& d : departures_) d.add_points(to);
+    // `lacking`: only of departures that give that quota's tree bytes back. A quota has to live
+    // only while chunks that are charged to it leave.
+    void add_points(std::vector<point>& to, const quota* lacking = nullptr) const {
+        for (const auto& d : departures_)
+            if (lacking == nullptr || (d.from->leaving != 0 && quota_change::of_one_tree(*d.from->limit, *lacking)))
+                d.add_points(to);
     }
 
     // ---- not under the mutex
