@@ -101,6 +101,7 @@ void detail::call_back(CUpti_CallbackId id, const char* name, const void* parame
     data.functionParams = parameters;
     data.functionReturnValue = result != nullptr ? &returned : nullptr;
     data.correlationData = &between;
+    data.context = the_machine().context_of_thread();
     all.callbacks.fetch_add(1);
     function(argument, CUPTI_CB_DOMAIN_DRIVER_API, id, &data);
 }

@@ -203,7 +203,7 @@ extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void
     return enter({.name = "cudaGetDriverEntryPointByVersion", .bare = true}, nullptr, [&](machine& m) {
         auto result = cudaDriverEntryPointSymbolNotFound;
         for (const auto part : {context_functions(), virtual_memory_functions(), green_context_functions(),
-                                memory_operation_functions()}) {
+                                memory_operation_functions(), memory_functions()}) {
             const auto found = std::ranges::find(part, std::string_view(symbol), &entry_point::name);
             if (found == part.end() || m.hidden.contains(std::string_view(symbol))) continue;
             const int usable = std::min(m.chosen.driver_version, static_cast<int>(version));

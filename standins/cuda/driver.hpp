@@ -30,6 +30,7 @@ std::span<const entry_point> context_functions();           // driver.cpp
 std::span<const entry_point> virtual_memory_functions();    // virtual_memory.cpp
 std::span<const entry_point> green_context_functions();     // green_context.cpp
 std::span<const entry_point> memory_operation_functions();  // memory_operation.cpp
+std::span<const entry_point> memory_functions();            // memory.cpp
 
 /// The two sides share the numbers of their errors.
 inline CUresult driver(cudaError_t e) { return static_cast<CUresult>(e); }

@@ -80,10 +80,7 @@ void machine::enqueue(stream& on, operation op) {
     op.enqueued = now();
     op.order = ++last_id;
     if (the_engine() != nullptr) op.known = the_engine()->known();
-    if (on.queue.empty()) {
-        const auto self = streams.find(on.handle);
-        busy.push_back(self != nullptr ? self : device(on.in->device).default_stream);
-    }
+    if (on.queue.empty()) busy.push_back(on.shared_from_this());
     on.queue.push_back(std::move(op));
 }
 
@@ -292,6 +289,15 @@ thread_state& machine::thread() {
     static thread_local thread_state mine;
     if (mine.generation != generation) mine = {.generation = generation};
     return mine;
+}
+
+CUcontext machine::context_of_thread() {
+    if (process != ::getpid()) return nullptr;  // another thread may have had the lock at the fork
+    const std::lock_guard lock(mutex);
+    const auto& contexts = thread().contexts;
+    if (contexts.empty() && devices.empty()) return nullptr;
+    const auto& c = contexts.empty() ? devices.front().primary : contexts.back();
+    return reinterpret_cast<CUcontext>(c.get());
 }
 
 std::shared_ptr<context> machine::primary(int d) {

@@ -40,6 +40,7 @@ struct thread_state {
     std::vector<std::shared_ptr<context>> contexts{};  // the last is current
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::map<int, std::shared_ptr<stream>> own_streams{};  // by device, once it has used them
 };
 
 /// What a call is like, beside its name.
@@ -85,7 +86,8 @@ struct machine {
     void find(std::string what);
 
     thread_state& thread();
-    std::shared_ptr<context> current();  // the primary context of device 0 if there is none yet
+    [[nodiscard]] CUcontext context_of_thread();  // that it has, or that the runtime gives it
+    std::shared_ptr<context> current();           // the primary context of device 0 if there is none yet
     std::shared_ptr<context> primary(int device);
     [[nodiscard]] static std::uint64_t new_context_id() noexcept;
     std::shared_ptr<context> new_context(int device);
@@ -147,6 +149,8 @@ struct machine {
         bool pooled = false;
     };
     [[nodiscard]] place place_of(const void* p) const;
+    /// Memory of the host's that CUDA doesn't know.
+    [[nodiscard]] bool is_pageable(const void* p) const;
     /// Whether kernels and copies of the device may use it.
     [[nodiscard]] bool reaches(int from, const place& p) const;
     /// Null if the host has no memory. The block isn't charged.

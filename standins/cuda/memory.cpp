@@ -3,11 +3,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <new>
 #include <set>
 #include <span>
 
 #include "cupti.hpp"
+#include "driver.hpp"
 #include "machine.hpp"
 
 namespace standin {
@@ -101,7 +103,24 @@ cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::s
     return *out == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
+// Driver API, cuPointerGetAttribute: CUDA_ERROR_INVALID_VALUE for memory that CUDA doesn't know.
+CUresult pointer_attribute(void* out, CUpointer_attribute what, CUdeviceptr at) {
+    return driver(enter({"cuPointerGetAttribute"}, nullptr, [&](machine& m) {
+        const auto* const p = reinterpret_cast<const void*>(at);
+        if (what != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || m.is_pageable(p)) return cudaErrorInvalidValue;
+        *static_cast<unsigned*>(out) = m.place_of(p).device < 0 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        return cudaSuccess;
+    }));
+}
+
 }  // namespace
+
+std::span<const entry_point> detail::memory_functions() {
+    static const std::array all{
+        point<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute", 4000, pointer_attribute),
+    };
+    return all;
+}
 
 namespace detail {
 
@@ -119,6 +138,8 @@ machine::place machine::place_of(const void* p) const {
     if (at == mapped.begin() || address - (--at)->first >= at->second.size) return {};
     return {.device = at->second.of->device, .open_to = at->second.open_to};
 }
+
+bool machine::is_pageable(const void* p) const { return around(*this, p) == nullptr && place_of(p).device < 0; }
 
 bool machine::reaches(int from, const place& p) const {
     if (p.device < 0) return true;

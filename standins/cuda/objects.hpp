@@ -101,7 +101,7 @@ struct context {
     std::size_t streams = 0;  // that exist in it
 };
 
-struct stream {
+struct stream : std::enable_shared_from_this<stream> {
     cudaStream_t handle = nullptr;
     std::uint64_t id = 0;
     std::shared_ptr<context> in{};

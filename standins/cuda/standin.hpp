@@ -82,6 +82,9 @@ struct options {
     /// Hardware queues of a device, which its streams share: what waits in one holds up what was enqueued there later, by
     /// other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS: 8 by default.)
     std::uint32_t connections = 8;
+    /// Asynchronous copies from and to pageable memory come back when they are over. (Runtime API, "API synchronization
+    /// behavior": such a copy may be synchronous.)
+    bool pageable_copies_wait = false;
 };
 
 /// Starts from nothing: whatever exists is gone. Findings that nobody took make the program fail at its end. No other

@@ -29,7 +29,8 @@ std::shared_ptr<stream> machine::find_stream(const char* who, cudaStream_t handl
     if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
         return look_up(streams, handle, who);
     find(std::string(who) + " on the default stream");
-    auto& stand_in = device(current()->device).default_stream;
+    const int d = current()->device;
+    auto& stand_in = handle == cudaStreamPerThread ? thread().own_streams[d] : device(d).default_stream;
     if (stand_in == nullptr) {
         stand_in = std::make_shared<stream>();
         stand_in->id = ++last_id;
@@ -86,21 +87,28 @@ bool captured(machine& m, const event& e, const char* who) {
 
 }  // namespace
 
+// Those that poll through the driver's functions are told as well: CUPTI sees both.
 cudaError_t detail::query(const char* name, cudaEvent_t handle) {
-    return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
-        if (captured(m, e, name)) return cudaErrorCapturedEvent;
-        if (e.last != nullptr && !e.last->reached) return cudaErrorNotReady;
-        host_saw();
-        return cudaSuccess;
+    const cuEventQuery_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuEventQuery, "cuEventQuery", told, [&] {
+        return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
+            if (captured(m, e, name)) return cudaErrorCapturedEvent;
+            if (e.last != nullptr && !e.last->reached) return cudaErrorNotReady;
+            host_saw();
+            return cudaSuccess;
+        });
     });
 }
 
 cudaError_t detail::query(const char* name, cudaStream_t handle) {
-    return on_stream({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, stream& on) {
-        if (captures(m, on, name)) return cudaErrorStreamCaptureUnsupported;
-        if (m.has_work(on)) return cudaErrorNotReady;
-        host_saw();
-        return cudaSuccess;
+    const cuStreamQuery_params told{handle};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuStreamQuery, "cuStreamQuery", told, [&] {
+        return on_stream({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, stream& on) {
+            if (captures(m, on, name)) return cudaErrorStreamCaptureUnsupported;
+            if (m.has_work(on)) return cudaErrorNotReady;
+            host_saw();
+            return cudaSuccess;
+        });
     });
 }
 
@@ -336,7 +344,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
             const int current = m.current()->device;
             if (!copies(m, to, on, current) || !copies(m, from, on, current)) return cudaErrorInvalidValue;
             m.enqueue(on, copying(to, from, size));
-            return cudaSuccess;
+            const bool waits =
+                m.chosen.pageable_copies_wait && on.recording == nullptr && (m.is_pageable(to) || m.is_pageable(from));
+            return !waits || m.wait("cudaMemcpyAsync", [&] { return !m.has_work(on); }) ? cudaSuccess
+                                                                                        : cudaErrorUnknown;
         });
     });
 }
