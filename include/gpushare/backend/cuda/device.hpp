@@ -118,6 +118,9 @@ public:
     /// cuStreamWriteValue32, as CUDA 12 has it.
     entry_point<decltype(::cuStreamWriteValue32)> stream_write_value{"cuStreamWriteValue32", 12000};
 
+    /// cuPointerGetAttribute.
+    entry_point<decltype(::cuPointerGetAttribute)> pointer_get_attribute{"cuPointerGetAttribute", 4000};
+
     // virtual memory
     /// cuMemGetAllocationGranularity.
     entry_point<decltype(::cuMemGetAllocationGranularity)> mem_get_granularity{"cuMemGetAllocationGranularity", 10020};

@@ -18,9 +18,10 @@
 // whole calls instead: the thread waits in enter() for its turn, once, and its launches don't wait.
 //
 // Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
-// kernels, cooperative kernels, graphs, asynchronous copies and fills. The waiting thread is
-// inside such a call: if it holds a lock of the engine's that an urgent thread needs, both wait,
-// until the core lets the launch go (`longest_hold`; take_forced() names both).
+// kernels, cooperative kernels, graphs, asynchronous copies, prefetches and fills, on the gate's
+// device. The waiting thread is inside such a call: if it holds a lock of the engine's that an
+// urgent thread needs, both wait, until the core lets the launch go (`longest_hold`; take_forced()
+// names both).
 #pragma once
 
 #include <cuda.h>

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/occupancy_cache.hpp>
+#include <gpushare/backend/cuda/detail/own_calls.hpp>
 #include <gpushare/backend/cuda/detail/process_wide.hpp>
 #include <gpushare/backend/cuda/detail/sm_registry.hpp>
 #include <gpushare/backend/cuda/device.hpp>
@@ -261,6 +262,7 @@ private:
 
     [[nodiscard]] bool ended(const point_state& end) noexcept {
         if (end.event == nullptr || health_.lost()) return true;
+        const own_calls unwatched;  // a gate that heard of it would need this lock
         const CUresult code = api_->event_query(end.event);
         if (code == CUDA_ERROR_NOT_READY) return false;
         (void)health_.note(code, "cuEventQuery");

@@ -28,7 +28,9 @@
 #include <gpushare/backend/cuda/detail/launch_batches.hpp>
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
 #include <gpushare/backend/cuda/detail/launch_hub.hpp>
+#include <gpushare/backend/cuda/detail/own_calls.hpp>
 #include <gpushare/backend/cuda/detail/stream_waits.hpp>
+#include <gpushare/backend/cuda/detail/thread_polls.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -85,7 +87,8 @@ struct launch_shell_options {
     /// stream: a thread is held only for its share, where it is too far ahead, and while a thread
     /// waits for the device, which opens the streams' waits. Where the driver has no such waits,
     /// threads are held. A launch into the legacy default stream always holds its thread, since a
-    /// wait there would stop other streams.
+    /// wait there would stop other streams. So do copies of pageable memory, which may wait inside
+    /// the driver, and functions of the host's in a stream, for which another thread may wait.
     launch_wait waits = launch_wait::thread;
     /// Waits are captured as well, so that a graph can be stopped between two pieces. Such a graph is only
     /// for clients of the level in which it was captured and below: launched by a higher client, the graph
@@ -133,6 +136,7 @@ public:
           in_stream_(o.waits == launch_wait::stream && waits_.supported()) {}
 
     ~gated_launches() override {
+        if (told_closing_) thread_polls::closing_gates().fetch_sub(1, std::memory_order_relaxed);
         if (launch_hub::in_child()) waits_.keep_memory();
         if (!in_stream_ || launch_hub::in_child()) return;
         const instant now = time_.now();
@@ -204,10 +208,12 @@ public:
         client_state* const c = find(who);
         if (c == nullptr) return {};
         const instant now = time_.now();
+        end_polls(now);
         if (c->later) settle(who.client, now);
         core_.arrived(who.client, now);
         ++c->requests;
         if (in_stream_) waits_.arrived(c->level);
+        tell_closing();
         return now;
     }
     /// Ends its launches so far as a batch, so that others learn when the batch is over.
@@ -221,6 +227,7 @@ public:
         core_.left(who.client, now, came);
         --c->requests;
         if (in_stream_ && waits_.left(c->level)) open_behind(c->level, now);
+        tell_closing();
         (void)change_level_if_idle(*c, who.client, now);
         wake();
     }
@@ -234,34 +241,35 @@ public:
 
     // ---- launches, from the driver's callbacks
 
-    [[nodiscard]] bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept override {
+    [[nodiscard]] launch_verdict before(launch_owner who, const launch_call& call,
+                                        std::uint64_t& note) noexcept override {
         try {
             if (captured(call.stream)) {  // it is recorded, and passes when its graph is launched
-                if (in_stream_ && options_.waits_in_graphs) put_waits_in_graph(who, call);
-                return false;
+                if (in_stream_ && options_.waits_in_graphs && !call.host) put_waits_in_graph(who, call);
+                return launch_verdict::passes;
             }
             std::unique_lock lock(mutex_);
-            if (!passes_gate(who)) return false;
+            if (!passes_gate(who)) return launch_verdict::passes;
+            if (!is_here(*find(who), call)) return launch_verdict::elsewhere;
             if (find(who)->later) settle(who.client, time_.now());
-            const entry e = entry_of(who, call);
-            const ns predicted = times_.predicted(e);
-            const bool alone = runs_alone(who, call, e);
-            if (in_stream_ && find(who)->requests != 0) waits_.keep(find(who)->level);
-            const instant now = hold(lock, who, predicted, &call, alone);
-            if (!passes_gate(who)) return false;
-            follow(who, call, e, predicted, now, alone);
-            note = static_cast<std::uint64_t>(predicted.count()) + 1;
-            return true;
+            if (call.host) return before_host(lock, who, call, note);
+            return before_launch(lock, who, call, note);
         } catch (...) {  // no memory for the client's first launch into a stream: it isn't followed
-            return false;
+            return launch_verdict::passes;
         }
     }
     void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept override {
         const std::lock_guard lock(mutex_);
+        if ((note & waits_opened) != 0) end_opening();
         client_state* const c = find(who);
-        launch_batches* const in = c != nullptr ? c->on(call) : nullptr;
-        if (in == nullptr) return;
-        const ns predicted{static_cast<std::int64_t>(note - 1)};
+        if (c == nullptr) return;
+        if ((note & waits_inside) != 0) {
+            --c->inside;
+            wake();
+        }
+        launch_batches* const in = c->on(call);
+        if (in == nullptr || call.host) return;
+        const ns predicted{static_cast<std::int64_t>((note & (waits_inside - 1)) - 1)};
         if (result != CUDA_SUCCESS) {
             const ns charge = charged(call, predicted);
             if (in->take_back(predicted, charge)) {
@@ -287,17 +295,50 @@ public:
         const bool opens = look(lock, who, call);
         --looking_;
         if (!opens) return false;
-        core_.keep_open();
-        waits_.keep_open();
-        wake();
+        begin_opening();
         return true;
     }
     void synchronised() noexcept override {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
-        core_.let_close();
-        waits_.let_close();
-        wake();
+        end_opening();
+    }
+    // The thread is behind the driver's call, and won't say when it stops asking. So the waits stay
+    // open for it until it gets its answer, launches, or asks no more.
+    [[nodiscard]] bool polls(const launch_owner* who, const sync_call& call,
+                             std::optional<instant>& since) noexcept override {
+        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return false;
+        const std::lock_guard lock(mutex_);
+        const instant now = time_.now();
+        const auto there = find_poll(call.awaited());
+        if (there != polls_.end()) {
+            there->last = now;
+            return true;
+        }
+        end_polls(now);
+        if (closed_ || device_->health().lost()) return false;
+        const client_state* const c = who != nullptr ? find(*who) : nullptr;
+        const auto own = c != nullptr ? std::optional(who->client) : std::nullopt;
+        settle_all(c != nullptr && is_gated(*c) ? *own : nobody, call.context, now);
+        tell_closing();
+        const auto stopped = first_stopped(call);
+        if (!stopped || !since) {
+            since = stopped ? std::optional(now) : std::nullopt;
+            return false;
+        }
+        const auto held = opens_for_poll(own, call, now, *since);
+        if (!held || !keeps_poll({std::this_thread::get_id(), call.awaited(), now})) return false;
+        if (held->held != ns{0}) note_forced({*stopped, held->held_by, held->held, now});
+        begin_opening();
+        return true;
+    }
+    void poll_over(const void* what) noexcept override {
+        if (launch_hub::in_child()) return;
+        const std::lock_guard lock(mutex_);
+        const auto there = find_poll(what);
+        if (there == polls_.end()) return;
+        polls_.erase(there);
+        end_opening();
     }
     void ends(CUstream s) noexcept override {
         const std::lock_guard lock(mutex_);
@@ -415,6 +456,8 @@ public:
 
 private:
     using entry = gpushare::detail::launch_times::entry;
+    // Of a launch, beside the predicted time, from before() to after().
+    static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54;
     static constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
     struct client_state {
@@ -427,6 +470,7 @@ private:
         bool present = false;        // something of it is in flight, and the core knows
         bool alone = false;          // its last launch is a batch of its own, to be timed
         bool samples = false;        // its next batch or the open one runs alone
+        std::uint32_t inside = 0;    // calls under way that no wait may be in front of
         instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
         ns captured{0};  // predicted work behind the last wait that was captured
@@ -436,14 +480,18 @@ private:
 
         [[nodiscard]] launch_batches* on(const launch_call& call) const noexcept {
             for (const auto& s : streams)
-                if (s->of(call.stream, call.context)) return s.get();
+                if (s->of(call)) return s.get();
             return nullptr;
         }
         [[nodiscard]] launch_batches& on_or_new(const launch_call& call, const std::shared_ptr<device_state>& device) {
             if (launch_batches* const there = on(call)) return *there;
-            std::erase_if(streams, [](const auto& s) { return s->drained(); });
-            streams.push_back(std::make_unique<launch_batches>(device, call.stream, call.context));
+            std::erase_if(streams, [](const auto& s) { return s->drained() || s->forgettable(); });
+            streams.push_back(std::make_unique<launch_batches>(device, call));
             return *streams.back();
+        }
+        // Nothing of it is behind a wait any more.
+        [[nodiscard]] bool passed_waits() const noexcept {
+            return std::ranges::all_of(streams, [](const auto& s) { return s->passed_waits(); });
         }
     };
 
@@ -459,6 +507,20 @@ private:
         CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
         return device_->api().stream_is_capturing(s, &status) != CUDA_SUCCESS ||
                status != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+    // Streams that the client has used are of this device. A launch's stream belongs to the current
+    // context, but a copy's may belong to another device. (Programming Guide, "Stream and Event
+    // Behavior".)
+    [[nodiscard]] bool is_here(const client_state& c, const launch_call& call) const noexcept {
+        if (c.on(call) != nullptr) return true;
+        const relaxed_capture relaxed(device_->api());
+        if (is_legacy(call) || call.of_thread()) {
+            CUdevice now = 0;
+            return device_->api().ctx_get_device(&now) != CUDA_SUCCESS || now == device_->context().device();
+        }
+        int of_stream = device_->ordinal();
+        const context_guard any(device_->context());
+        return handled(cudaStreamGetDevice(call.stream, &of_stream)) != cudaSuccess || of_stream == device_->ordinal();
     }
     [[nodiscard]] entry entry_of(launch_owner who, const launch_call& call) noexcept {
         const launch_batches* const in = find(who)->on(call);
@@ -503,12 +565,14 @@ private:
             if (run_together(number, n)) all += clients_[n].launches;
         return all;
     }
-    void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone) {
+    // `inside`: no wait comes in front of it.
+    void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone,
+                bool inside) {
         client_state& c = *find(who);
         launch_batches& in = c.on_or_new(call, device_);
         core_.spread(who.client, static_cast<std::uint32_t>(c.streams.size()));
         c.alone = times_.first_time(e) || !times_.known(e);
-        const bool gated = is_gated(c) && !is_legacy(call);
+        const bool gated = is_gated(c) && !is_legacy(call) && !inside;
         if (c.alone || now - in.open().begun >= options_.batch * 2 || (gated && piece_ends(c, in, predicted)))
             (void)in.end();
         if (in.open().launches == 0) {
@@ -611,7 +675,7 @@ private:
         const std::lock_guard lock(mutex_);
         if (!passes_gate(who)) return;
         client_state& c = *find(who);
-        if (!is_gated(c)) return;
+        if (!is_gated(c) || !is_here(c, call)) return;
         const ns predicted = times_.predicted(times_.find(call.key, call.guess));
         if ((c.captured += predicted) <= options_.piece) return;
         c.captured = predicted;
@@ -623,15 +687,21 @@ private:
     // others; this delays only later work on that stream.
     void open_behind(int level, instant now) noexcept {
         launch_batches* last = nullptr;
-        for (std::uint32_t n = 0; n < clients_.size(); ++n) {
-            if (!clients_[n].used || clients_[n].level != level) continue;
-            settle(n, now);
-            for (const auto& in : clients_[n].streams) {
-                if (!in->in_flight() || in->gone()) continue;
-                if (last != nullptr) in->run_behind(*last);
-                last = in.get();
-            }
-        }
+        const auto each = [&](auto f) {
+            for (const client_state& c : clients_)
+                if (c.used && c.level == level)
+                    for (const auto& in : c.streams)
+                        if (in->in_flight() && !in->gone()) f(*in);
+        };
+        for (std::uint32_t n = 0; n < clients_.size(); ++n)
+            if (clients_[n].used && clients_[n].level == level) settle(n, now);
+        each([&](launch_batches& in) {
+            if (last == nullptr || last->is_elsewhere() || !in.is_elsewhere()) last = &in;
+        });
+        // In this thread the handle of another one's own stream means this thread's own.
+        each([&](launch_batches& in) {
+            if (&in != last || in.is_elsewhere()) last->run_behind(in);
+        });
         if (last == nullptr) return waits_.open(level);
         const auto opens = waits_.hand_over(level);
         if (opens && !last->clear_behind(opens->where)) waits_.open(level, *opens);
@@ -652,7 +722,159 @@ private:
         note_forced({number, overdue->held_by, overdue->held, now});
     }
 
+    // ---- calls that no closed wait may be in front of
+
+    // A copy from or to pageable memory may wait inside the driver for all that is in front of it.
+    // (Runtime API, "API synchronization behavior".) To pageable memory the driver gives no type.
+    [[nodiscard]] bool is_pageable(const launch_call& call) const noexcept {
+        if (!call.copies || !device_->api().pointer_get_attribute) return false;
+        const relaxed_capture relaxed(device_->api());
+        return call.any_address([&](CUdeviceptr p) {
+            unsigned kind = 0;
+            return device_->api().pointer_get_attribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p) ==
+                   CUDA_ERROR_INVALID_VALUE;
+        });
+    }
+    // A client without waits may launch into a stream that has them, of a client below: what the
+    // copy waits for then waits for the client's own request.
+    [[nodiscard]] bool opens_for_copy(launch_owner who, const launch_call& call) const noexcept {
+        const sync_call waits{.reach = wait_reach::stream, .stream = call.stream};
+        return needs_all(who.client, waits) && is_pageable(call);
+    }
+    [[nodiscard]] launch_verdict before_launch(std::unique_lock<std::mutex>& lock, launch_owner who,
+                                               const launch_call& call, std::uint64_t& note) {
+        const entry e = entry_of(who, call);
+        const ns predicted = times_.predicted(e);
+        const bool alone = runs_alone(who, call, e);
+        if (in_stream_ && find(who)->requests != 0) {
+            end_polls(time_.now());
+            waits_.keep(find(who)->level);
+        }
+        instant now = hold(lock, who, predicted, &call, alone);
+        if (!passes_gate(who)) return launch_verdict::passes;
+        std::uint64_t how = 0;
+        if (in_stream_ && !is_gated(*find(who)) && opens_for_copy(who, call)) {
+            begin_opening();
+            how = waits_opened;
+        } else if (in_stream_ && is_gated(*find(who)) && is_pageable(call)) {
+            how = pass_waits(lock, who, call, predicted);
+            if ((how & waits_inside) == 0) return launch_verdict::passes;
+            now = time_.now();
+        }
+        follow(who, call, e, predicted, now, alone, (how & waits_inside) != 0);
+        note = (static_cast<std::uint64_t>(predicted.count()) + 1) | how;
+        return launch_verdict::followed;
+    }
+    // Another thread may wait for the function, in a way that nobody sees. So no wait may be in
+    // front of the function: not in its stream, nor in the client's others, for whose events the
+    // stream may wait.
+    [[nodiscard]] launch_verdict before_host(std::unique_lock<std::mutex>& lock, launch_owner who,
+                                             const launch_call& call, std::uint64_t& note) noexcept {
+        if (!in_stream_ || !is_gated(*find(who))) return launch_verdict::passes;
+        note = pass_waits(lock, who, call, ns{0});
+        return (note & waits_inside) != 0 ? launch_verdict::followed : launch_verdict::passes;
+    }
+    // Until all that the client has enqueued is behind no wait any more. The client enqueues no
+    // other wait until the call is over. After the longest hold the gate opens the waits, until then
+    // as well. What after() is to know; 0 if the gate lets all go.
+    [[nodiscard]] std::uint64_t pass_waits(std::unique_lock<std::mutex>& lock, launch_owner who,
+                                           const launch_call& call, ns predicted) noexcept {
+        const instant since = time_.now();
+        std::uint64_t how = waits_inside;
+        ++held_;
+        for (unsigned looks = 0;; ++looks) {
+            const instant now = time_.now();
+            settle_all(who.client, call.context, now);
+            if (!passes_gate(who)) break;
+            client_state& c = *find(who);
+            const bool opened = (how & waits_opened) != 0;
+            const bool may = call.host || opened || runs_now(who.client, predicted, now);
+            if (may && c.passed_waits()) {
+                ++c.inside;
+                count_hold(c, looks, now - since);
+                return how;
+            }
+            const auto held = core_.awaited(std::nullopt, false, now, since);
+            if (held && !opened && (!may || waits_.closed_above(c.level))) {
+                note_forced({who.client, held->held_by, held->held, now});
+                begin_opening();
+                how |= waits_opened;
+            }
+            wait(lock, {.own = true}, looks, who.client);
+        }
+        --held_;
+        if ((how & waits_opened) != 0) end_opening();
+        return 0;
+    }
+    void count_hold(client_state& c, unsigned looks, ns held) noexcept {
+        --held_;
+        if (looks == 0) return;
+        ++c.used_so_far.held;
+        c.used_so_far.longest_hold = std::max(c.used_so_far.longest_hold, held);
+    }
+    // Whether a launch without a wait may run now: no higher client is there, and little is in front
+    // of it.
+    [[nodiscard]] bool runs_now(std::uint32_t number, ns predicted, instant now) const noexcept {
+        const ns already = core_.in_flight(number);
+        return core_.closed(number, now, now).goes && (already == ns{0} || already + predicted <= options_.piece);
+    }
+
     // ---- threads that wait for work
+
+    // The words are open from now on, until as many calls of end_opening().
+    void begin_opening() noexcept {
+        core_.keep_open();
+        waits_.keep_open();
+        wake();
+    }
+    void end_opening() noexcept {
+        core_.let_close();
+        waits_.let_close();
+        wake();
+    }
+    // Whether polls matter at all: for all threads, without a lock.
+    void tell_closing() noexcept {
+        const bool may_close = in_stream_ && !closed_ && waits_.any_closed();
+        if (may_close == told_closing_) return;
+        told_closing_ = may_close;
+        thread_polls::closing_gates().fetch_add(may_close ? 1 : -1, std::memory_order_relaxed);
+    }
+    // A thread that has the waits open since it polls.
+    struct poll_under_way {
+        std::thread::id thread{};
+        const void* what = nullptr;
+        instant last{};  // when it polled
+    };
+    [[nodiscard]] auto find_poll(const void* what) noexcept {
+        return std::ranges::find_if(polls_, [&, me = std::this_thread::get_id()](const poll_under_way& p) {
+            return p.what == what && p.thread == me;
+        });
+    }
+    [[nodiscard]] bool keeps_poll(const poll_under_way& p) noexcept {
+        try {
+            polls_.push_back(p);
+            return true;
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
+    // Those that have stopped without a word.
+    void end_polls(instant now) noexcept {
+        constexpr ns longest{10'000'000};
+        while (!polls_.empty()) {
+            const auto gone = std::ranges::find_if(polls_, [&](const auto& p) { return now - p.last >= longest; });
+            if (gone == polls_.end()) return;
+            polls_.erase(gone);
+            end_opening();
+        }
+    }
+    // A request's own polls open the waits at once where it waits for a stream that lower clients
+    // share, any others after the longest hold.
+    [[nodiscard]] auto opens_for_poll(std::optional<std::uint32_t> own, const sync_call& call, instant now,
+                                      instant since) const noexcept {
+        const auto held = core_.awaited(own, needs_all(own, call), now, since);
+        return held && held->held == ns{0} ? held : core_.awaited(std::nullopt, false, now, since);
+    }
 
     // Streams of other devices don't wait for this gate. A call that frees memory may concern any
     // device, and so may most others.
@@ -698,6 +920,7 @@ private:
         if (call.reach == wait_reach::all) return true;
         const auto of = [&](const client_state& c) { return runs_for(c, call.reach); };
         if (std::ranges::none_of(clients_, of)) return false;
+        const own_calls unwatched;
         const relaxed_capture relaxed(device_->api());
         if (call.reach == wait_reach::event) return device_->api().event_query(call.event) == CUDA_ERROR_NOT_READY;
         return call.reach == wait_reach::legacy || device_->api().stream_query(call.stream) == CUDA_ERROR_NOT_READY;
@@ -746,6 +969,7 @@ private:
         auto a = core_.ask(who.client, predicted, now, since, alone);
         const client_state& c = clients_[who.client];
         if (!a.goes || a.forced || call == nullptr || !is_gated(c)) return a;
+        if (c.inside != 0) return {.own = true};
         const launch_batches* const in = c.on(*call);
         if (in != nullptr && !(in->has_room() && core_.takes_more(in->launches()))) return {.own = true};
         if (!is_legacy(*call)) return a;
@@ -764,6 +988,7 @@ private:
         instant now = since;
         for (unsigned looks = 0;; ++looks) {
             settle_all(who.client, call != nullptr ? call->context : nullptr, now);
+            end_polls(now);
             if (!passes_gate(who)) break;
             open_overdue(who.client, now);
             a = may_go(who, predicted, call, now, since, alone);
@@ -856,6 +1081,8 @@ private:
     std::uint32_t turns_ = 0;
     std::uint64_t launches_ = 0;
     std::size_t held_ = 0, looking_ = 0;
+    std::vector<poll_under_way> polls_{};
+    bool told_closing_ = false;
     stream_waits waits_;
     bool in_stream_;
     bool closed_ = false;

@@ -28,6 +28,7 @@
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/detail/own_calls.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/launch_times.hpp>
@@ -64,8 +65,8 @@ struct launch_batch {
 
 class launch_batches {
 public:
-    launch_batches(std::shared_ptr<device_state> device, CUstream s, CUcontext in) noexcept
-        : device_(std::move(device)), stream_(s), context_(in) {}
+    launch_batches(std::shared_ptr<device_state> device, const launch_call& first) noexcept
+        : device_(std::move(device)), stream_(first.stream), context_(first.context), thread_(first.thread) {}
     launch_batches(const launch_batches&) = delete;
     launch_batches& operator=(const launch_batches&) = delete;
     ~launch_batches() {
@@ -74,10 +75,14 @@ public:
         release(edge_);
     }
 
-    /// Whether these are the launches of that stream. The default streams are each context's own.
-    [[nodiscard]] bool of(CUstream s, CUcontext in) const noexcept {
-        return s == stream_ && !gone_ && (in == context_ || !is_default());
+    /// Whether these are launches into the stream of that one. The default streams are each
+    /// context's own, and one of them each thread's own.
+    [[nodiscard]] bool of(const launch_call& call) const noexcept {
+        return call.stream == stream_ && !gone_ && (call.context == context_ || !is_default()) &&
+               call.thread == thread_;
     }
+    /// Whether the stream is the own one of another thread: here its handle means another stream.
+    [[nodiscard]] bool is_elsewhere() const noexcept { return thread_ != 0 && thread_ != number_of_thread(); }
     [[nodiscard]] CUstream stream() const noexcept { return stream_; }
     /// Whether a thread in that context may end a batch whose launches are another's.
     [[nodiscard]] bool within_reach(CUcontext of_thread) const noexcept {
@@ -97,6 +102,16 @@ public:
     void adopt() noexcept { ++adopted_; }
     [[nodiscard]] bool abandon() noexcept { return --adopted_ == 0; }
     [[nodiscard]] bool drained() const noexcept { return gone_ && !may_wait(); }
+    /// Nothing is in flight in another thread's own stream, whose end nobody tells.
+    [[nodiscard]] bool forgettable() const noexcept { return is_elsewhere() && !may_wait(); }
+    /// Whether all that is enqueued is behind no wait any more.
+    [[nodiscard]] bool passed_waits() const noexcept {
+        if (waited_) return false;
+        const std::size_t last = (head_ + count_ + ring_.size() - 1) % ring_.size();
+        const point_state* const from = open_.from != nullptr ? open_.from : count_ != 0 ? ring_[last].from : nullptr;
+        const relaxed_capture relaxed(device_->api());
+        return from == nullptr || reached(*from);
+    }
 
     /// What was launched last, which tells the next one's time.
     [[nodiscard]] const gpushare::detail::launch_history& history() const noexcept { return history_; }
@@ -131,6 +146,7 @@ public:
         if (p != nullptr && p->references.fetch_sub(1, std::memory_order_relaxed) == 1) of.release(*p);
     }
     [[nodiscard]] static bool reached(device_state& of, const point_state& p) noexcept {
+        const own_calls unwatched;
         const CUresult code = of.api().event_query(p.event);
         if (code == CUDA_ERROR_NOT_READY) return false;
         if (code != CUDA_SUCCESS) (void)of.health().note(code, "cuEventQuery");
@@ -292,6 +308,7 @@ private:
     std::shared_ptr<device_state> device_;
     CUstream stream_;
     CUcontext context_;
+    std::uint64_t thread_;
     bool gone_ = false;
     std::uint32_t adopted_ = 0;
     bool waited_ = false;  // there is a wait behind the last batch, whose end isn't the beginning of the next one then

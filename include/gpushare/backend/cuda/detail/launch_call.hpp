@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -29,11 +31,37 @@ struct launch_call {
     std::uint64_t key = 0;        // the same for what will take as long
     std::uint32_t blocks = 0;     // of a kernel; 0: not known
     bool copies = false;          // it needs no SM to speak of
+    bool host = false;            // a function of the host's: no launch, but it runs in the stream's order
     ns guess{20'000};             // before anything is known
+    std::uint64_t thread = 0;     // whose own stream it is; 0: it is no thread's own
+    // Addresses of a copy, which may be the host's; of many copies at once, and of those in three
+    // dimensions. Inside the callback alone.
+    std::array<CUdeviceptr, 2> ends{};
+    std::array<std::span<const CUdeviceptr>, 2> lists{};
+    std::span<const CUDA_MEMCPY3D_BATCH_OP> operations{};
 
     /// A stream that is another one in each thread.
     [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
+    /// Whether f(address) is true for one that is copied from or to.
+    template <class F>
+    [[nodiscard]] bool any_address(F f) const noexcept {
+        const auto is = [&](CUdeviceptr p) { return p != 0 && f(p); };
+        const auto is_end = [&](const CUmemcpy3DOperand& o) {
+            return o.type == CU_MEMCPY_OPERAND_TYPE_POINTER && is(o.op.ptr.ptr);
+        };
+        return std::ranges::any_of(ends, is) || std::ranges::any_of(lists[0], is) ||
+               std::ranges::any_of(lists[1], is) ||
+               std::ranges::any_of(operations, [&](const auto& o) { return is_end(o.src) || is_end(o.dst); });
+    }
 };
+
+/// Of the calling thread, and of no other one ever.
+[[nodiscard]] inline std::uint64_t number_of_thread() noexcept {
+    constinit static std::atomic<std::uint64_t> last{0};
+    constinit thread_local std::uint64_t mine = 0;
+    if (mine == 0) mine = last.fetch_add(1, std::memory_order_relaxed) + 1;
+    return mine;
+}
 
 /// The driver's functions that launch something.
 inline constexpr CUpti_CallbackId launch_ids[] = {
@@ -59,6 +87,26 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2,
     CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async,
@@ -72,6 +120,22 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
 };
+/// Those that enqueue a function of the host's.
+inline constexpr CUpti_CallbackId host_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback,
+    CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback_ptsz,
+};
+/// Those that ask whether work is over, and don't wait for it.
+inline constexpr CUpti_CallbackId poll_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuStreamQuery,
+    CUPTI_DRIVER_TRACE_CBID_cuStreamQuery_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuEventQuery,
+};
+[[nodiscard]] constexpr bool is_poll(CUpti_CallbackId id) noexcept {
+    return id == poll_ids[0] || id == poll_ids[1] || id == poll_ids[2];
+}
 /// And that which ends a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
 
@@ -91,6 +155,11 @@ struct sync_call {
     CUcontext context = nullptr;  // that is current
     bool is_here = false;         // the work that it waits for is in that context
     bool drains = false;          // it waits for sure, for all that is enqueued by then
+
+    /// What it waits for, where that is a stream or an event.
+    [[nodiscard]] const void* awaited() const noexcept {
+        return event != nullptr ? static_cast<const void*>(event) : stream;
+    }
 };
 
 namespace launches {
@@ -252,8 +321,15 @@ template <class P, class OfThread>
 // How many elements a copy, which counts in bytes, or a fill has.
 template <class P>
 [[nodiscard]] std::uint64_t elements_of(const P& c) noexcept {
+    std::uint64_t sum = 0;
     if constexpr (requires { c.ByteCount; })
         return c.ByteCount;
+    else if constexpr (requires { c.opList; })
+        for (const auto& o : std::span(c.opList, c.numOps)) sum += o.extent.width * o.extent.height * o.extent.depth;
+    else if constexpr (requires { c.sizes; })
+        for (const std::size_t size : std::span(c.sizes, c.count)) sum += size;
+    else if constexpr (requires { c.count; })
+        return c.count;
     else if constexpr (requires { c.N; })
         return c.N;
     else if constexpr (requires { c.Width; })
@@ -262,11 +338,35 @@ template <class P>
         return c.pCopy->WidthInBytes * c.pCopy->Height * c.pCopy->Depth;
     else
         return c.pCopy->WidthInBytes * c.pCopy->Height;
+    return sum;
+}
+// Where a copy of rows begins; 0 for an array.
+[[nodiscard]] inline CUdeviceptr end_of(CUmemorytype kind, const void* host, CUdeviceptr device) noexcept {
+    if (kind == CU_MEMORYTYPE_HOST) return reinterpret_cast<CUdeviceptr>(host);
+    return kind == CU_MEMORYTYPE_UNIFIED ? device : 0;
+}
+// The addresses that may be the host's pageable memory. A prefetch and a fill have none.
+template <class P>
+void find_ends(launch_call& to, const P& c) noexcept {
+    if constexpr (requires { c.pCopy; })
+        to.ends = {end_of(c.pCopy->srcMemoryType, c.pCopy->srcHost, c.pCopy->srcDevice),
+                   end_of(c.pCopy->dstMemoryType, c.pCopy->dstHost, c.pCopy->dstDevice)};
+    if constexpr (requires {
+                      c.dst;
+                      c.src;
+                  })
+        to.ends = {c.dst, c.src};
+    if constexpr (requires { c.srcHost; }) to.ends[0] = reinterpret_cast<CUdeviceptr>(c.srcHost);
+    if constexpr (requires { c.dstHost; }) to.ends[0] = reinterpret_cast<CUdeviceptr>(c.dstHost);
+    if constexpr (requires { c.dsts; }) to.lists = {std::span(c.dsts, c.count), std::span(c.srcs, c.count)};
+    if constexpr (requires { c.opList; }) to.operations = std::span(c.opList, c.numOps);
 }
 template <class P, class OfThread>
 [[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p, std::uint64_t element = 1) noexcept {
     const auto& c = as<P, OfThread>(p);
-    return transfer(c.hStream, id, elements_of(c) * element);
+    launch_call call = transfer(c.hStream, id, elements_of(c) * element);
+    find_ends(call, c);
+    return call;
 }
 
 [[nodiscard]] inline std::optional<launch_call> read_copy(CUpti_CallbackId id, const void* p) noexcept {
@@ -292,6 +392,57 @@ template <class P, class OfThread>
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2:
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz:
             return moved<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>(id, p);
+        default: return std::nullopt;
+    }
+}
+
+// Several at once, between devices, from and to arrays, and pages that move.
+[[nodiscard]] inline std::optional<launch_call> read_other_copy(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync_ptsz:
+            return moved<cuMemcpy3DPeerAsync_params, cuMemcpy3DPeerAsync_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_ptsz:
+            return moved<cuMemcpyBatchAsync_params, cuMemcpyBatchAsync_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2_ptsz:
+            return moved<cuMemcpyBatchAsync_v2_params, cuMemcpyBatchAsync_v2_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_ptsz:
+            return moved<cuMemcpy3DBatchAsync_params, cuMemcpy3DBatchAsync_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2_ptsz:
+            return moved<cuMemcpy3DBatchAsync_v2_params, cuMemcpy3DBatchAsync_v2_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2_ptsz:
+            return moved<cuMemcpyHtoAAsync_v2_params, cuMemcpyHtoAAsync_v2_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2_ptsz:
+            return moved<cuMemcpyAtoHAsync_v2_params, cuMemcpyAtoHAsync_v2_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_ptsz:
+            return moved<cuMemPrefetchAsync_params, cuMemPrefetchAsync_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz:
+            return moved<cuMemPrefetchAsync_v2_params, cuMemPrefetchAsync_v2_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz:
+            return moved<cuMemPrefetchBatchAsync_params, cuMemPrefetchBatchAsync_ptsz_params>(id, p);
+        default: return std::nullopt;
+    }
+}
+
+[[nodiscard]] inline std::optional<launch_call> read_host_function(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc:
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc_ptsz:
+            return launch_call{.stream = as<cuLaunchHostFunc_params, cuLaunchHostFunc_ptsz_params>(p).hStream,
+                               .host = true};
+        case CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback:
+        case CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback_ptsz:
+            return launch_call{.stream = as<cuStreamAddCallback_params, cuStreamAddCallback_ptsz_params>(p).hStream,
+                               .host = true};
         default: return std::nullopt;
     }
 }
@@ -324,7 +475,7 @@ template <class P, class OfThread>
 [[nodiscard]] constexpr bool on_stream_of_thread(CUpti_CallbackId id) noexcept {
     for (std::size_t i = 1; i < std::size(launch_ids); i += 2)
         if (launch_ids[i] == id) return true;
-    return false;
+    return id == host_ids[1] || id == host_ids[3];
 }
 
 }  // namespace launches
@@ -335,10 +486,28 @@ template <class P, class OfThread>
     auto call = launches::read_kernel(id, data.functionParams);
     if (!call) call = launches::read_copy(id, data.functionParams);
     if (!call) call = launches::read_fill(id, data.functionParams);
+    if (!call) call = launches::read_other_copy(id, data.functionParams);
+    if (!call) call = launches::read_host_function(id, data.functionParams);
     if (!call) return call;
     if (call->stream == nullptr)
         call->stream = launches::on_stream_of_thread(id) ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     call->context = data.context;
+    if (call->of_thread()) call->thread = number_of_thread();
+    return call;
+}
+
+/// Of a function that polls, as if it waited for what it asks about. Inside the callback.
+[[nodiscard]] inline sync_call read_poll(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+    sync_call call{.reach = wait_reach::event, .context = data.context, .drains = true};
+    if (id == CUPTI_DRIVER_TRACE_CBID_cuEventQuery) {
+        call.event = static_cast<const cuEventQuery_params*>(data.functionParams)->hEvent;
+    } else {
+        call.stream = launches::as<cuStreamQuery_params, cuStreamQuery_ptsz_params>(data.functionParams).hStream;
+        if (call.stream == nullptr)
+            call.stream = id == CUPTI_DRIVER_TRACE_CBID_cuStreamQuery ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
+        call.reach = call.stream == CU_STREAM_LEGACY ? wait_reach::legacy : wait_reach::stream;
+    }
+    call.is_here = call.reach != wait_reach::stream || call.stream == CU_STREAM_PER_THREAD;
     return call;
 }
 

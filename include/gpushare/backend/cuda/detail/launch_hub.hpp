@@ -19,11 +19,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -31,8 +33,11 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/detail/own_calls.hpp>
+#include <gpushare/backend/cuda/detail/thread_polls.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -63,15 +68,26 @@ struct launch_owner {
     std::uint32_t client = 0, turn = 0;
 };
 
+/// What a gate says about a launch.
+enum class launch_verdict : std::uint8_t {
+    passes,     ///< the gate has nothing to do with it, or nothing more
+    followed,   ///< the gate is to hear of its end
+    elsewhere,  ///< it is for another device
+};
+
 /// A gate, as the hub sees it. No call throws: they come from inside the driver.
 class launch_listener {
 public:
-    launch_listener() = default;
+    launch_listener() noexcept : number_(next_number()) {}
     launch_listener(const launch_listener&) = delete;
     launch_listener& operator=(const launch_listener&) = delete;
     virtual ~launch_listener() = default;
-    /// Before a launch, in its thread, which may be held. Whether it is followed: else after() doesn't come.
-    [[nodiscard]] virtual bool before(launch_owner who, const launch_call& call, std::uint64_t& note) noexcept = 0;
+    /// No other gate of the process has it, or had it.
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Before a launch, in its thread, which may be held. after() comes only if it is followed.
+    /// `note`: less than 2^56.
+    [[nodiscard]] virtual launch_verdict before(launch_owner who, const launch_call& call,
+                                                std::uint64_t& note) noexcept = 0;
     /// Behind it. `note`: what before() left there.
     virtual void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept = 0;
     /// Whether it makes streams wait, and is to hear of threads that wait for work on the device.
@@ -82,8 +98,22 @@ public:
     [[nodiscard]] virtual bool synchronises(const launch_owner* who, const sync_call& call) noexcept = 0;
     /// The wait is over.
     virtual void synchronised() noexcept = 0;
+    /// The calling thread has asked for the end of such work, again and again, and there was none.
+    /// `since`: when closed waits may have begun to prevent it. Whether the waits are open for the
+    /// thread from now on, until poll_over().
+    [[nodiscard]] virtual bool polls(const launch_owner* who, const sync_call& call,
+                                     std::optional<instant>& since) noexcept = 0;
+    /// The calling thread has got its answer, or does something else.
+    virtual void poll_over(const void* what) noexcept = 0;
     /// The stream is about to be destroyed.
     virtual void ends(CUstream s) noexcept = 0;
+
+private:
+    [[nodiscard]] static std::uint64_t next_number() noexcept {
+        constinit static std::atomic<std::uint64_t> last{0};
+        return last.fetch_add(1, std::memory_order_relaxed) + 1;
+    }
+    const std::uint64_t number_;
 };
 
 /// The calling thread's launches are the client's, until it is destroyed, by the same thread. Of
@@ -108,6 +138,8 @@ public:
     }
     [[nodiscard]] launch_listener& gate() const noexcept { return *gate_; }
     [[nodiscard]] launch_owner who() const noexcept { return who_; }
+    /// The one that was made before it, of those that are there.
+    [[nodiscard]] const thread_binding* outer() const noexcept { return outer_; }
 
 private:
     launch_listener* gate_;
@@ -115,18 +147,37 @@ private:
     thread_binding* outer_;
 };
 
-/// Calls of the driver by the library itself, under a gate's lock: no gate hears that the thread
-/// waits there.
-class own_calls {
+/// A launch that a gate follows, from its entry to its exit. The thread keeps it.
+struct launch_under_way {
+    std::uint8_t turn = 0;   // never 0 while it is under way
+    bool by_stream = false;  // else the gate has a binding of the thread
+    launch_listener* gate = nullptr;
+    std::uint64_t number = 0;  // of the gate, which may go meanwhile
+    launch_owner who{};
+};
+/// Those of the calling thread: more than one only where a call is made inside another one.
+class launches_under_way {
 public:
-    own_calls() noexcept { ++depth(); }
-    own_calls(const own_calls&) = delete;
-    own_calls& operator=(const own_calls&) = delete;
-    ~own_calls() { --depth(); }
+    [[nodiscard]] static launch_under_way& next() noexcept {
+        if (++turn() == 0) turn() = 1;
+        launch_under_way& l = all()[turn() % all().size()];
+        l.turn = turn();
+        return l;
+    }
+    /// Null if it isn't known any more.
+    [[nodiscard]] static const launch_under_way* find(std::uint8_t turn) noexcept {
+        const launch_under_way& l = all()[turn % all().size()];
+        return l.turn == turn && turn != 0 ? &l : nullptr;
+    }
 
-    [[nodiscard]] static int& depth() noexcept {
-        constinit thread_local int of_thread = 0;
+private:
+    [[nodiscard]] static std::array<launch_under_way, 4>& all() noexcept {
+        constinit thread_local std::array<launch_under_way, 4> of_thread{};
         return of_thread;
+    }
+    [[nodiscard]] static std::uint8_t& turn() noexcept {
+        constinit thread_local std::uint8_t last = 0;
+        return last;
     }
 };
 
@@ -248,6 +299,8 @@ private:
     void watch_waits() {
         for (CUpti_CallbackId id = 1; id < CUPTI_DRIVER_TRACE_CBID_SIZE; ++id)
             if (reach_of(id) != wait_reach::none) enable(id);
+        for (const CUpti_CallbackId id : host_ids) enable(id);
+        for (const CUpti_CallbackId id : poll_ids) enable(id);
     }
     void enable(CUpti_CallbackId id) {
         const CUptiResult code = cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
@@ -276,7 +329,10 @@ private:
         // relaxed: a caller that binds a stream and launches into it from another thread orders the
         // two.
         const bool any = bound_.load(std::memory_order_relaxed) != 0;
-        const bool waits = in_streams_.load(std::memory_order_relaxed) != 0 && reach_of(id) != wait_reach::none;
+        const bool in_streams = in_streams_.load(std::memory_order_relaxed) != 0;
+        if (is_poll(id)) return in_streams ? polled(thread, any, id, data) : void();
+        const bool waits = in_streams && reach_of(id) != wait_reach::none;
+        if (!waits && id != stream_end_id && thread_polls::of_thread().any()) forget_polls();
         if (thread == nullptr && !any && id != stream_end_id && !waits) return;
         if (in_child()) return;
         if (waits) {
@@ -317,8 +373,7 @@ private:
     // waits, or else the stream's.
     void wait_begins(const thread_binding* thread, bool any, const sync_call& call, std::uint64_t& note) noexcept {
         note = 0;
-        bound_stream owner;
-        if (thread == nullptr && any && call.stream != nullptr && may_be_bound(call.stream)) owner = find(call.stream);
+        const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
         const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
         const launch_owner who = thread != nullptr ? thread->who() : owner.who;
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
@@ -354,25 +409,84 @@ private:
             gate->synchronised();
         }
     }
+    // A thread that polls for long waits. While no gate may have closed waits, and for 50 us after
+    // each look, a poll costs some nanoseconds.
+    void polled(const thread_binding* thread, bool any, CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+        constexpr std::chrono::microseconds between_looks{50};
+        if (data.callbackSite != CUPTI_API_EXIT || own_calls::depth() != 0 || in_child()) return;
+        thread_polls& mine = thread_polls::of_thread();
+        const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
+        const bool over = result == nullptr || *result != CUDA_ERROR_NOT_READY;
+        if (over ? !mine.any() : thread_polls::closing_gates().load(std::memory_order_relaxed) == 0) return;
+        const sync_call call = read_poll(id, data);
+        if (over) {
+            if (const auto was = mine.over(call.awaited()); was && was->opened) end_poll(was->what);
+            return;
+        }
+        polled_work& work = mine.of(call.awaited());
+        const auto now = std::chrono::steady_clock::now();
+        if (now - work.told < between_looks) return;
+        work.told = now;
+        const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
+        const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
+        const launch_owner who = thread != nullptr ? thread->who() : owner.who;
+        each_gate([&](const std::shared_ptr<launch_listener>& gate) {
+            if (gate->waits_in_streams() && gate->polls(gate.get() == of ? &who : nullptr, call, work.since))
+                work.opened = true;
+        });
+    }
+    void end_poll(const void* what) noexcept {
+        each_gate([what](const std::shared_ptr<launch_listener>& gate) { gate->poll_over(what); });
+    }
+    // The thread launches, so it doesn't wait for what it polled.
+    void forget_polls() noexcept {
+        if (in_child()) return;
+        while (const auto was = thread_polls::of_thread().over())
+            if (was->opened) end_poll(was->what);
+    }
+    [[nodiscard]] bound_stream owner_of(const sync_call& call, bool any) noexcept {
+        return any && call.stream != nullptr && may_be_bound(call.stream) ? find(call.stream) : bound_stream{};
+    }
     // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
-    // client.
+    // client. If it is for another device than their gate's, it belongs to the scope around that.
     void to_owner(const thread_binding* thread, bool any, const launch_call& call,
                   const CUpti_CallbackData& data) noexcept {
+        std::uint64_t& note = *data.correlationData;  // goes from the one to the other: 0 where nothing is followed
+        if (data.callbackSite != CUPTI_API_ENTER) {
+            const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
+            if (note != 0) ended(call, note, result != nullptr ? *result : CUDA_SUCCESS);
+            return;
+        }
+        note = 0;
         if (any && may_be_bound(call.stream)) {
             const bound_stream b = find(call.stream);  // keeps the gate meanwhile
-            if (b.gate != nullptr) return tell(*b.gate, b.who, call, data);
+            if (b.gate != nullptr && !is_elsewhere(*b.gate, b.who, true, call, note)) return;
         }
-        if (thread != nullptr) tell(thread->gate(), thread->who(), call, data);
+        for (; thread != nullptr; thread = thread->outer())
+            if (!is_elsewhere(thread->gate(), thread->who(), false, call, note)) return;
     }
-    static void tell(launch_listener& gate, launch_owner who, const launch_call& call,
-                     const CUpti_CallbackData& data) noexcept {
-        std::uint64_t& note = *data.correlationData;  // goes from the one to the other: 0 where nothing is followed
-        if (data.callbackSite == CUPTI_API_ENTER) {
-            if (!gate.before(who, call, note)) note = 0;
-        } else if (note != 0) {
-            const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
-            gate.after(who, call, note, result != nullptr ? *result : CUDA_SUCCESS);
+    // The highest byte of `note` says where the thread keeps whose launch it is.
+    [[nodiscard]] static bool is_elsewhere(launch_listener& gate, launch_owner who, bool by_stream,
+                                           const launch_call& call, std::uint64_t& note) noexcept {
+        const launch_verdict verdict = gate.before(who, call, note);
+        if (verdict != launch_verdict::followed) {
+            note = 0;
+            return verdict == launch_verdict::elsewhere;
         }
+        launch_under_way& l = launches_under_way::next();
+        l = {.turn = l.turn, .by_stream = by_stream, .gate = &gate, .number = gate.number(), .who = who};
+        note |= std::uint64_t{l.turn} << 56;
+        return false;
+    }
+    // A scope stays until its thread has come out of the call; the gate of a bound stream may go.
+    void ended(const launch_call& call, std::uint64_t note, CUresult result) noexcept {
+        const launch_under_way* const l = launches_under_way::find(static_cast<std::uint8_t>(note >> 56));
+        if (l == nullptr) return;
+        const std::uint64_t theirs = note & ((std::uint64_t{1} << 56) - 1);
+        if (!l->by_stream) return l->gate->after(l->who, call, theirs, result);
+        each_gate([&, number = l->number, who = l->who](const std::shared_ptr<launch_listener>& gate) {
+            if (gate->number() == number) gate->after(who, call, theirs, result);
+        });
     }
 
     [[nodiscard]] bound_stream find(CUstream s) noexcept {

@@ -187,6 +187,10 @@ public:
         for (const level& l : levels_)
             if (l.is_above(number)) f(address(l.word.memory()));
     }
+    /// Whether a word is closed, or may be closed again without another request.
+    [[nodiscard]] bool any_closed() const noexcept {
+        return std::ranges::any_of(levels_, [](const level& l) { return l.requests != 0 || l.word.is_closed(); });
+    }
     [[nodiscard]] bool closed_above(int number) const noexcept {
         return std::ranges::any_of(levels_, [&](const level& l) { return l.is_above(number) && l.word.is_closed(); });
     }
