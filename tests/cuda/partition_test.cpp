@@ -194,6 +194,22 @@ TEST_CASE("a stream that was released keeps its partition", "[cuda][partitioned]
     CHECK(node.api().green_destroy(context) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a partition and a stream of it are released by two threads at once", "[cuda][partitioned]") {
+    const standin::session gpu;  // ThreadSanitizer looks on
+    cuda::node node;
+    const std::vector<std::uint32_t> unit{cuda::query_sm_split(node, d).unit};
+    auto parts = cuda::make_green_contexts(node, d, unit);
+    auto s = parts[0].make_stream();
+    cudaStream_t mine = nullptr;
+    std::thread other([&] { mine = s.release(); });
+    const CUgreenCtx context = parts[0].release();
+    other.join();
+    parts.clear();
+    CHECK(standin::existing().green_contexts == 1);  // the caller's
+    raw::destroy(mine);
+    CHECK(node.api().green_destroy(context) == CUDA_SUCCESS);
+}
+
 TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {
     const standin::session gpu;  // 2 units
     cuda::node node;

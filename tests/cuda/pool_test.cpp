@@ -545,6 +545,20 @@ TEST_CASE_METHOD(fixture, "what is given back to a lost device is gone, and no e
     CHECK(memory.create().why().code == errc::device_lost);
 }
 
+TEST_CASE_METHOD(fixture, "memory is unmapped though the driver stops at another device's error",
+                 "[cuda][virtual_memory][fault]") {
+    cuda::virtual_memory memory{node, d};
+    const auto range = memory.reserve(2 << 20);
+    const auto chunk = memory.create();
+    REQUIRE((range && chunk));
+    REQUIRE(memory.map(range->data(), *chunk) == errc::none);
+    standin::inject({.call = "cuMemUnmap", .code = cudaErrorIllegalAddress});
+    CHECK(memory.unmap(range->data(), 2 << 20) == errc::none);
+    CHECK_FALSE(node.lost(d));
+    CHECK(memory.map(range->data(), *chunk) == errc::none);  // the place is free
+    CHECK(memory.unmap(range->data(), 2 << 20) == errc::none);
+}
+
 TEST_CASE("ranges and chunks outlive what made them", "[cuda][virtual_memory]") {
     const standin::session gpu;
     auto made = [] {

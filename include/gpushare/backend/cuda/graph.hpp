@@ -69,7 +69,10 @@ private:
 };
 
 /// Where a graph was captured, which device and which part of it: its kernels run there, wherever
-/// it is launched. Keeps a partition of ours.
+/// it is launched. Keeps a partition of ours, so that no other green context gets its handle. An
+/// embedder may destroy its own green context, and another one may get that handle. The graph then
+/// has kernels in a context that is gone, and compares equal to the place of the new one: the
+/// driver alone refuses its launch.
 class captured_place {
 public:
     explicit captured_place(const stream_state& s) noexcept

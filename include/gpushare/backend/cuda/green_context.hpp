@@ -91,6 +91,7 @@ public:
     /// SMs count as free once the streams and this object are gone. They never do if the native
     /// handle of a stream was released, since the library doesn't see that stream's end.
     [[nodiscard]] CUgreenCtx release() noexcept {
+        const std::lock_guard lock(state_->mutex);  // a stream's release says the same
         state_->own->owned = false;
         return state_->own->native;
     }

@@ -198,8 +198,15 @@ public:
     /// them any more. On a lost device the mapping is gone, and the answer is errc::none: the
     /// device's health reports the loss.
     errc unmap(void* at, std::size_t size) noexcept {
-        const errc why = ask("cuMemUnmap", [&] { return api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size); });
-        return why == errc::device_lost ? errc::none : why;
+        const auto once = [&] {
+            return ask("cuMemUnmap", [&] { return api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size); });
+        };
+        const errc why = once();
+        if (why != errc::device_lost) return why;
+        // The error may be another device's, and the driver may have stopped at it. If it didn't,
+        // the second call finds nothing there, which is as good.
+        if (!device_->health().lost()) (void)once();
+        return errc::none;
     }
     /// The same, once all of `users` are reached: the last points of every stream that used the
     /// chunks. errc::deadline_exceeded, and nothing has changed, if one of them isn't reached by
