@@ -196,10 +196,10 @@ page() {
 figures_of_page() {
     local all
     all=$(sed -n 's/^figure gpu\.//p' "$scratch/printed" | grep -v '_with_a_planted_fault ')
-    local main='^(engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)|server_)'
+    local main='^(engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)|server_|open_wait_)'
     local engines
     engines=$(grep -E "$main" <<<"$all" | head -n 31)
-    grep -Ev '^(engines|server)_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))
+    grep -Ev '^(engines|server|open_wait)_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))
     grep . <<<"$engines"
 }
 

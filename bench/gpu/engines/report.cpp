@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "memory.hpp"
+#include "open_wait.hpp"
 #include "percentile.hpp"
 
 namespace gpu_engines {
@@ -205,6 +206,7 @@ void report(bench::report& out, cast& all, const rounds_of& rounds) {
     report_costs(out, all, rounds);
     report_bounds(out, all, rounds);
     report_memory(out, all);
+    if (const auto us = open_wait_us(all.is_small()); !us.empty()) out.figure("gpu.open_wait_us", us, "us");
 }
 
 }  // namespace gpu_engines
