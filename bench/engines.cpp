@@ -69,7 +69,7 @@ double alone_rate(const engines::busy_model& m, std::uint64_t seed) {
     return engines::colocate({.busy = {m}}, seed).busy[0].iterations_per_s;
 }
 
-/// One seed: everything beside everything, relative to the same seed's runs alone.
+/// One seed: everything beside everything, relative to the same seed's runs alone. The same requests arrive in all of them.
 struct round_of {
     engines::answers urgent_alone;
     std::map<std::string, engines::outcome> beside;  // by "NEIGHBOUR STRATEGY"
@@ -87,14 +87,16 @@ double rate_behind(engines::setting s, const engines::recording& all, const neig
 
 round_of measure(const engines::recording& all, std::uint64_t seed) {
     round_of r;
-    r.urgent_alone = engines::colocate({.served = {bert(all)}}, seed).served[0];
+    auto urgent = bert(all);
+    urgent.arrivals = seed;
+    r.urgent_alone = engines::colocate({.served = {urgent}}, seed).served[0];
     for (const neighbour& n : neighbours) {
         const auto m = busy(all, n);
         r.alone[n.name] = alone_rate(m, seed);
         r.gated_alone[n.name] = rate_behind({.how = strategy::gated}, all, n, seed);
         r.held_alone[n.name] = rate_behind({.how = strategy::held}, all, n, seed);
         for (const strategy how : strategies)
-            r.beside[key(n.name, how)] = engines::colocate({.served = {bert(all)}, .busy = {m}, .how = how}, seed);
+            r.beside[key(n.name, how)] = engines::colocate({.served = {urgent}, .busy = {m}, .how = how}, seed);
     }
     return r;
 }
