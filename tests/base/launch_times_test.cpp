@@ -62,6 +62,17 @@ TEST_CASE("a launch that takes more or less with its data is predicted near its 
     CHECK(in_seconds(times.predicted(e)) == Approx(100e-6).epsilon(0.15));
 }
 
+TEST_CASE("upper bounds that are broken now and then leave the mean, and bounds that stay below it are followed",
+          "[launch_times]") {
+    launch_times times;
+    const auto e = times.find(1, 20us);
+    times.learn({&e, 1}, 1, 100us, true);
+    for (int i = 0; i < 400; ++i) times.learn({&e, 1}, 1, i % 2 == 0 ? ns{92us} : ns{108us}, false);
+    CHECK(in_seconds(times.predicted(e)) == Approx(100e-6).epsilon(0.02));
+    for (int i = 0; i < 400; ++i) times.learn({&e, 1}, 1, i % 2 == 0 ? ns{92us} : ns{1ms}, false);
+    CHECK(in_seconds(times.predicted(e)) == Approx(92e-6).epsilon(0.01));
+}
+
 TEST_CASE("a function that takes longer for other arguments is told apart by what was launched before",
           "[launch_times]") {
     launch_times times;

@@ -105,13 +105,13 @@ public:
         for (const entry e : batch) expected += static_cast<double>(table_[e].takes.count());
         expected *= static_cast<double>(std::max(launches, batch.size())) / static_cast<double>(batch.size());
         const double factor = static_cast<double>(measured.count()) / expected;
-        if (factor > 1 && !exact) return;
         const bool alone = std::ranges::all_of(batch, [&](entry e) { return e == batch.front(); });
         ++clock_;
         for (const entry e : batch) {
             slot& s = table_[e];
             if (s.corrected == clock_ || (!s.known && !exact)) continue;  // once a batch, and no bound for a time
             s.corrected = clock_;
+            if (!exact && keeps(s, factor)) continue;
             correct(s, alone ? factor : std::clamp(factor, 0.25, 4.0), exact, alone && exact);
             tell_all(s);
         }
@@ -125,6 +125,7 @@ private:
         std::uint64_t launch = 0;                        // its key without a history
         entry of_all = 0;                                // where that is, unless it was forgotten
         ns takes{};
+        double slack = 0;                      // see keeps()
         bool known = false, measured = false;  // behind whatever; alone
         bool tried = false;
     };
@@ -142,6 +143,18 @@ private:
         return static_cast<entry>(oldest);
     }
 
+    // Whether an upper bound leaves the prediction as it is. A launch takes a little more or less
+    // each time, so some bounds are broken although the prediction is right. A prediction that
+    // followed each of them would end at the shortest time. So bounds count together: the amounts
+    // by which they were broken, less the amounts by which they were just kept (a cumulative sum,
+    // Page, Biometrika 1954). A bound that is far above the prediction says nothing.
+    static bool keeps(slot& s, double factor) noexcept {
+        constexpr double near = 0.25;
+        if (factor <= 1 + near) s.slack = std::min(s.slack + factor - 1, near);
+        const bool kept = s.slack >= 0 && factor >= 1 - near;
+        s.slack = std::max(s.slack, 0.0);
+        return kept || factor >= 1;
+    }
     // The first time at once, later by a part of what is missing: the same launch takes more or less with its data.
     static void correct(slot& s, double factor, bool exact, bool alone) noexcept {
         const bool first = !s.known || (alone && !s.measured);
