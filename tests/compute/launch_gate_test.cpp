@@ -397,6 +397,19 @@ TEST_CASE("a request is told what no wait in a stream can stop any more", "[laun
     CHECK(gate.bound(urgent) == 4ms);  // until the next request comes, as much may be launched
 }
 
+TEST_CASE("short launches share a piece with a long one, and a request is told as much", "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us}};
+    const auto batch = gate.add({.in_stream = true}), urgent = gate.add({.level = 1});
+    CHECK(gate.piece(batch, 200us) == 200us);
+    for (const ns takes : {ns{60us}, ns{330us}, ns{5ms}}) {
+        gate.launched(batch, takes, begin);
+        gate.finished(batch, takes, takes, begin);
+        CHECK(gate.bound(urgent) >= gate.piece(batch, 200us));
+        CHECK(gate.piece(batch, 200us) == std::clamp(takes, ns{200us}, ns{400us}));
+    }
+    CHECK(gate.piece(batch, ns{0}) == ns{0});  // a piece for each launch
+}
+
 TEST_CASE("what was launched before anybody was above has no waits, and counts in full", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({.in_stream = true});

@@ -335,6 +335,14 @@ public:
     [[nodiscard]] bool takes_more(std::uint32_t launches) const noexcept {
         return launches < std::max(options_.queued_launches, 1U);
     }
+    /// The most predicted work of `c` between two waits in its stream, where `wanted` is enough to
+    /// put another one. A launch that is longer is a piece by itself, and bound() counts a piece as
+    /// long as the longest launch. So shorter launches may share a piece with a long one: that saves
+    /// waits, and no request waits for longer than it was told. Twice `wanted` at most: a launch that
+    /// is long and rare doesn't make other pieces long.
+    [[nodiscard]] ns piece(client c, ns wanted) const noexcept {
+        return wanted + std::clamp(clients_[c].longest - wanted, ns{0}, wanted);
+    }
 
     /// The longest time for which a request of `c` waits for lower clients, in device time. Once
     /// the request has arrived: for the work of each that is in flight and that no wait can stop.
