@@ -47,17 +47,15 @@ template <class A, std::integral N>
 
 }  // namespace detail
 
-// `elementwise` operators work on vectors as they do on single numbers; `into` does so where the
-// first one lies, for vectors that are too wide to be passed. `wraps`: signed integers are computed
-// as unsigned ones, which gives the same bits without undefined overflow. `widest`: integers are
-// computed in twice their size or more, so that no sum overflows. `selects`: one of the two is the
-// result, so that small integers needn't be widened.
+// `into` combines numbers and vectors where the first one lies, so that wide vectors needn't be
+// passed. `wraps`: signed integers are computed as unsigned ones, which gives the same bits without
+// undefined overflow. `widest`: integers are computed in twice their size or more, so that no sum
+// overflows. `selects`: one of the two is the result, so that small integers needn't be widened.
 
 /// Their sum.
 struct sum {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr bool wraps = true;        ///< signed integers are computed as unsigned ones
-    static constexpr std::uint32_t id = 1;     ///< tells calls with different operators apart
+    static constexpr bool wraps = true;     ///< signed integers are computed as unsigned ones
+    static constexpr std::uint32_t id = 1;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -74,9 +72,8 @@ struct sum {
 
 /// Their product.
 struct product {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr bool wraps = true;        ///< signed integers are computed as unsigned ones
-    static constexpr std::uint32_t id = 2;     ///< tells calls with different operators apart
+    static constexpr bool wraps = true;     ///< signed integers are computed as unsigned ones
+    static constexpr std::uint32_t id = 2;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -93,9 +90,8 @@ struct product {
 
 /// The smallest; NaN if a rank has one.
 struct minimum {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr bool selects = true;      ///< one of the two is the result
-    static constexpr std::uint32_t id = 3;     ///< tells calls with different operators apart
+    static constexpr bool selects = true;   ///< one of the two is the result
+    static constexpr std::uint32_t id = 3;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -112,9 +108,8 @@ struct minimum {
 
 /// The largest; NaN if a rank has one.
 struct maximum {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr bool selects = true;      ///< one of the two is the result
-    static constexpr std::uint32_t id = 4;     ///< tells calls with different operators apart
+    static constexpr bool selects = true;   ///< one of the two is the result
+    static constexpr std::uint32_t id = 4;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -131,9 +126,8 @@ struct maximum {
 
 /// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into 64 bits.
 struct average {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr bool widest = true;       ///< integers are computed in twice their size
-    static constexpr std::uint32_t id = 5;     ///< tells calls with different operators apart
+    static constexpr bool widest = true;    ///< integers are computed in twice their size
+    static constexpr std::uint32_t id = 5;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -165,8 +159,6 @@ struct average {
 
 namespace detail {
 
-template <class Op>
-concept elementwise_op = Op::elementwise;
 template <class Op>
 concept wrapping_op = Op::wraps;
 template <class Op>

@@ -43,8 +43,7 @@ inline namespace GPUSHARE_ABI {
 
 /// Combines bit vectors: what all ranks have set.
 struct bitwise_and {
-    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
-    static constexpr std::uint32_t id = 6;     ///< tells calls with different operators apart
+    static constexpr std::uint32_t id = 6;  ///< tells calls with different operators apart
     /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {

@@ -296,8 +296,6 @@ public:
     }
     /// Where the model's output `i` is after the last piece.
     [[nodiscard]] const tensor& output(std::size_t i) const noexcept { return tensors_[outputs_[i]]; }
-    /// Whether the model's output `i` is one of its inputs: no piece writes it.
-    [[nodiscard]] bool passes_through(std::size_t i) const noexcept { return kinds_[outputs_[i]] == value_kind::input; }
 
 private:
     struct piece {

@@ -170,8 +170,6 @@ struct partition_of {
 using partition = partition_of<bytes>;
 /// A partition of SMs.
 using sm_partition = partition_of<sm_count>;
-/// A partition of device time.
-using share_partition = partition_of<share>;
 
 /// A description of devices: a vector, a span, a view.
 template <class R>

@@ -27,7 +27,6 @@ namespace detail {
 /// Op without what it does at the end, which is done once and not at each level.
 template <class Op>
 struct without_finish {
-    static constexpr bool elementwise = requires { Op::elementwise; };
     static constexpr std::uint32_t id = op_id<Op>();
     template <class A>
     requires requires(A& a, const A& b) { Op::into(a, b); }
@@ -60,7 +59,6 @@ template <class T, class Op>
 /// process has: neither a part nor a sum of parts is larger than the largest input.
 struct part_of_average {
     float of_ranks;  ///< in all processes
-    static constexpr bool elementwise = true;
     static constexpr std::uint32_t id = 0x7001;
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {

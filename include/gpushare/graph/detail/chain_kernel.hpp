@@ -52,9 +52,6 @@ enum class chain_op : std::uint8_t {
     gelu,          ///< by the error function
     gelu_by_tanh,  ///< its approximation
 };
-/// Whether the operation has an operand besides the value at hand.
-[[nodiscard]] constexpr bool has_operand(chain_op op) noexcept { return op <= chain_op::larger_of; }
-
 /// Where an operand is.
 enum class chain_source : std::uint8_t { at_hand, kept, input, number };
 
