@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce against every MPI that is there, Gloo, and a copy of the same bytes; pipelines against their steps one after the
 // other; streams against rank threads; how fast an abort is.
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>

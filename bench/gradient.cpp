@@ -2,7 +2,7 @@
 // Gradients between the threads of a process: buckets against a call for each gradient and against one large all-reduce, the tuner
 // against all choices, negotiation against a coordinator, operators of groups against one rank in double. And between processes, over a
 // link (gradient/link.hpp).
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>

@@ -26,7 +26,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/graph/choice.hpp>
-#include <gpushare/graph/measure.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
 #include <gpushare/graph/openvino.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What no all-reduce is faster than: a copy of as many bytes for large ones, two flags there and back and the copies for small ones.
 // And what it costs that ranks are combined in their order, whichever rank does it.
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/tuner.hpp>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce, residual added and written back, RMSNorm, and the rounding to what the next layer reads: fused, against the same
 // steps one pass each, and against an all-reduce and one pass.
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduces of other elements than floats, and pipelines of halves, against those of floats that take as many bytes.
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
 #include <cstddef>

@@ -12,10 +12,9 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 
 #include "compute/measurements.hpp"

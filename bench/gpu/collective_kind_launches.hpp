@@ -11,7 +11,6 @@
 
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 
 #include "gpu/collective_kinds.hpp"
 

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <cstdint>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/launch.cuh>
+#include <gpushare/detail/atomic_ref.hpp>
 
 namespace bench {
 
@@ -48,18 +48,18 @@ struct attend {
             std::uint32_t* const payload = m.payload + (round % 2) * m.ranks;
             if (ctx.thread_rank() == 0) {
                 payload[rank] = word(round, rank);
-                gpushare::atomic_ref{m.flags[rank * meeting::flag_stride]}.store_release(round);
+                gpushare::detail::atomic_ref{m.flags[rank * meeting::flag_stride]}.store_release(round);
             }
             for (std::uint32_t peer = ctx.thread_rank(); peer < m.ranks; peer += ctx.num_threads()) {
                 if (!arrived(ctx, peer, round))
                     late = true;
                 else if (payload[peer] != word(round, peer))
-                    (void)gpushare::atomic_ref{*m.wrong}.fetch_add_relaxed(1);
+                    (void)gpushare::detail::atomic_ref{*m.wrong}.fetch_add_relaxed(1);
             }
             late = ctx.reduce(late ? 1 : 0, [](int a, int b) { return a | b; }) != 0;
         }
         if (ctx.thread_rank() != 0) return;
-        if (late) (void)gpushare::atomic_ref{*m.late}.fetch_add_relaxed(1);
+        if (late) (void)gpushare::detail::atomic_ref{*m.late}.fetch_add_relaxed(1);
         m.records[rank] = {begin, device_now(), ctx.sm()};
     }
 
@@ -68,7 +68,7 @@ private:
 
     __device__ bool arrived(device_context& ctx, std::uint32_t peer, std::uint32_t round) const {
         constexpr std::uint32_t awake = 10'000, most = awake + 4'000'000;  // two seconds
-        const gpushare::atomic_ref flag{m.flags[peer * meeting::flag_stride]};
+        const gpushare::detail::atomic_ref flag{m.flags[peer * meeting::flag_stride]};
         for (std::uint32_t turn = 0; turn < most; ++turn) {
             if (flag.load_acquire() >= round) return true;
             if (turn >= awake) ctx.backoff(turn);

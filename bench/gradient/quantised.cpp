@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/numbers.hpp>

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include <gpushare/graph/measure.hpp>
+#include <gpushare/graph/choice.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
 #include <gpushare/graph/plan_text.hpp>

@@ -9,7 +9,6 @@
 #error "gpushare: gpushare.cuh needs nvcc: include it from .cu files only; gpushare.hpp is for the others"
 #endif
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/launch.cuh>

@@ -22,7 +22,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>

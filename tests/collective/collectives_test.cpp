@@ -9,8 +9,6 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
-
 #include "collective/rig.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 
 #include "collective/rig.hpp"
@@ -167,7 +166,7 @@ TEST_CASE("behind an abort the group is closed, though another thread's is under
     });
     std::this_thread::sleep_for(5ms);
     CHECK_FALSE(back);
-    gpushare::atomic_ref{first.host_proposal}.store_release(
+    gpushare::detail::atomic_ref{first.host_proposal}.store_release(
         gpushare::collective_fault{errc::stopped, gpushare::collective_kind::barrier, 0, 0}.packed());
     other.join();
     CHECK(reduce(group.rank(0), 100).code == errc::stopped);

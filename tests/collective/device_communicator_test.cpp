@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
@@ -320,8 +319,8 @@ TEST_CASE("a rank that ends with a fault has told the host before it says so to 
 
 TEST_CASE("a block that finds the group closed in part closes the rest", "[collective]") {
     lone_rank rank(3);
-    gs::atomic_ref{rank.view.state(0, 2).proposal}.store_release(asked.packed());
-    gs::atomic_ref{rank.view.state(0, 1).closed}.store_crossing(1);  // and then whoever began was gone
+    gs::detail::atomic_ref{rank.view.state(0, 2).proposal}.store_release(asked.packed());
+    gs::detail::atomic_ref{rank.view.state(0, 1).closed}.store_crossing(1);  // and then whoever began was gone
     gs::detail::thread_context ctx{0};
     session s(ctx, rank.view, 0, 1, gs::collective_kind::barrier, gs::detail::no_deadline);
     CHECK_FALSE(s.enter());

@@ -14,7 +14,6 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/handles.hpp>
 

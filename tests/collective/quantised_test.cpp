@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 
 #include "collective/rig.hpp"
 #include "support/catch.hpp"

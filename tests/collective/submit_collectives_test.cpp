@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives besides all-reduce on streams: what they are by definition, in any shape, and how they fail.
-#include <gpushare/collective/submit_collectives.hpp>
 
 #include <algorithm>
 #include <chrono>

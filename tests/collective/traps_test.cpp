@@ -15,7 +15,6 @@
 #include <sys/mman.h>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 
 #include "support/catch.hpp"

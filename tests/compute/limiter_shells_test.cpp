@@ -16,8 +16,8 @@
 
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/handles.hpp>
-#include <gpushare/compute/policies/fifo.hpp>
-#include <gpushare/gang.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -771,7 +771,7 @@ struct node_of_two {
 
     support::timed_device devices[2];
     limiter limiters[2] = {limiter{{.depth = 1}}, limiter{{.depth = 1}}};
-    gpushare::device_order_lock order{2};
+    gpushare::detail::device_order_lock order{2};
 };
 
 }  // namespace
@@ -780,7 +780,7 @@ TEST_CASE("a gang is admitted on all devices or on none", "[compute]") {
     setup a, b;
     const auto on_a = a.compute.add({}), on_b = b.compute.add({});
     using gang = gpushare::gang_permit<limiter>;
-    gpushare::device_order_lock order{2};
+    gpushare::detail::device_order_lock order{2};
     const std::array<manual_stream*, 2> streams{&a.stream, &b.stream};
     SECTION("on all, in the order of ranks that was asked for") {
         auto g = gang::acquire({{&b.compute, on_b, {1}}, {&a.compute, on_a, {0}}});

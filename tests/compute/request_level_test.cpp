@@ -11,9 +11,9 @@
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
 #include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/units.hpp>

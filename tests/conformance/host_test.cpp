@@ -9,7 +9,7 @@
 #include <set>
 #include <tuple>
 
-#include <gpushare/gang.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 #include "conformance/clock_suite.hpp"
 #include "conformance/gang_suite.hpp"
 #include "conformance/launcher_suite.hpp"
@@ -83,7 +83,7 @@ TEST_CASE("clocks", "[conformance]") {
 }
 
 TEST_CASE("gang order", "[conformance]") {
-    device_order_lock order{4};
+    gpushare::detail::device_order_lock order{4};
     conformance::check_gang_order(order);
-    CHECK_THROWS_AS(device_order_lock{100000}, operation_error);
+    CHECK_THROWS_AS(gpushare::detail::device_order_lock{100000}, operation_error);
 }

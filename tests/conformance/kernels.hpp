@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace conformance::kernels {
@@ -87,9 +87,9 @@ private:
 };
 
 template <class T>
-using system_atomic = gpushare::atomic_ref<T>;
+using system_atomic = gpushare::detail::atomic_ref<T>;
 using talk_across_ranks = talk<system_atomic>;
-using talk_on_device = talk<gpushare::device_atomic_ref>;
+using talk_on_device = talk<gpushare::detail::device_atomic_ref>;
 
 /// Copies `count` elements, 16 bytes at a time.
 template <class T>
@@ -164,9 +164,11 @@ struct meet {
     GPUSHARE_HD void operator()(C& ctx) const {
         std::uint32_t off = 0;
         for (std::uint32_t round = 1; round <= rounds; ++round) {
-            if (ctx.thread_rank() == 0) gpushare::device_atomic_ref<std::uint32_t>{*counter}.fetch_add_relaxed(1);
+            if (ctx.thread_rank() == 0)
+                gpushare::detail::device_atomic_ref<std::uint32_t>{*counter}.fetch_add_relaxed(1);
             if (!ctx.grid_sync()) ++off;
-            if (gpushare::device_atomic_ref<std::uint32_t>{*counter}.load_relaxed() != round * ctx.num_blocks()) ++off;
+            if (gpushare::detail::device_atomic_ref<std::uint32_t>{*counter}.load_relaxed() != round * ctx.num_blocks())
+                ++off;
             if (!ctx.grid_sync()) ++off;
         }
         off = ctx.reduce_add(off);

@@ -15,7 +15,6 @@
 
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include "standins/cuda/launch.hpp"

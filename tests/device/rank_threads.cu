@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
 namespace gs = gpushare;

@@ -9,8 +9,8 @@ template <class T>
 struct relaxed_atomic {
     T* object;
     __device__ explicit relaxed_atomic(T& t) : object(&t) {}
-    __device__ void store_release(T value) const { gpushare::atomic_ref<T>{*object}.store_relaxed(value); }
-    [[nodiscard]] __device__ T load_acquire() const { return gpushare::atomic_ref<T>{*object}.load_relaxed(); }
+    __device__ void store_release(T value) const { gpushare::detail::atomic_ref<T>{*object}.store_relaxed(value); }
+    [[nodiscard]] __device__ T load_acquire() const { return gpushare::detail::atomic_ref<T>{*object}.load_relaxed(); }
 };
 
 void launch(gpushare::cuda::stream& s) { (void)s.launch_cooperative({}, conformance::kernels::talk<relaxed_atomic>{}); }

@@ -22,7 +22,6 @@
 
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/numbers.hpp>
 
 #include "gpu/collectives_setting.hpp"

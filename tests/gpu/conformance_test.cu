@@ -30,7 +30,7 @@ struct wait_for_host {
 
     __device__ void operator()(cu::device_context& ctx) const {
         constexpr std::uint32_t most_turns = 20'000'000;
-        const gpushare::atomic_ref flag{*go};
+        const gpushare::detail::atomic_ref flag{*go};
         for (std::uint32_t turn = 0; turn < most_turns && flag.load_acquire() == 0; ++turn) ctx.backoff(turn);
     }
 };
@@ -43,7 +43,7 @@ public:
     gpu_backend(const gpu_backend&) = delete;
     gpu_backend& operator=(const gpu_backend&) = delete;
     ~gpu_backend() {
-        for (const auto& [native, go] : held_) gpushare::atomic_ref{*go}.store_release(1);
+        for (const auto& [native, go] : held_) gpushare::detail::atomic_ref{*go}.store_release(1);
     }
 
     cu::node& node() { return node_; }
@@ -55,7 +55,7 @@ public:
         held_[s.native_handle()] = go;
         s.launch({}, wait_for_host{go});
     }
-    void let_go(stream& s) { gpushare::atomic_ref{*held_.at(s.native_handle())}.store_release(1); }
+    void let_go(stream& s) { gpushare::detail::atomic_ref{*held_.at(s.native_handle())}.store_release(1); }
     [[nodiscard]] gpushare::instant now() const { return node_.get_clock().now(); }
     static void read(stream& s, void* to, const void* from, std::size_t size) { s.copy(to, from, size); }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include <gpushare/atomic_ref.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 
 #include "gpu/kernels.hpp"
 #include "standins/cuda/launch.hpp"
@@ -41,7 +41,7 @@ struct attend {
 
     void operator()(device_context& ctx) const {
         const std::uint32_t rank = first_rank + ctx.block_rank();
-        gpushare::atomic_ref{m.flags[rank * meeting::flag_stride]}.store_release(m.rounds);
+        gpushare::detail::atomic_ref{m.flags[rank * meeting::flag_stride]}.store_release(m.rounds);
         m.records[rank] = {now() - 1, now(), ctx.sm()};
     }
 };

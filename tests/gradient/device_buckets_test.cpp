@@ -19,7 +19,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 

@@ -4,7 +4,6 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/gradient/group_operators.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>

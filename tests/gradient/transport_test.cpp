@@ -2,9 +2,9 @@
 // Tags: lock-free
 // Transports: each rank's end does what a transport does, also one of two levels; who is aborted is named on every rank. And the
 // collectives of lists below them.
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
@@ -455,15 +455,15 @@ TEST_CASE("a rank that leaves waits for those that are in its last call, and for
     const gs::communicator group(2);
     gs::thread_transport net(group.rank(0));
     auto& other = group.rank(1).view().state(1, 0);
-    gs::atomic_ref{other.inside}.store_release(1);  // in the call that rank 0 is over with
+    gs::detail::atomic_ref{other.inside}.store_release(1);  // in the call that rank 0 is over with
     std::jthread leaves([&] { net.leave(1, gs::errc::stopped); });
     std::this_thread::sleep_for(20ms);  // long enough for who doesn't wait, mostly
     CHECK_FALSE(group.rank(1).fault());
     const bool ahead = GENERATE(false, true);  // or in the one behind that
     if (ahead)
-        gs::atomic_ref{other.epoch}.store_relaxed(1);
+        gs::detail::atomic_ref{other.epoch}.store_relaxed(1);
     else
-        gs::atomic_ref{other.inside}.store_release(0);
+        gs::detail::atomic_ref{other.inside}.store_release(0);
     leaves.join();
     CHECK(group.rank(1).fault().code == gs::errc::stopped);
 }

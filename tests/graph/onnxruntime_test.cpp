@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <gpushare/graph/choice.hpp>
-#include <gpushare/graph/measure.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/onnxruntime.hpp>
 #include <gpushare/graph/openvino.hpp>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/graph/measure.hpp>
+#include <gpushare/graph/choice.hpp>
 #include <gpushare/graph/run.hpp>
 #include <gpushare/serving/operator_selection.hpp>
 

@@ -17,7 +17,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/gang.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 #include <gpushare/numbers.hpp>
 
 #include "support/catch.hpp"
@@ -53,10 +53,10 @@ static_assert(gs::timeline<claimed_stream>);
 template <class T, class Op>
 void link_submit() {
     using submit =
-        gs::errc (*)(gs::device_order_lock&, std::span<const gs::device_id>, std::span<claimed_stream>,
+        gs::errc (*)(gs::detail::device_order_lock&, std::span<const gs::device_id>, std::span<claimed_stream>,
                      gs::nccl_communicator&, std::span<const T* const>, std::span<T* const>, std::size_t, Op);
     // volatile: else the optimiser would see that nobody calls it.
-    const volatile submit linked = &gs::submit_all_reduce<T, gs::device_order_lock, claimed_stream, Op>;
+    const volatile submit linked = &gs::submit_all_reduce<T, gs::detail::device_order_lock, claimed_stream, Op>;
     CHECK(linked != nullptr);
 }
 

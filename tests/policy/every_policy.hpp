@@ -6,11 +6,9 @@
 #include <tuple>
 
 #include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/compute/policies/fifo.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 

@@ -9,16 +9,14 @@ cmake_minimum_required(VERSION 3.25)
 # The layers, lowest first. A layer is a directory, or a header of the top directory by its name; it includes what
 # its line lists and nothing else. The four primitives know neither each other nor a backend, and no backend
 # knows who runs on it.
-set(base config units error closing concepts gang sm_split atomic_ref numbers)
+set(base config units error closing concepts sm_split numbers)
 set(primitives memory compute partition collective)
 set(may_include_config)
 set(may_include_units config)
 set(may_include_error config units)
 set(may_include_closing config units error detail)
 set(may_include_concepts config units error)
-set(may_include_gang config units error concepts)
 set(may_include_sm_split config units error concepts)
-set(may_include_atomic_ref config)
 set(may_include_numbers config)
 set(may_include_detail ${base} detail)
 foreach(primitive IN LISTS primitives)

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
 #include <gpushare/tenant/specification_text.hpp>
 #include <gpushare/tenant/tenant_directory.hpp>
 

@@ -15,8 +15,8 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/by_order.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of ranks in one process that do collectives together: its memory, its ranks, and how it is aborted.
 //
-//   #include <gpushare/collective/all_reduce.hpp>
+//   #include <gpushare/collective/collectives.hpp>
 //   gpushare::communicator group(4);
 //   // thread r of four; in and out are spans:
 //   gpushare::member me = group.rank(r);
@@ -25,13 +25,13 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/detail/groups.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -84,13 +84,14 @@ public:
             detail::block_state& other = view_->state(r, 0);
             // acquire: a rank that is outside has finished its work inside. relaxed: a rank with
             // another epoch has begun a later collective, and has left this one before.
-            while (atomic_ref{other.inside}.load_acquire() != 0 && atomic_ref{other.epoch}.load_relaxed() == last)
+            while (detail::atomic_ref{other.inside}.load_acquire() != 0 &&
+                   detail::atomic_ref{other.epoch}.load_relaxed() == last)
                 std::this_thread::yield();
         }
     }
     /// The fault that close() has asked the devices to end with, packed; 0 if none.
     [[nodiscard]] std::uint64_t asked() const noexcept {
-        return view_->reports == nullptr ? 0 : atomic_ref{view_->reports[0].request}.load_acquire();
+        return view_->reports == nullptr ? 0 : detail::atomic_ref{view_->reports[0].request}.load_acquire();
     }
     /// Why the channel's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
     [[nodiscard]] collective_fault fault() const noexcept {
@@ -98,17 +99,17 @@ public:
             nullptr) {  // relaxed: each word says everything itself, and is final once the kernels have ended
             for (std::uint32_t i = 0; i < size(); ++i) {  // this rank's first; one that never ran has told nothing
                 const std::uint32_t r = rank_ + i < size() ? rank_ + i : rank_ + i - size();
-                const std::uint64_t word = atomic_ref{view_->reports[r].verdict}.load_relaxed();
+                const std::uint64_t word = detail::atomic_ref{view_->reports[r].verdict}.load_relaxed();
                 if (word != 0) return collective_fault::unpacked(word);
             }
             for (std::uint32_t r = 0; r < size(); ++r)
-                if (atomic_ref{view_->reports[r].heeded}.load_relaxed() != 0)
+                if (detail::atomic_ref{view_->reports[r].heeded}.load_relaxed() != 0)
                     return collective_fault::unpacked(asked());
             return {};
         }
         detail::block_state& own = view_->state(rank_, 0);
-        if (atomic_ref{own.closed}.load_acquire() == 0) return {};
-        const std::uint64_t verdict = atomic_ref{own.verdict}.load_acquire();
+        if (detail::atomic_ref{own.closed}.load_acquire() == 0) return {};
+        const std::uint64_t verdict = detail::atomic_ref{own.verdict}.load_acquire();
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
     /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank
@@ -117,13 +118,13 @@ public:
     [[nodiscard]] rank_progress progress() const noexcept {
         std::uint32_t epoch = 0, word = 0;
         if (view_->reports != nullptr) {
-            const std::uint64_t place = atomic_ref{view_->reports[rank_].place}.load_relaxed();
+            const std::uint64_t place = detail::atomic_ref{view_->reports[rank_].place}.load_relaxed();
             epoch = static_cast<std::uint32_t>(place >> 32);
             word = static_cast<std::uint32_t>(place);
         } else {
             detail::block_state& own = view_->state(rank_, 0);
-            word = atomic_ref{own.progress}.load_relaxed();
-            epoch = atomic_ref{own.epoch}.load_relaxed();
+            word = detail::atomic_ref{own.progress}.load_relaxed();
+            epoch = detail::atomic_ref{own.epoch}.load_relaxed();
         }
         return {epoch, static_cast<collective_kind>(word >> 8), static_cast<collective_stage>(word & 0xffU)};
     }
@@ -133,8 +134,9 @@ private:
     // one store away. acq_rel: the threads claim only among themselves. acquire: everything that a
     // waiting thread does after its return comes after the store.
     static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
-        if (atomic_ref{claims}.fetch_add_acq_rel(1) == 0) return atomic_ref{word}.store_release(why.packed());
-        while (atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();
+        if (detail::atomic_ref{claims}.fetch_add_acq_rel(1) == 0)
+            return detail::atomic_ref{word}.store_release(why.packed());
+        while (detail::atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();
     }
 
     friend class communicator;

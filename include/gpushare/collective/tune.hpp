@@ -30,36 +30,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Remembers the best plan of a size: an operator_table does so by serving/tuning_operators.hpp.
-///
-///   find(size)           the plan that is known for so many bytes of each rank, if any
-///   keep(size, best)     what was found
-template <class K>
-concept plan_memory = requires(K& k, bytes size, const measured_plan& best) {
-    { k.find(size) } -> std::same_as<std::optional<all_reduce_plan>>;
-    k.keep(size, best);
-};
-
-/// The same as tune(me), but doesn't measure a `known` size again, and keeps the new measurements
-/// there. Every rank has a memory of its own, with the same contents.
-template <plan_memory Known>
-[[nodiscard]] tuning_table tune(const member& me, Known& known, const tune_options& options = {}) {
-    detail::check_sizes(options);
-    detail::tuner measuring(me, options);
-    return detail::merged(me.size(), options, [&](std::uint64_t size, const all_reduce_plan* below) {
-        if (const std::optional<all_reduce_plan> plan = known.find(bytes{size})) return plan;
-        const measured_plan best = measuring.best(size, below);
-        known.keep(bytes{size}, best);
-        return std::optional(best.plan);
-    });
-}
-
 /// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every rank calls it, and
 /// gets the same table. Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is
 /// less than a float, and faults of its collectives.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
-    detail::no_plans_known none;
-    return tune(me, none, options);
+    detail::check_sizes(options);
+    detail::tuner measuring(me, options);
+    return detail::merged(me.size(), options, [&](std::uint64_t size, const all_reduce_plan* below) {
+        return std::optional(measuring.best(size, below));
+    });
 }
 
 /// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its time in any unit, for

@@ -22,7 +22,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/gang.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -351,7 +351,7 @@ template <class Stream>
 
 /// sync_batch_norm of ranks on devices: enqueues it on streams[r] of rank r, or on one stream for
 /// all if they share a device. `gather(ins, outs, count)` enqueues an all-gather of words of 64
-/// bits, for example submit_all_gather (collective/submit_collectives.hpp), and returns its error.
+/// bits, for example submit_all_gather (collective/submit.hpp), and returns its error.
 /// No thread waits for the device, so the call can be captured. The bits are those of
 /// sync_batch_norm, with two exceptions on a device: the threads of a block share a channel, so its
 /// sums are added in another order, and a product and a sum may be rounded once.
@@ -648,8 +648,8 @@ public:
     }
 
     /// Enqueues a step on streams[r] of rank r, or on one stream for all, where they share a device.
-    /// Its collectives are functions that enqueue them, of submit_collectives.hpp and submit.hpp,
-    /// say, and whose errors it returns: gather(ins, outs, count) of floats and of std::int64_t,
+    /// Its collectives are functions that enqueue them, of submit.hpp, say, and whose errors it
+    /// returns: gather(ins, outs, count) of floats and of std::int64_t,
     /// all_reduce(ins, outs, count, op) and reduce_scatter(ins, outs, count, op) of floats.
     /// errc::invalid_specification for another number of ranks or streams, or if nothing was chosen.
     /// After the error of a collective the same step may be tried again, with the same choice.

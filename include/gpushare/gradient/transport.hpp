@@ -36,7 +36,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fault.hpp>

@@ -46,7 +46,7 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

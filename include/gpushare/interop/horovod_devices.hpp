@@ -47,7 +47,6 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_collectives.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/device_work.hpp>

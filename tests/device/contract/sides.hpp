@@ -6,9 +6,9 @@
 #include <optional>
 #include <span>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/gpushare.hpp>
 #include <gpushare/numbers.hpp>
 
@@ -43,7 +43,7 @@ static constexpr layout layouts[] = {
     CONTRACT_TYPE(gpushare::quota),
     CONTRACT_TYPE(gpushare::quota_resource<gpushare::cuda::device_memory>),
     CONTRACT_TYPE(gpushare::deferred_frees<gpushare::cuda::point, gpushare::cuda::device_memory>),
-    CONTRACT_TYPE(gpushare::device_order_lock),
+    CONTRACT_TYPE(gpushare::detail::device_order_lock),
     CONTRACT_TYPE(gpushare::tenant_spec),
     CONTRACT_TYPE(cuda_tenancy),
     CONTRACT_TYPE(gpushare::tenant<gpushare::cuda::node>),
@@ -60,7 +60,7 @@ static constexpr layout layouts[] = {
     CONTRACT_TYPE(gpushare::cuda::device_properties),
     CONTRACT_MEMBER(gpushare::cuda::device_properties, memory),
     CONTRACT_MEMBER(gpushare::cuda::device_properties, cooperative_launch),
-    CONTRACT_TYPE(gpushare::atomic_ref<unsigned>),
+    CONTRACT_TYPE(gpushare::detail::atomic_ref<unsigned>),
     CONTRACT_TYPE(gpushare::float16),
     CONTRACT_TYPE(gpushare::fp8_e4m3),
     CONTRACT_TYPE(gpushare::packed<gpushare::bfloat16>),

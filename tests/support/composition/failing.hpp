@@ -21,8 +21,8 @@
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/detached.hpp"
@@ -205,7 +205,7 @@ private:
     limiter here_, there_;
     Stream *on_, *other_;
     work fail_, good_;
-    gpushare::device_order_lock order_{2};
+    gpushare::detail::device_order_lock order_{2};
     gpushare::client_id mine_{}, theirs_{};
     std::vector<typename Stream::point> points_;
 };

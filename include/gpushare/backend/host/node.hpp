@@ -35,10 +35,10 @@
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/stream.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/device_order_lock.hpp>
 #include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/detail/stable_list.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -173,7 +173,7 @@ GPUSHARE_INLINE node::node(const node_options& options)
 }
 
 GPUSHARE_INLINE auto node::checked(const node_options& o) -> const node_options& {
-    if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
+    if (o.devices == 0 || o.devices > gpushare::detail::device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
         throw operation_error(errc::invalid_specification, {},
                               "a host node needs 1 to 1024 devices of 1 or more SMs, in units of 1 or more");
     return o;

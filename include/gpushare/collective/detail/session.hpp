@@ -27,11 +27,11 @@
 #include <thread>
 #include <type_traits>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 

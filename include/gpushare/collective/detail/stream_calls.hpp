@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives on streams as values: the arrays that all ranks of a call bring and get, and the body
-// that each rank runs. submit.hpp and submit_collectives.hpp make them from their arguments;
-// detail/submit.hpp launches them.
+// that each rank runs. submit.hpp makes them from their arguments; detail/submit.hpp launches them.
 //
 //   broadcast_call<float>{data, n, root}.body(r, plan)
 #pragma once

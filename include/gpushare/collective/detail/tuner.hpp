@@ -45,13 +45,6 @@ struct tune_options {
     std::uint32_t most_blocks = 0;
 };
 
-/// The result for one size.
-struct measured_plan {
-    all_reduce_plan plan{};
-    ns took{};                     ///< the median of a call in the same buffers
-    std::uint32_t candidates = 1;  ///< plans that could be used
-};
-
 namespace detail {
 
 /// Whether `of_block` bytes of a block go by `how` with a slot of `slot` bytes. Data that doesn't
@@ -125,12 +118,8 @@ public:
     }
 
     /// The best plan for a size; `below` is the plan of the next smaller one, if any.
-    [[nodiscard]] measured_plan best(std::uint64_t size, const all_reduce_plan* below) {
-        const times took = measure(size);
-        const std::size_t at = cheapest(plans, regrets(took), below);
-        const auto usable = [&](const auto& t) { return t[0] != unusable; };
-        return {plans[at], ns{took[at][0]},
-                static_cast<std::uint32_t>(std::count_if(took.begin(), took.end(), usable))};
+    [[nodiscard]] all_reduce_plan best(std::uint64_t size, const all_reduce_plan* below) {
+        return plans[cheapest(plans, regrets(measure(size)), below)];
     }
 
     /// The worst ratio of each plan to the best one.
@@ -228,12 +217,6 @@ template <class Choose>
     if (!rows.empty()) rows.back().bytes = tuning_table::any_bytes;
     return tuning_table(std::move(rows));
 }
-
-/// The memory of tune() without one.
-struct no_plans_known {
-    [[nodiscard]] static std::optional<all_reduce_plan> find(bytes) noexcept { return std::nullopt; }
-    static void keep(bytes, const measured_plan&) noexcept {}
-};
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

@@ -18,9 +18,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {

@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/detail/device_work.hpp>
 #include <gpushare/numbers.hpp>
 

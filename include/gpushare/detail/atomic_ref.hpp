@@ -2,8 +2,8 @@
 // Atomic access to an integer in memory that kernels share. One type with one layout: std::atomic_ref in host passes,
 // the compiler's atomic built-ins in device passes. Ranks and blocks talk through it.
 //
-//   gpushare::atomic_ref{*flag}.store_release(epoch);                       // earlier writes are visible ...
-//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);   // ... once this reads `epoch`
+//   gpushare::detail::atomic_ref{*flag}.store_release(epoch);                       // earlier writes are visible ...
+//   while (gpushare::detail::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);   // ... once this reads `epoch`
 //
 // The memory order is part of the name: device compilers take it as a literal only, and each call shows which was
 // chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.
@@ -17,6 +17,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// The scope of an atomic operation on a device. On the host it is always the system.
 enum class atomic_scope : std::uint8_t {
@@ -150,5 +151,6 @@ private:
 template <std::integral T>
 using device_atomic_ref = atomic_ref<T, atomic_scope::device>;
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,7 +2,7 @@
 // A node's gang order: the lock under which work for several devices is enqueued. Without the lock,
 // two gangs that are enqueued on the same devices in different orders could deadlock.
 //
-//   gpushare::device_order_lock order{node.num_devices()};
+//   gpushare::detail::device_order_lock order{node.num_devices()};
 //   { auto guard = order.enter(devices);    for (auto d : devices) streams[d.index].launch(shape, kernel); }
 #pragma once
 
@@ -19,6 +19,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
 /// not enter again.
@@ -84,5 +85,6 @@ private:
 };
 static_assert(gang_order<device_order_lock>);
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
