@@ -49,7 +49,6 @@ enum class strategy : std::uint8_t {
 /// Times of a host and its driver, from data/h100: README.md and the recorded launches.
 struct host_costs {
     ns launch_latency{4500};   ///< from a launch to its arrival at the device
-    ns event_ahead{1000};      ///< from an event to the launch behind it, on an idle device: as any gap, an assumption
     ns graph_start{10'000};    ///< the same of a graph
     ns gap{1000};              ///< between two kernels of a stream
     ns gap_in_graph{100};      ///< between two kernels of a graph
@@ -134,11 +133,11 @@ public:
     };
 
     [[nodiscard]] const batch& open() const noexcept { return open_; }
-    /// A launch is added. An event in front of it would reach the device at `event`.
-    void add(gpushare::detail::launch_times::entry e, const gpushare::launch_cost& c, instant event, bool shared,
+    /// A launch is added, which reaches the device at `arrival`.
+    void add(gpushare::detail::launch_times::entry e, const gpushare::launch_cost& c, instant arrival, bool shared,
              std::uint64_t of_others) {
         if (open_.entries.empty()) {
-            if (in_flight_.empty() && waits_ == 0) open_.from = event;
+            if (in_flight_.empty() && waits_ == 0) open_.from = arrival;
             open_.shared = shared;
             open_.of_others = of_others;
         }
@@ -325,8 +324,7 @@ private:
         if (gated && batches_.open().entries.empty()) put_wait(arrival);
         if (asks()) {
             on_.gate.launched(client_, {c.time, c.charge, !apart}, on_.gpu.now(), alone);
-            batches_.add(e, c, arrival - on_.host.event_ahead, on_.in_flight != launched_ - kernels_over_,
-                         on_.launches - launched_);
+            batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
         const ns full = gated ? engine_.piece : batch;
         const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= full);

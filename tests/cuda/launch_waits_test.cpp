@@ -92,6 +92,32 @@ TEST_CASE("a piece is no longer than its limit, or one launch", "[cuda][launch_g
     CHECK(w.ran == 10);
 }
 
+TEST_CASE("a piece may be as long as the longest launch", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const char softmax = 0, prefill = 0;
+    {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        for (const auto& [kernel, time] : {std::pair{&prefill, 310us}, {&softmax, 150us}}) {
+            for (int i = 0; i < 4; ++i)
+                CHECK(launch(w.s.batch, *kernel, time) == cudaSuccess);  // timed, each behind others
+            standin::advance(2ms);
+            CHECK(launch(w.s.batch, *kernel, time) == cudaSuccess);  // predicted
+        }
+        standin::advance(2ms);
+        for (int i = 0; i < 10; ++i) CHECK(launch(w.s.batch, softmax, 150us, &w.ran) == cudaSuccess);
+    }
+    const ns bound = w.r.gate->bound(w.r.urgent);
+    standin::advance(20us);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    standin::advance(10ms);
+    CHECK(w.ran == 2);
+    CHECK(bound >= 300us);
+    request.reset();
+    standin::advance(10ms);
+    CHECK(w.ran == 10);
+}
+
 TEST_CASE("a launch into a piece that began before the request waits as well", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;

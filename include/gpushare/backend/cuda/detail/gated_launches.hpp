@@ -94,7 +94,7 @@ struct launch_shell_options {
     /// for clients of the level in which it was captured and below: launched by a higher client, the graph
     /// would wait for its own request. The words stay in memory for ever.
     bool waits_in_graphs = false;
-    ns piece{200'000};           ///< of predicted work between two waits in a stream, or one launch
+    ns piece{200'000};           ///< of predicted work between two waits in a stream: see launch_gate::piece
     ns batch{150'000};           ///< of predicted work, behind which an event is recorded, where there are no waits
     ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
     ns gap{1'000};               ///< from a kernel's end to the next one's beginning in its stream, which isn't charged
@@ -573,7 +573,8 @@ private:
         core_.spread(who.client, static_cast<std::uint32_t>(c.streams.size()));
         c.alone = times_.first_time(e) || !times_.known(e);
         const bool gated = is_gated(c) && !is_legacy(call) && !inside;
-        if (c.alone || now - in.open().begun >= options_.batch * 2 || (gated && piece_ends(c, in, predicted)))
+        if (c.alone || now - in.open().begun >= options_.batch * 2 ||
+            (gated && piece_ends(c, who.client, in, predicted)))
             (void)in.end();
         if (in.open().launches == 0) {
             if (gated) put_waits(c, in);
@@ -662,8 +663,9 @@ private:
     [[nodiscard]] static bool is_legacy(const launch_call& call) noexcept { return call.stream == CU_STREAM_LEGACY; }
     // Whether the next launch is to be behind another wait: the piece would be too long, or the words were closed since
     // its beginning, so that what is left of it would run beside the request.
-    [[nodiscard]] bool piece_ends(const client_state& c, const launch_batches& in, ns predicted) const noexcept {
-        if (in.open().predicted + predicted > options_.piece) return true;
+    [[nodiscard]] bool piece_ends(const client_state& c, std::uint32_t client, const launch_batches& in,
+                                  ns predicted) const noexcept {
+        if (in.open().predicted + predicted > core_.piece(client, options_.piece)) return true;
         return in.closings() != waits_.closings_above(c.level) && waits_.closed_above(c.level);
     }
     void put_waits(const client_state& c, launch_batches& in) noexcept {
