@@ -38,6 +38,7 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
     if in_time 6 "the example server by others' clients"; then check_clients; fi
     if in_time 20 "long tests, by -O2, and MPIs of PyPI"; then
         uses mpis
+        [[ -z $cuda_home ]] || build host test_compiled  # the same program in both trees
         build long long_tests
         if in_time 8 "running long tests, by -O2, and MPIs of PyPI"; then run_tests long; fi
     fi
