@@ -183,15 +183,22 @@ TEST_CASE("rows are gathered into memory that is asked for once all ranks have c
             r.rows[k].assign(rows.begin(), rows.end());
             r.to[k].assign(std::accumulate(rows.begin(), rows.end(), std::uint64_t{0}), 0);
             // As an allocator's block that somebody used before.
-            if (k == 0) r.m.callers[0].launch({}, fill{r.to[0].data(), r.to[0].size(), -1});
+            if (k == 0) {
+                standin::hold(r.m.callers[0].native_handle());
+                r.m.callers[0].launch({}, fill{r.to[0].data(), r.to[0].size(), -1});
+            }
             return r.to[k].data();
         };
     };
     for (std::uint32_t k = 0; k < 2; ++k) r.compute(k, k == 0 ? r.x[0] : r.y[1], static_cast<float>(1 + k));
+    for (std::uint32_t k = 0; k < 2; ++k) r.m.wait(k);
     handles.push_back(allgather_async(r.array(0, r.x[0]), place(0), "all", r.sets[0]));
     CHECK(r.rows[0].empty());
     handles.push_back(allgather_async(r.array(1, r.y[1]), place(1), "all", r.sets[1]));
     synchronize(handles);
+    r.let_others_run();
+    CHECK_FALSE(poll(handles[0]));
+    standin::let_go(r.m.callers[0].native_handle());
     for (std::uint32_t k = 0; k < 2; ++k) r.m.wait(k);
     std::vector<float> all(20, 1);
     all.insert(all.end(), 3, 2);
