@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// A transport between processes that sends fewer bytes than it is given: fp8 blocks, or the largest
+// elements of each process. For the link of a group of two levels, of threads or of devices
+// (two_level.hpp), which combines exactly inside each process.
+//
+//   gpushare::fp8_link coded(net);                            // a scale for 128 elements
+//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams), members, coded, pinned);
+//
+//   gpushare::top_k_link sparse(net, elements, 0.01);         // of a step; what isn't sent is owed
+//   gpushare::two_level_devices fewer(node.gangs(), devices, std::span(streams), members, sparse, pinned);
+//
+// All-reduces of floats by a sum or an average are compressed; all else goes as it is. All processes
+// get the same bits, and two levels of devices get those of two levels of threads over the same
+// link. The processes compare how they compress when they make the link: those that don't agree get
+// errc::mismatch.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/collectives.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/collective/quantised_all_reduce.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/two_level_parts.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+namespace detail {
+
+/// Whether a link compresses it: a sum, or the part of an average that is one.
+template <class T, class Op>
+inline constexpr bool adds_floats = std::same_as<T, float> && (std::same_as<Op, sum> || std::same_as<Op, average> ||
+                                                               std::same_as<Op, without_finish<average>>);
+
+/// What all links do. `Link` has add_up(data, averages, deadline), which adds all processes' floats.
+template <host_transport Net, class Link>
+class link_over {
+public:
+    static constexpr bool rank_ordered = false;   ///< of what is compressed, bits depend on chunks
+    static constexpr bool in_host_memory = true;  ///< see transport
+
+    link_over(const link_over&) = delete;
+    link_over& operator=(const link_over&) = delete;
+
+    [[nodiscard]] std::uint32_t rank() const noexcept { return net_.rank(); }  ///< see transport
+    [[nodiscard]] std::uint32_t size() const noexcept { return net_.size(); }  ///< see transport
+    [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }    ///< what the processes sent of it
+
+    /// See transport. One process compresses nothing.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              const Op& op, instant deadline) {
+        if constexpr (adds_floats<T, Op>) {
+            if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank(), 0};
+            if (size() == 1 || out.empty()) return net_.all_reduce(in, out, op, deadline);
+            if (in.data() != out.data()) std::copy(in.begin(), in.end(), out.begin());
+            auto f = static_cast<Link&>(*this).add_up(out, std::same_as<Op, average>, deadline);
+            if (f.code != errc::none) f.what = collective_kind::all_reduce;
+            return f;
+        } else {
+            return net_.all_reduce(in, out, op, deadline);
+        }
+    }
+    /// See transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                  const Op& op, instant deadline) {
+        return net_.reduce_scatter(in, out, op, deadline);
+    }
+    /// See transport.
+    template <class T>
+    [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              instant deadline) {
+        return net_.all_gather(in, out, deadline);
+    }
+    /// See transport.
+    template <class T>
+    [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
+        return net_.broadcast(data, root, deadline);
+    }
+    [[nodiscard]] collective_fault barrier(instant deadline) { return net_.barrier(deadline); }  ///< see transport
+    void abort(std::uint32_t rank, errc why) { net_.abort(rank, why); }                          ///< see transport
+    /// See leaving_transport.
+    void leave(std::uint32_t rank, errc why) requires leaving_transport<Net> { net_.leave(rank, why); }
+
+protected:
+    /// The processes compare a word for how they compress.
+    link_over(Net& net, std::uint64_t word, instant deadline) : net_(net) {
+        std::vector<std::uint64_t> all(net.size());
+        raise_fault(net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline));
+        if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
+    }
+    ~link_over() = default;
+
+    Net& net_;
+};
+
+/// Memory that stays where it is if a transport may still touch it.
+class lasting_bytes {
+public:
+    lasting_bytes() = default;
+    lasting_bytes(const lasting_bytes&) = delete;
+    lasting_bytes& operator=(const lasting_bytes&) = delete;
+    ~lasting_bytes() {
+        if (in_use_) (void)memory_.release();
+    }
+    /// So many, of any content. What was there before is gone.
+    [[nodiscard]] std::span<std::byte> of(std::size_t n) {
+        if (n > size_) {
+            memory_ = std::make_unique_for_overwrite<std::byte[]>(n);
+            size_ = n;
+        }
+        return {memory_.get(), n};
+    }
+    void note(const collective_fault& f) noexcept { in_use_ = in_use_ || f.buffers_in_use; }
+
+private:
+    std::unique_ptr<std::byte[]> memory_;
+    std::size_t size_ = 0;
+    bool in_use_ = false;
+};
+
+}  // namespace detail
+
+/// Sends fp8 blocks, with a scale for each `Block` floats: in two shots, as quantised_all_reduce
+/// does, with its bits and its bound (quantised_error_bound) for the processes' sums. Blocks begin
+/// at the first element of each call: of two levels, of each chunk. The bytes are those of
+/// quantised_bytes, and up to 15 more for each process. `net` outlives it.
+template <host_transport Net, std::uint32_t Block = 128>
+requires quantised_block<Block> && unequal_transport<Net>
+class fp8_link : public detail::link_over<Net, fp8_link<Net, Block>> {
+    using base = detail::link_over<Net, fp8_link<Net, Block>>;
+    friend base;
+
+public:
+    /// Collective over `net`. Throws operation_error: errc::mismatch, with the process that
+    /// compresses in another way; what `net` fails for.
+    explicit fp8_link(Net& net, instant deadline = never) : base(net, detail::mixed_word({0xf8, Block}), deadline) {}
+
+private:
+    using base::net_;
+
+    /// The parts of so many elements, in blocks: each rank combines one.
+    struct parts {
+        std::size_t blocks, elements;
+        std::uint32_t ranks;
+        [[nodiscard]] element_range of(std::uint32_t r) const noexcept { return shard_of(blocks, r, ranks); }
+        /// Codes, then scales. Codes of the next part begin at a multiple of 16.
+        [[nodiscard]] std::size_t size(std::uint32_t r) const noexcept {
+            return (of(r).size() * (Block + 1) + 15) / 16 * 16;
+        }
+        [[nodiscard]] detail::fp8_blocks at(std::byte* begin, std::uint32_t r) const noexcept {
+            return {reinterpret_cast<fp8_e4m3*>(begin), reinterpret_cast<std::uint8_t*>(begin) + of(r).size() * Block};
+        }
+    };
+    /// What all ranks sent of one part, added in their order.
+    struct added {
+        const parts& all;
+        std::byte* from;
+        std::uint32_t part;
+        bool averages;
+        [[nodiscard]] detail::fp8_blocks of(std::uint32_t r) const noexcept {
+            return all.at(from + r * all.size(part), part);
+        }
+        [[nodiscard]] detail::coded_floats operator()(std::size_t i) const noexcept {
+            auto x = detail::decoded<Block>(of(0), i);
+            for (std::uint32_t r = 1; r < all.ranks; ++r)
+                x = detail::coded_floats::combined(sum{}, x, detail::decoded<Block>(of(r), i));
+            return averages ? x.finished(average{}, static_cast<float>(all.ranks)) : x;
+        }
+        [[nodiscard]] float one(std::size_t i) const noexcept {
+            float x = detail::decoded_one<Block>(of(0), i);
+            for (std::uint32_t r = 1; r < all.ranks; ++r) x = x + detail::decoded_one<Block>(of(r), i);
+            return averages ? average{}.finish(x, static_cast<float>(all.ranks)) : x;
+        }
+    };
+
+    [[nodiscard]] collective_fault add_up(std::span<float> data, bool averages, instant deadline) {
+        const auto me = net_.rank();
+        const parts all{(data.size() + Block - 1) / Block, data.size(), net_.size()};
+        std::vector<std::uint64_t> sends(all.ranks);
+        for (std::uint32_t r = 0; r < all.ranks; ++r) sends[r] = all.size(r);
+        const std::vector<std::uint64_t> receives(all.ranks, sends[me]);
+        std::size_t whole = 0;
+        for (const std::uint64_t n : sends) whole += n;
+        const auto brought = brought_.of(whole), taken = taken_.of(sends[me] * all.ranks), own = own_.of(sends[me]);
+        encode(data, all, brought);
+        auto f = net_.all_to_allv(std::span<const std::byte>(brought), std::span<const std::uint64_t>(sends), taken,
+                                  std::span<const std::uint64_t>(receives), deadline);
+        if (!f) {
+            std::memset(own.data(), 0, own.size());
+            each_block(all.of(me).size(), all.at(own.data(), me), added{all, taken.data(), me, averages});
+            f = net_.all_gatherv(std::span<const std::byte>(own), brought, std::span<const std::uint64_t>(sends),
+                                 deadline);
+        }
+        for (auto* memory : {&brought_, &taken_, &own_}) memory->note(f);
+        if (!f) decode(all, brought, data);
+        return f;
+    }
+    template <class Source>
+    static void each_block(std::size_t blocks, const detail::fp8_blocks& to, const Source& from) {
+        using context = detail::thread_context;
+        const auto team = detail::block_team::of<Block / detail::coded_floats::lanes>(context());
+        for (std::size_t b = 0; b < blocks; ++b) detail::encode_block<Block, context>(team, to, b, from);
+    }
+    static void encode(std::span<const float> from, const parts& all, std::span<std::byte> to) {
+        std::memset(to.data(), 0, to.size());
+        std::byte* at = to.data();
+        for (std::uint32_t r = 0; r < all.ranks; at += all.size(r++)) {
+            const std::size_t first = all.of(r).begin * Block;
+            if (first >= from.size()) break;
+            each_block(all.of(r).size(), all.at(at, r),
+                       detail::brought_elements<float>{from.data() + first, from.size() - first});
+        }
+    }
+    static void decode(const parts& all, std::span<std::byte> from, std::span<float> to) {
+        std::byte* at = from.data();
+        for (std::uint32_t r = 0; r < all.ranks; at += all.size(r++)) {
+            const auto blocks = all.at(at, r);
+            const std::size_t first = all.of(r).begin * Block, end = std::min(all.of(r).end * Block, to.size());
+            for (std::size_t i = first; i < end; i += detail::coded_floats::lanes)
+                store_floats(to.data() + i, detail::decoded<Block>(blocks, i - first),
+                             static_cast<std::uint32_t>(std::min<std::size_t>(end - i, detail::coded_floats::lanes)));
+        }
+    }
+
+    detail::lasting_bytes brought_, taken_, own_;
+};
+
+/// Sends the largest elements of each process's sum, and keeps the rest for later steps (error
+/// feedback), as all_reduce_top_k (wire.hpp) does, with its choice and in its order. A step is as
+/// many elements as the link was made for, in the same calls at each step: a call (of two levels, a
+/// chunk) of n elements sends the given part of n, at least one. `net` outlives it. The bytes of an
+/// element that is sent are 8.
+///
+/// A call whose sum isn't finite owes what it owed before, on all processes, and so does one that
+/// fails. skip() takes the rest of the step back.
+template <host_transport Net>
+class top_k_link : public detail::link_over<Net, top_k_link<Net>> {
+    using base = detail::link_over<Net, top_k_link<Net>>;
+    friend base;
+
+public:
+    /// Collective over `net`, with the same elements and part. Throws operation_error:
+    /// errc::invalid_specification for a part that isn't above 0 and at most 1; as fp8_link.
+    top_k_link(Net& net, std::size_t elements, double part, instant deadline = never)
+        : base(net, word(elements, part), deadline), elements_(elements), part_(part) {
+        if (!(part > 0 && part <= 1))
+            raise({.code = errc::invalid_specification}, {}, "sending the largest elements between processes");
+    }
+    /// The last step, which is complete, isn't applied: what was owed before it is owed again. Call
+    /// between steps, on all processes. A second call does nothing.
+    void skip() noexcept {
+        for (call& c : calls_)
+            if (std::exchange(c.sent, false)) c.owing.skip();
+    }
+    /// What this process owes for each element, between steps.
+    [[nodiscard]] std::vector<float> owed() const {
+        std::vector<float> all;
+        for (const call& c : calls_) all.insert(all.end(), c.owing.residual().begin(), c.owing.residual().end());
+        return all;
+    }
+
+private:
+    using base::net_;
+
+    /// A call of each step.
+    struct call {
+        top_k_feedback owing;
+        bool sent = false;  // by the last step, and not taken back
+    };
+    [[nodiscard]] static std::uint64_t word(std::size_t elements, double part) noexcept {
+        return detail::mixed_word({0x70, elements, __builtin_bit_cast(std::uint64_t, part)});
+    }
+    /// Null: it isn't one of a step.
+    [[nodiscard]] call* next(std::size_t n) {
+        if (next_ == calls_.size()) {
+            if (n > elements_ - begun_) return nullptr;
+            const auto some = static_cast<std::size_t>(static_cast<double>(n) * part_);
+            calls_.push_back({top_k_feedback(n, std::max<std::size_t>(some, 1)), false});
+        }
+        return calls_[next_].owing.residual().size() == n ? &calls_[next_] : nullptr;
+    }
+    [[nodiscard]] collective_fault add_up(std::span<float> data, bool averages, instant deadline) {
+        call* const mine = next(data.size());
+        if (mine == nullptr) return refuse();
+        const std::size_t k = mine->owing.indices().size() * sizeof(std::uint32_t);
+        const auto places = places_.of(k * net_.size()), values = values_.of(k * net_.size());
+        mine->owing.select(data);
+        mine->sent = true;
+        const auto as = []<class T>(T, std::span<std::byte> of) {
+            return std::span(reinterpret_cast<T*>(of.data()), of.size() / sizeof(T));
+        };
+        const auto all_places = as(std::uint32_t{}, places);
+        const auto all_values = as(float{}, values);
+        auto f = net_.all_gather(mine->owing.indices(), all_places, deadline);
+        if (!f) f = net_.all_gather(mine->owing.values(), all_values, deadline);
+        for (auto* memory : {&places_, &values_}) memory->note(f);
+        if (f) {
+            if (std::exchange(mine->sent, false)) mine->owing.skip();
+            return f;
+        }
+        std::fill(data.begin(), data.end(), 0.0F);
+        for (std::size_t i = 0; i < all_places.size(); ++i)
+            if (all_places[i] < data.size()) data[all_places[i]] += all_values[i];
+        if (averages)
+            for (float& x : data) x /= static_cast<float>(net_.size());
+        if (!all_finite(data) && std::exchange(mine->sent, false)) mine->owing.skip();
+        begun_ += data.size();
+        if (++next_; begun_ == elements_) next_ = begun_ = 0;
+        return {};
+    }
+    /// The other processes hear of it.
+    [[nodiscard]] collective_fault refuse() {
+        net_.abort(net_.rank(), errc::mismatch);
+        (void)net_.barrier(std::chrono::steady_clock::now());
+        return {errc::mismatch, collective_kind::all_reduce, net_.rank(), 0};
+    }
+
+    std::size_t elements_;
+    double part_;
+    std::vector<call> calls_;
+    std::size_t next_ = 0, begun_ = 0;  // call of this step; elements of the calls before it
+    detail::lasting_bytes places_, values_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
