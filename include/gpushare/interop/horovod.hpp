@@ -15,8 +15,9 @@
 //
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
 // are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
-// the bits of a sum or a product. For arrays on devices see interop/horovod_devices.hpp, and for
-// tensors of libtorch, on the host and on CUDA, interop/torch_gradients.hpp.
+// the bits of a sum or a product. For arrays on devices see interop/horovod_devices.hpp (ranks of one
+// process) and interop/horovod_processes.hpp (of several), and for tensors of libtorch, on the host
+// and on CUDA, interop/torch_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -80,12 +81,18 @@ struct process_set_options {
 
 namespace detail {
 
+/// One that was handed over on a device.
+struct device_request {
+    virtual ~device_request() = default;
+};
 /// A rank's request. The thread fills in how the request went.
 struct request {
     std::string name;
     std::byte* data = nullptr;
-    std::uint64_t count = 0;  // elements; bytes of a broadcast
-    std::uint64_t what = 0;   // type, operator, root: equal on all ranks
+    std::uint64_t count = 0;  // elements; bytes of a broadcast; 0 where ranks bring other lengths
+    std::uint64_t what = 0;   // kind, type, operator, root: equal on all ranks
+    std::uint64_t shape = 0;  // what else is equal on all ranks
+    std::shared_ptr<device_request> on_device{};
     collective_fault fault{};
     bool done = false;
 };
@@ -97,9 +104,28 @@ struct request {
     return h;
 }
 
-// The request in one word: the type, whether it is a broadcast, the operator and the root.
+// The request in one word: the type, whether it is a broadcast, the operator, the kind of one by
+// rows, and the root.
 inline constexpr std::uint64_t is_broadcast = 1U << 16;
-inline constexpr int operator_at = 17, root_at = 32;
+inline constexpr int operator_at = 17, rows_at = 20, root_at = 32;
+/// Of requests that have the same number of rows on all ranks, or where nobody cuts rows: 0.
+enum class by_rows : std::uint8_t { none, all_gather, all_to_all, reduce_scatter };
+[[nodiscard]] constexpr by_rows rows_of(std::uint64_t what) noexcept {
+    return static_cast<by_rows>(what >> rows_at & 3U);
+}
+/// Whether such requests are combined together.
+[[nodiscard]] constexpr bool fuses(std::uint64_t what) noexcept {
+    return (what & is_broadcast) == 0 && rows_of(what) == by_rows::none;
+}
+[[nodiscard]] constexpr collective_kind kind_of(std::uint64_t what) noexcept {
+    switch (rows_of(what)) {
+        case by_rows::all_gather: return collective_kind::all_gather;
+        case by_rows::all_to_all: return collective_kind::all_to_all;
+        case by_rows::reduce_scatter: return collective_kind::reduce_scatter;
+        default: break;
+    }
+    return (what & is_broadcast) != 0 ? collective_kind::broadcast : collective_kind::all_reduce;
+}
 [[nodiscard]] constexpr reduce_op operator_of(std::uint64_t what) noexcept {
     return static_cast<reduce_op>(what >> operator_at & 7U);
 }
@@ -150,56 +176,6 @@ template <class T>
     return with_type(what, []<class T>(T) { return sizeof(T); });
 }
 
-/// The collectives that a process_set needs, of whatever transport.
-class carrier {
-public:
-    carrier() = default;
-    carrier(const carrier&) = delete;
-    carrier& operator=(const carrier&) = delete;
-    virtual ~carrier() = default;
-    [[nodiscard]] virtual std::uint32_t rank() const = 0;
-    [[nodiscard]] virtual std::uint32_t size() const = 0;
-    [[nodiscard]] virtual collective_fault least(std::span<std::uint64_t> words, instant deadline) = 0;
-    [[nodiscard]] virtual collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
-                                                     instant deadline) = 0;
-    [[nodiscard]] virtual collective_fault broadcast_bytes(std::span<std::byte> data, std::uint32_t root,
-                                                           instant deadline) = 0;
-    /// Of the type in `what`.
-    [[nodiscard]] virtual collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, reduce_op op,
-                                                   instant deadline) = 0;
-    virtual void abort(errc why) = 0;
-};
-template <host_transport Net>
-class carrier_over final : public carrier {
-public:
-    explicit carrier_over(Net& net) noexcept : net_(net) {}
-    [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }
-    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }
-    [[nodiscard]] collective_fault least(std::span<std::uint64_t> words, instant deadline) override {
-        return net_.all_reduce(std::span<const std::uint64_t>(words), words, minimum{}, deadline);
-    }
-    [[nodiscard]] collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
-                                             instant deadline) override {
-        return net_.broadcast(words, root, deadline);
-    }
-    [[nodiscard]] collective_fault broadcast_bytes(std::span<std::byte> data, std::uint32_t root,
-                                                   instant deadline) override {
-        return net_.broadcast(data, root, deadline);
-    }
-    [[nodiscard]] collective_fault combine(std::uint64_t what, std::byte* data, std::size_t count, reduce_op op,
-                                           instant deadline) override {
-        return with_type(what, [&]<class T>(T) {
-            const std::span<T> all(reinterpret_cast<T*>(data), count);
-            return with_operator<T>(
-                op, [&](auto by) { return net_.all_reduce(std::span<const T>(all), all, by, deadline); });
-        });
-    }
-    void abort(errc why) override { net_.abort(net_.rank(), why); }
-
-private:
-    Net& net_;
-};
-
 /// What a rank asks for an array on its device.
 struct device_call {
     /// Where a result goes that wasn't there: it is asked once the rows are known that each rank
@@ -222,10 +198,115 @@ struct device_call {
     void* stream = nullptr;               // native, of the caller
     std::function<void*()> current{};     // the stream that waits in synchronize: else the caller's
 };
-/// One that was handed over.
-struct device_request {
-    virtual ~device_request() = default;
+/// Requests of one kind that are combined, or sent, together.
+struct request_batch {
+    std::span<const std::shared_ptr<request>> of_rank;  // null if this rank has joined
+    std::span<const std::uint64_t> counts;              // of each
+    std::uint64_t what = 0;
+    std::size_t elements = 0;  // in all
+    std::uint32_t joined = 0;  // ranks
+    std::uint32_t ranks = 1;
+
+    [[nodiscard]] bool is_nobody() const { return of_rank[0] == nullptr; }
+    /// What the ranks' elements are combined by: an average of some is made of their sum.
+    [[nodiscard]] reduce_op op() const {
+        const reduce_op asked = operator_of(what);
+        return asked == Average && joined != 0 ? Sum : asked;
+    }
+    /// Makes it.
+    template <class T>
+    void finish(std::span<T> data) const {
+        if (operator_of(what) != Average || joined == 0) return;
+        using wide = std::conditional_t<std::same_as<T, double>, double, float>;
+        for (T& x : data) x = static_cast<T>(static_cast<wide>(x) / static_cast<wide>(ranks - joined));
+    }
+    /// What a rank that has joined contributes.
+    template <class T>
+    void fill(std::span<T> data) const {
+        std::fill(data.begin(), data.end(), neutral_of<T>(operator_of(what)));
+    }
 };
+/// The collectives that a process_set needs, of whatever transport.
+class carrier {
+public:
+    carrier() = default;
+    carrier(const carrier&) = delete;
+    carrier& operator=(const carrier&) = delete;
+    virtual ~carrier() = default;
+    [[nodiscard]] virtual std::uint32_t rank() const = 0;
+    [[nodiscard]] virtual std::uint32_t size() const = 0;
+    [[nodiscard]] virtual collective_fault least(std::span<std::uint64_t> words, instant deadline) = 0;
+    [[nodiscard]] virtual collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
+                                                     instant deadline) = 0;
+    /// What all ranks have.
+    [[nodiscard]] virtual collective_fault move(const request_batch& all, instant deadline) = 0;
+    virtual void abort(errc why) = 0;
+
+    // Of arrays on this rank's device. From any thread.
+    [[nodiscard]] virtual bool on_device() const noexcept { return false; }
+    [[nodiscard]] virtual std::shared_ptr<request> made_of(device_call) {
+        raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
+    }
+    /// Of one that is done: whether the device is, too.
+    [[nodiscard]] virtual bool is_over(const request&) { return true; }
+    /// Lets a stream wait for the device. Null: the one that it was handed over with.
+    [[nodiscard]] virtual collective_fault follow(const request&, void*) { return {}; }
+    /// Waits for the device.
+    virtual void settle() {}
+};
+template <host_transport Net>
+class carrier_over final : public carrier {
+public:
+    explicit carrier_over(Net& net) noexcept : net_(net) {}
+    [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }
+    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }
+    [[nodiscard]] collective_fault least(std::span<std::uint64_t> words, instant deadline) override {
+        return net_.all_reduce(std::span<const std::uint64_t>(words), words, minimum{}, deadline);
+    }
+    [[nodiscard]] collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
+                                             instant deadline) override {
+        return net_.broadcast(words, root, deadline);
+    }
+    /// Packed, unless it is one that this rank has.
+    [[nodiscard]] collective_fault move(const request_batch& all, instant deadline) override {
+        const std::size_t size_of_one = size_of(all.what);
+        const bool packs = all.of_rank.size() != 1 || all.is_nobody();
+        if (packs) packed_.assign(all.elements * size_of_one, std::byte{});
+        const auto each = [&](const auto& f) {
+            std::byte* at = packed_.data();
+            for (std::size_t k = 0; k < all.of_rank.size(); ++k) {
+                const std::size_t n = all.counts[k] * size_of_one;
+                if (n != 0 && all.of_rank[k] != nullptr) f(at, all.of_rank[k]->data, n);
+                at += n;
+            }
+        };
+        if (packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
+        std::byte* const data = packs ? packed_.data() : all.of_rank[0]->data;
+        const bool sends = (all.what & is_broadcast) != 0;
+        const auto f = sends ? net_.broadcast(std::span(data, all.elements), root_of(all.what), deadline)
+                             : combine(all, data, deadline);
+        if (!f && packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
+        return f;
+    }
+    void abort(errc why) override { net_.abort(net_.rank(), why); }
+
+private:
+    [[nodiscard]] collective_fault combine(const request_batch& all, std::byte* data, instant deadline) {
+        return with_type(all.what, [&]<class T>(T) {
+            const std::span<T> elements(reinterpret_cast<T*>(data), all.elements);
+            if (all.is_nobody()) all.fill(elements);
+            const auto f = with_operator<T>(all.op(), [&](auto by) {
+                return net_.all_reduce(std::span<const T>(elements), elements, by, deadline);
+            });
+            if (!f) all.finish(elements);
+            return f;
+        });
+    }
+
+    Net& net_;
+    std::vector<std::byte> packed_;
+};
+
 /// Ranks on devices of this process (horovod_devices.hpp). From any thread.
 class named_ranks {
 public:
@@ -275,12 +356,11 @@ public:
     /// `net` must outlive it.
     template <host_transport Net>
     explicit process_set(Net& net, const process_set_options& options = {})
-        : options_(options),
-          net_(std::make_unique<detail::carrier_over<Net>>(net)),
-          joined_(net.size()),
-          left_(net.size()) {
-        thread_ = std::thread([this] { work(); });
-    }
+        : process_set(std::make_unique<detail::carrier_over<Net>>(net), nullptr, options) {}
+    /// A process with a device (horovod_processes.hpp), which outlives it. It takes arrays on that
+    /// device, and none of the host's. One set at a time.
+    explicit process_set(detail::carrier& on_device, const process_set_options& options = {})
+        : process_set(nullptr, &on_device, options) {}
     /// Rank `rank` of ranks on devices (horovod_devices.hpp), which outlive it. It takes arrays on
     /// the rank's device, and none of the host's. Throws operation_error
     /// (errc::invalid_specification) for a rank that isn't there or is there already.
@@ -308,6 +388,7 @@ public:
             lock.unlock();
         }
         thread_.join();
+        net_->settle();
     }
 
     /// From 0.
@@ -315,7 +396,7 @@ public:
     /// Ranks.
     [[nodiscard]] std::uint32_t size() const { return devices_ != nullptr ? devices_->size() : net_->size(); }
     /// Whether it takes arrays on devices.
-    [[nodiscard]] bool on_devices() const noexcept { return devices_ != nullptr; }
+    [[nodiscard]] bool on_devices() const noexcept { return devices_ != nullptr || net_->on_device(); }
 
     /// See allreduce_async. Throws operation_error: errc::duplicate_name while one of this name is under way.
     template <number T>
@@ -338,9 +419,14 @@ public:
     /// Hands over arrays on devices, all at once. Throws operation_error: errc::not_supported over a
     /// transport, and what allreduce_async of such an array throws.
     [[nodiscard]] std::vector<handle> start_on_device(std::vector<detail::device_call> calls) {
-        if (devices_ == nullptr)
-            raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
         std::vector<handle> all;
+        if (devices_ == nullptr) {
+            std::vector<std::shared_ptr<detail::request>> made;
+            for (auto& one : calls) made.push_back(net_->made_of(std::move(one)));
+            hand_over(made);
+            for (auto& one : made) all.push_back({std::move(one), *this});
+            return all;
+        }
         for (auto& one : devices_->start(rank_, std::move(calls))) all.push_back({std::move(one), *this});
         return all;
     }
@@ -353,8 +439,12 @@ public:
     /// Whether it is done, well or not.
     [[nodiscard]] bool is_done(const handle& h) const {
         if (h.on_device_ != nullptr) return devices_->is_done(*h.on_device_);
-        const std::scoped_lock lock(mutex_);
-        return h.of_ == nullptr || h.of_->done;
+        if (h.of_ == nullptr) return true;
+        {
+            const std::scoped_lock lock(mutex_);
+            if (!h.of_->done || h.of_->fault) return h.of_->done;
+        }
+        return net_->is_over(*h.of_);
     }
     /// Waits for it. See synchronize for arrays on devices: null stands for the stream of that.
     [[nodiscard]] collective_fault wait(const handle& h, void* stream = nullptr) {
@@ -362,7 +452,8 @@ public:
         std::unique_lock lock(mutex_);
         if (h.of_ == nullptr) return {};
         changed_.wait(lock, [&] { return h.of_->done; });
-        return h.of_->fault;
+        lock.unlock();
+        return h.of_->fault ? h.of_->fault : net_->follow(*h.of_, stream);
     }
     /// See join.
     [[nodiscard]] std::uint32_t wait_for_all() {
@@ -377,28 +468,46 @@ public:
     }
 
 private:
+    process_set(std::unique_ptr<detail::carrier> own, detail::carrier* net, const process_set_options& options)
+        : options_(options),
+          own_(std::move(own)),
+          net_(own_ != nullptr ? own_.get() : net),
+          joined_(net_->size()),
+          left_(net_->size()) {
+        thread_ = std::thread([this] { work(); });
+    }
     [[nodiscard]] handle start(std::byte* data, std::size_t count, std::string_view name, std::uint64_t what) {
-        if (devices_ != nullptr)
+        if (on_devices())
             raise({.code = errc::not_supported}, {}, "handing an array of the host over to ranks on devices");
-        const std::scoped_lock lock(mutex_);
-        for (const auto& p : pending_)
-            if (p->name == name)
-                raise({.code = errc::duplicate_name}, {}, "handing over an array by a name that is under way");
         auto r = std::make_shared<detail::request>(detail::request{std::string(name), data, count, what});
-        if (over_) {
-            r->fault = fault_;
-            r->done = true;
-        } else {
-            pending_.push_back(r);
-            changed_.notify_all();
-        }
+        hand_over(std::span(&r, 1));
         return {std::move(r), *this};
+    }
+    /// All of them, or none.
+    void hand_over(std::span<const std::shared_ptr<detail::request>> all) {
+        const std::scoped_lock lock(mutex_);
+        const auto refuse = [](const auto& among, const std::string& name) {
+            for (const auto& p : among)
+                if (p->name == name)
+                    raise({.code = errc::duplicate_name}, {}, "handing over an array by a name that is under way");
+        };
+        for (std::size_t k = 0; k < all.size(); ++k) {
+            refuse(pending_, all[k]->name);
+            refuse(all.first(k), all[k]->name);
+        }
+        for (const auto& r : all) {
+            if (over_)
+                finish(*r, fault_);
+            else
+                pending_.push_back(r);
+        }
+        changed_.notify_all();
     }
 
     // The members below belong to the thread. It reads others' requests under the lock, and
     // combines without the lock.
     using requests = std::vector<std::shared_ptr<detail::request>>;
-    static constexpr std::size_t words_of_a_request = 3;
+    static constexpr std::size_t words_of_a_request = 4;
     // Answers, of which the least of all ranks counts.
     static constexpr std::uint64_t not_yet = 0, differs = 1, has = 2;
 
@@ -436,6 +545,7 @@ private:
             asked[k * words_of_a_request] = detail::hash_of(mine[k]->name);
             asked[k * words_of_a_request + 1] = mine[k]->count;
             asked[k * words_of_a_request + 2] = mine[k]->what;
+            asked[k * words_of_a_request + 3] = mine[k]->shape;
         }
         if (n != 0 && failed(net_->broadcast(std::span(asked), leader(), deadline()))) return true;
         auto answers = answer_to(asked, mine);
@@ -481,7 +591,8 @@ private:
             if (mine[k] == nullptr)
                 answers[k] = joins ? has : not_yet;
             else
-                answers[k] = mine[k]->count == one[1] && mine[k]->what == one[2] ? has : differs;
+                answers[k] =
+                    mine[k]->count == one[1] && mine[k]->what == one[2] && mine[k]->shape == one[3] ? has : differs;
         }
         answers[n + rank()] = joins ? 1 : 0;
         answers[n + size() + rank()] = leaves_ ? 1 : 0;
@@ -515,8 +626,7 @@ private:
             }
             moved = true;
             std::size_t end = k + 1, elements = asked[k * words_of_a_request + 1];
-            for (; end < n && answers[end] == has && what(end) == what(k) && (what(k) & detail::is_broadcast) == 0;
-                 ++end) {
+            for (; end < n && answers[end] == has && what(end) == what(k) && detail::fuses(what(k)); ++end) {
                 const std::size_t more = asked[end * words_of_a_request + 1];
                 if ((elements + more) * detail::size_of(what(k)) > options_.fusion.count()) break;
                 elements += more;
@@ -530,7 +640,11 @@ private:
     }
     /// The same on all ranks.
     [[nodiscard]] collective_fault why_refused(std::uint64_t answer, std::uint64_t what) const {
-        if (answer == differs) return {errc::mismatch, collective_kind::all_reduce, leader_for_names(), 0};
+        if (answer == differs) return {errc::mismatch, detail::kind_of(what), leader_for_names(), 0};
+        if (answer == has && detail::rows_of(what) != detail::by_rows::none)
+            if (const auto gone = std::find(joined_.begin(), joined_.end(), true); gone != joined_.end())
+                return {errc::not_supported, detail::kind_of(what), static_cast<std::uint32_t>(gone - joined_.begin()),
+                        0};
         const bool sends = answer == has && (what & detail::is_broadcast) != 0;
         if (sends && joined_[detail::root_of(what)])
             return {errc::not_supported, collective_kind::broadcast, detail::root_of(what), 0};
@@ -546,56 +660,19 @@ private:
         }
         changed_.notify_all();
     }
-    /// Requests of one kind, of so many elements in all: packed, unless it is one that this rank has.
+    /// Requests of one kind, of so many elements in all.
     [[nodiscard]] collective_fault together(std::span<const std::uint64_t> asked,
                                             std::span<const std::shared_ptr<detail::request>> some, std::size_t first,
                                             std::uint64_t what, std::size_t elements) {
-        const std::size_t size_of_one = detail::size_of(what);
-        const bool packs = some.size() != 1 || some[0] == nullptr;
-        if (packs) packed_.assign(elements * size_of_one, std::byte{});
-        if (some[0] == nullptr) bring_nothing(what, elements);
-        const auto each = [&](const auto& f) {
-            std::byte* at = packed_.data();
-            for (std::size_t k = 0; k < some.size(); ++k) {
-                const std::size_t n = asked[(first + k) * words_of_a_request + 1] * size_of_one;
-                if (n != 0 && some[k] != nullptr) f(at, some[k]->data, n);
-                at += n;
-            }
-        };
-        if (packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
-        std::byte* const data = packs ? packed_.data() : some[0]->data;
-        collective_fault f;
-        if ((what & detail::is_broadcast) != 0)
-            f = net_->broadcast_bytes({data, elements}, detail::root_of(what), deadline());
-        else
-            f = reduce(what, data, elements);
-        if (!f && packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
-        return f;
-    }
-    /// This rank has joined: it packs what changes nobody's result.
-    void bring_nothing(std::uint64_t what, std::size_t elements) {
-        if ((what & detail::is_broadcast) != 0) return;
-        detail::with_type(what, [&]<class T>(T) {
-            std::fill_n(reinterpret_cast<T*>(packed_.data()), elements,
-                        detail::neutral_of<T>(detail::operator_of(what)));
-        });
-    }
-    [[nodiscard]] collective_fault reduce(std::uint64_t what, std::byte* data, std::size_t elements) {
+        std::vector<std::uint64_t> counts;
+        for (std::size_t k = first; k < first + some.size(); ++k) counts.push_back(asked[k * words_of_a_request + 1]);
         const auto gone = static_cast<std::uint32_t>(std::count(joined_.begin(), joined_.end(), true));
-        const reduce_op op = detail::operator_of(what);
-        const bool averages = op == Average;
-        const auto f = net_->combine(what, data, elements, averages && gone != 0 ? Sum : op, deadline());
-        if (f || !averages || gone == 0) return f;
-        detail::with_type(what, [&]<class T>(T) {
-            using wide = std::conditional_t<std::same_as<T, double>, double, float>;
-            for (T& x : std::span(reinterpret_cast<T*>(data), elements))
-                x = static_cast<T>(static_cast<wide>(x) / static_cast<wide>(size() - gone));
-        });
-        return f;
+        return net_->move({some, counts, what, elements, gone, size()}, deadline());
     }
 
     process_set_options options_;
-    std::unique_ptr<detail::carrier> net_;  // null on devices
+    std::unique_ptr<detail::carrier> own_;
+    detail::carrier* net_ = nullptr;  // null on devices of one process
     detail::named_ranks* devices_ = nullptr;
     std::uint32_t rank_ = 0;  // on devices
     mutable std::mutex mutex_;
@@ -606,7 +683,6 @@ private:
     std::uint32_t last_joined_ = 0;
     collective_fault fault_{};
     std::vector<bool> joined_, left_;  // of each rank; the thread's
-    std::vector<std::byte> packed_;    // the thread's
     std::thread thread_;
 };
 
@@ -632,6 +708,10 @@ void init(Net& net, const process_set_options& options = {}) {
 /// The same of a rank on a device of this process.
 inline void init(detail::named_ranks& devices, std::uint32_t rank) {
     detail::of_process() = std::make_unique<process_set>(devices, rank);
+}
+/// The same of a process with a device (horovod_processes.hpp).
+inline void init(detail::carrier& on_device, const process_set_options& options = {}) {
+    detail::of_process() = std::make_unique<process_set>(on_device, options);
 }
 /// Ends it, as process_set's destructor. By one thread.
 inline void shutdown() { detail::of_process().reset(); }

@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+// Horovod's names (horovod.hpp) for arrays on devices of several processes, each with a device. The
+// host negotiates over a transport, an MPI's for example, which carries the elements as well: from
+// the device to pinned memory and back, chunk by chunk, so that a chunk is copied while others are
+// under way between processes.
+//
+//   using namespace gpushare::horovod;
+//   gpushare::mpi_transport net(MPI_COMM_WORLD);
+//   device_process here(node, stream, net, pinned);
+//   init(here);
+//   const auto sum = allreduce_async(device_array{x, n, caller}, "fc.weight", Sum);
+//   synchronize(sum);                                          // `caller` waits for the sum
+//
+// The names are those of horovod_devices.hpp, and arrays are handed over as there. `stream` is the
+// process's own, for the copies. Bits are those of the transport for arrays of the host: chunks
+// change none where a transport combines in the order of ranks. A process with several devices has a
+// device_process of each, in a thread of each, over the ranks of a two_level_group.
+//
+// The thread of the process_set waits for the device before it sends. Nobody else does.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/horovod.hpp>
+#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace horovod {
+
+/// How the elements of a process with a device are cut.
+struct device_process_options {
+    bytes chunk{4 << 20};     ///< what is copied and sent at once: of several processes' wishes the least
+    std::uint32_t depth = 4;  ///< chunks under way; at least 2
+};
+
+namespace detail {
+
+/// A request on a device.
+template <class Point>
+struct held_request final : device_request {
+    held_request(device_call c, Point is_there) : call(std::move(c)), computed(std::move(is_there)) {}
+    device_call call;
+    Point computed;
+    Point end{};            // behind what the device does
+    bool enqueued = false;  // the end is one; else nothing was put on a stream
+};
+
+/// Parts of several arrays that lie between two of their elements, if these are counted through all arrays.
+template <class T>
+class listed_arrays {
+public:
+    void add(T* data, std::size_t n) {
+        if (n == 0) return;
+        data_.push_back(data);
+        ends_.push_back(size() + n);
+    }
+    [[nodiscard]] std::size_t size() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
+    [[nodiscard]] std::vector<std::pair<T*, std::size_t>> part(const element_range& of) const {
+        std::vector<std::pair<T*, std::size_t>> all;
+        auto k = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), of.begin) - ends_.begin());
+        for (std::size_t at = of.begin; at < of.end; ++k) {
+            const std::size_t first = k == 0 ? 0 : ends_[k - 1], end = std::min(ends_[k], of.end);
+            all.emplace_back(data_[k] + (at - first), end - at);
+            at = end;
+        }
+        return all;
+    }
+
+private:
+    std::vector<T*> data_;
+    std::vector<std::size_t> ends_;
+};
+
+[[nodiscard]] constexpr bool is_number(std::uint32_t type) noexcept {
+    return type == gpushare::detail::type_id<float>() || type == gpushare::detail::type_id<double>() ||
+           type == gpushare::detail::type_id<float16>() || type == gpushare::detail::type_id<bfloat16>() ||
+           type == gpushare::detail::type_id<std::int64_t>();
+}
+/// The request's word, without what only one rank says.
+[[nodiscard]] inline std::uint64_t device_word(const device_call& c) {
+    const auto rows = [&](by_rows kind) { return static_cast<std::uint64_t>(kind) << rows_at; };
+    const std::uint64_t op = c.type | static_cast<std::uint64_t>(c.op) << operator_at;
+    switch (c.kind) {
+        case collective_kind::broadcast: return is_broadcast | std::uint64_t{c.root} << root_at;
+        case collective_kind::all_gather: return rows(by_rows::all_gather);
+        case collective_kind::all_to_all: return rows(by_rows::all_to_all);
+        case collective_kind::reduce_scatter: return op | rows(by_rows::reduce_scatter);
+        default: return op;
+    }
+}
+
+}  // namespace detail
+
+/// A process of several that combine arrays on devices by their names: one rank, with a device. `Net`
+/// is a transport between the processes, which nothing else uses while a process_set is there.
+/// `Pinned` is memory that the host, copies and kernels reach: cuda::pinned_memory, say. Everything
+/// that the constructor gets outlives it, and it outlives the set.
+///
+/// The elements of an alltoall go over transports with unequal parts (unequal_transport); else it is
+/// refused (errc::not_supported). An allgather sends each rank's rows to all; a reducescatter what
+/// an allreduce sends.
+template <node Node, host_transport Net, memory_resource Pinned>
+requires copier<typename Node::stream> && launcher<typename Node::stream>
+class device_process final : public detail::carrier {
+    using stream = typename Node::stream;
+    using point = typename stream::point;
+    using device_call = detail::device_call;
+    using held = detail::held_request<point>;
+
+public:
+    /// Collective over `net`: the processes agree on the size of a chunk. Allocates options.depth
+    /// chunks. Throws what `pinned` throws; operation_error: what `net` fails for.
+    device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
+                   instant until = never)
+        : node_(on), stream_(copies), net_(net), pinned_(pinned) {
+        const std::uint64_t mine = std::max<std::uint64_t>(options.chunk.count() / unit, net.size()) * unit;
+        raise_fault(net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until));
+        slots_.resize(std::max(options.depth, 2U));
+        for (slot& s : slots_) s.memory = static_cast<std::byte*>(take());
+    }
+    device_process(const device_process&) = delete;
+    device_process& operator=(const device_process&) = delete;
+    /// Waits for the device. Leaves pinned memory behind that `net` may still use after a fault.
+    ~device_process() override {
+        settle();
+        for (slot& s : slots_) {
+            if (s.last) (void)gpushare::detail::await(*s.last);
+            if (!in_use_ && s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
+        }
+    }
+
+    /// Ends all collectives of all processes, now and later. Doesn't wait. From any thread.
+    void abort(errc why) override {
+        aborted_.store(why, std::memory_order_release);  // release: whoever sees it finds the transport aborted
+        net_.abort(net_.rank(), why);
+    }
+
+    // --- for process_set
+
+    [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }  ///< of this process
+    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }  ///< processes
+    [[nodiscard]] bool on_device() const noexcept override { return true; }    ///< see process_set
+    /// See process_set.
+    [[nodiscard]] collective_fault least(std::span<std::uint64_t> words, instant deadline) override {
+        return net_.all_reduce(std::span<const std::uint64_t>(words), words, minimum{}, deadline);
+    }
+    /// See process_set.
+    [[nodiscard]] collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
+                                             instant deadline) override {
+        return net_.broadcast(words, root, deadline);
+    }
+    /// See process_set.
+    [[nodiscard]] std::shared_ptr<detail::request> made_of(device_call c) override {
+        detail::check_call(c, size(), detail::is_number(c.type));
+        if (!unequal_transport<Net> && c.kind == collective_kind::all_to_all)
+            raise({.code = errc::not_supported}, {}, "an alltoall over a transport of equal parts");
+        collect();
+        const bool one_length = c.kind != collective_kind::all_gather && c.kind != collective_kind::all_to_all;
+        const bool sends = c.kind == collective_kind::broadcast;
+        detail::request made{c.name, static_cast<std::byte*>(c.data)};
+        made.what = detail::device_word(c);
+        made.count = !one_length ? 0 : sends ? c.count * c.element : c.count;
+        made.shape = gpushare::detail::mixed_word({c.type, c.element, c.row, c.shape});
+        made.on_device = std::make_shared<held>(std::move(c), point{});
+        held& one = of(made);
+        one.computed = recorded(one.call.stream);
+        return std::make_shared<detail::request>(std::move(made));
+    }
+    /// See process_set.
+    [[nodiscard]] bool is_over(const detail::request& one) override {
+        collect();
+        return !of(one).enqueued || of(one).end.reached();
+    }
+    /// See process_set.
+    [[nodiscard]] collective_fault follow(const detail::request& one, void* current) override {
+        collect();
+        held& h = of(one);
+        if (!h.enqueued) return {};
+        if (h.end.reached() && h.end.status() != errc::none) return {h.end.status(), h.call.kind, rank(), 0};
+        if (current == nullptr) current = h.call.current ? h.call.current() : h.call.stream;
+        const std::scoped_lock lock(mutex_);
+        lent(current).wait(h.end);
+        return {};
+    }
+    /// See process_set.
+    void settle() override {
+        std::vector<std::shared_ptr<detail::device_request>> all;
+        {
+            const std::scoped_lock lock(mutex_);
+            all.assign(running_.begin(), running_.end());
+        }
+        for (const auto& one : all) (void)gpushare::detail::await(static_cast<held&>(*one).end);
+        collect();
+    }
+    /// See process_set.
+    [[nodiscard]] collective_fault move(const detail::request_batch& all, instant deadline) override {
+        collect();
+        collective_fault f;
+        try {
+            for (const auto& r : all.of_rank)
+                if (r != nullptr) stream_.wait(of(*r).computed);
+            f = go(all, deadline);
+        } catch (...) {
+            keep(all);
+            throw;
+        }
+        keep(all);
+        in_use_ = in_use_ || f.buffers_in_use;
+        return f;
+    }
+
+private:
+    /// A chunk in pinned memory, and the point behind what the device does there.
+    struct slot {
+        std::byte* memory = nullptr;
+        std::optional<point> last{};
+    };
+    struct no_stream {};
+    static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
+    static constexpr std::size_t alignment = 256, unit = 64;
+    static constexpr ns poll = std::chrono::microseconds(50);
+
+    [[nodiscard]] static held& of(const detail::request& r) { return static_cast<held&>(*r.on_device); }
+    [[nodiscard]] void* take() { return pinned_.allocate(chunk_, alignment); }
+    /// The caller's stream, under the lock. Usually it is that of the call before.
+    [[nodiscard]] stream& lent(void* handle) {
+        if constexpr (borrows) {
+            if (!lent_ || lent_handle_ != handle) {
+                lent_.emplace(node_.borrow(static_cast<decltype(stream_.native_handle())>(handle)));
+                lent_handle_ = handle;
+            }
+            return *lent_;
+        } else {
+            if (handle == nullptr)
+                raise({.code = errc::invalid_specification}, {}, "an array on a device without a stream");
+            return *static_cast<stream*>(handle);
+        }
+    }
+    [[nodiscard]] point recorded(void* handle) {
+        const std::scoped_lock lock(mutex_);
+        stream& s = lent(handle);
+        if (gpushare::detail::is_captured(s))
+            raise({.code = errc::capturing}, {}, "handing over an array of a stream that is captured");
+        return s.record();
+    }
+    /// Whatever is enqueued of them uses their arrays.
+    void keep(const detail::request_batch& all) {
+        const point end = stream_.record();
+        const std::scoped_lock lock(mutex_);
+        for (const auto& r : all.of_rank)
+            if (r != nullptr) {
+                of(*r).end = end;
+                of(*r).enqueued = true;
+                running_.push_back(r->on_device);
+            }
+    }
+    /// Drops what the device is done with, outside of the lock: these may be a framework's tensors.
+    void collect() {
+        std::vector<std::shared_ptr<const void>> kept;
+        std::vector<device_call::placing> places;
+        const std::scoped_lock lock(mutex_);
+        while (!running_.empty() && static_cast<held&>(*running_.front()).end.reached()) {
+            device_call& c = static_cast<held&>(*running_.front()).call;
+            kept.push_back(std::move(c.keeps));
+            places.push_back(std::move(c.place));
+            running_.pop_front();
+        }
+    }
+
+    // --- by the set's thread
+
+    /// A fault of this process, of which the others hear.
+    [[nodiscard]] collective_fault own_fault(errc code, collective_kind what) {
+        net_.abort(rank(), code);
+        // A transport without a thread tells the others with its next call. This one doesn't wait.
+        in_use_ = net_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
+        return {code, what, rank(), 0};
+    }
+    /// Until the device is done with the slot.
+    [[nodiscard]] collective_fault await(const slot& s, collective_kind what, instant deadline) {
+        if (!s.last) return {};
+        for (auto now = std::chrono::steady_clock::now(); !s.last->reached(); now = std::chrono::steady_clock::now()) {
+            // acquire: pairs with abort().
+            if (const errc why = aborted_.load(std::memory_order_acquire); why != errc::none)
+                return own_fault(why, what);
+            if (now >= deadline) return own_fault(errc::deadline_exceeded, what);
+            if constexpr (pipelined_transport<Net>) net_.advance();
+            (void)s.last->wait(std::min(deadline, now + poll));
+        }
+        return s.last->status() == errc::none ? collective_fault{} : own_fault(s.last->status(), what);
+    }
+    [[nodiscard]] collective_fault go(const detail::request_batch& all, instant deadline) {
+        if ((all.what & detail::is_broadcast) != 0) {
+            std::byte* const data = all.is_nobody() ? nullptr : all.of_rank[0]->data;
+            return send(data, data, all.elements, detail::root_of(all.what), deadline);
+        }
+        switch (detail::rows_of(all.what)) {
+            case detail::by_rows::all_gather: return all_gather(of(*all.of_rank[0]).call, deadline);
+            case detail::by_rows::all_to_all: return all_to_all(of(*all.of_rank[0]).call, deadline);
+            case detail::by_rows::reduce_scatter: return reduce_scatter(all, deadline);
+            default: break;
+        }
+        return detail::with_type(all.what, [&]<class T>(T) {
+            detail::listed_arrays<T> mine;
+            for (std::size_t k = 0; k < all.of_rank.size() && !all.is_nobody(); ++k)
+                mine.add(reinterpret_cast<T*>(all.of_rank[k]->data), all.counts[k]);
+            return combine<T>(all, mine, mine, 0, deadline);
+        });
+    }
+
+    /// Chunk k comes (`bring`), is sent (`start`) once the device is done, and goes back (`finish`).
+    template <class Bring, class Start, class Finish>
+    [[nodiscard]] collective_fault by_chunks(std::size_t chunks, collective_kind what, instant deadline,
+                                             const Bring& bring, const Start& start, const Finish& finish) {
+        const std::size_t depth = slots_.size();
+        for (std::size_t k = 0; chunks != 0 && k < chunks + depth; ++k) {
+            if (k >= depth) {
+                if (const auto f = finish(k - depth, slots_[k % depth])) return f;
+                slots_[k % depth].last = stream_.record();
+            }
+            if (k < chunks && bring(k, slots_[k % depth])) slots_[k % depth].last = stream_.record();
+            if (k == 0 || k > chunks) continue;
+            slot& ready = slots_[(k - 1) % depth];
+            if (const auto f = await(ready, what, deadline)) return f;
+            if (const auto f = start(k - 1, ready)) return f;
+        }
+        return {};
+    }
+    /// One piece by a copy, several by a kernel.
+    template <class T>
+    void pack(std::span<const std::pair<T*, std::size_t>> pieces, T* to) {
+        if (pieces.size() == 1)
+            stream_.copy(to, pieces[0].first, pieces[0].second * sizeof(T));
+        else if (!pieces.empty())
+            kernel_packing{}.pack(stream_, pieces, to);
+    }
+    template <class T>
+    void unpack(std::span<const std::pair<T*, std::size_t>> pieces, T* from) {
+        if (pieces.size() == 1)
+            stream_.copy(pieces[0].first, from, pieces[0].second * sizeof(T));
+        else if (!pieces.empty())
+            kernel_packing{}.unpack(stream_, pieces, from);
+    }
+    /// The part of `from` that all ranks' elements from `first` on are given to.
+    template <class T>
+    [[nodiscard]] collective_fault combine(const detail::request_batch& all, const detail::listed_arrays<T>& from,
+                                           const detail::listed_arrays<T>& to, std::size_t first, instant deadline) {
+        const std::size_t each = chunk_ / sizeof(T), n = all.elements;
+        const auto range = [&](std::size_t k) { return element_range{k * each, std::min(n, (k + 1) * each)}; };
+        const auto elements = [&](std::size_t k, const slot& s) {
+            return std::span(reinterpret_cast<T*>(s.memory), range(k).size());
+        };
+        std::vector<std::uint64_t> tickets;
+        return detail::with_operator<T>(all.op(), [&](auto by) {
+            return by_chunks((n + each - 1) / each, detail::kind_of(all.what), deadline,
+                             [&](std::size_t k, slot& s) {
+                                 if (all.is_nobody()) return false;
+                                 const auto pieces = from.part(range(k));
+                                 pack<T>(pieces, elements(k, s).data());
+                                 return true;
+                             },
+                             [&](std::size_t k, slot& s) {
+                                 if (all.is_nobody()) all.fill(elements(k, s));
+                                 return begin(elements(k, s), by, tickets, deadline);
+                             },
+                             [&](std::size_t k, slot& s) {
+                                 if (const auto f = end(tickets, k, deadline)) return f;
+                                 all.finish(elements(k, s));
+                                 give_back(range(k), first, to, elements(k, s).data());
+                                 return collective_fault{};
+                             });
+        });
+    }
+    template <class T>
+    void give_back(const element_range& chunk, std::size_t first, const detail::listed_arrays<T>& to, T* from) {
+        const element_range mine{std::max(chunk.begin, first), std::min(chunk.end, first + to.size())};
+        if (mine.begin >= mine.end) return;
+        const auto pieces = to.part({mine.begin - first, mine.end - first});
+        unpack<T>(pieces, from + (mine.begin - chunk.begin));
+    }
+    template <class T, class By>
+    [[nodiscard]] collective_fault begin(std::span<T> data, const By& by, std::vector<std::uint64_t>& tickets,
+                                         instant deadline) {
+        if constexpr (pipelined_transport<Net>) {
+            tickets.push_back(net_.start_all_reduce(data, by));
+            net_.advance();
+            return {};
+        } else {
+            return net_.all_reduce(std::span<const T>(data), data, by, deadline);
+        }
+    }
+    [[nodiscard]] collective_fault end(const std::vector<std::uint64_t>& tickets, std::size_t k, instant deadline) {
+        if constexpr (pipelined_transport<Net>)
+            return net_.finish(tickets[k], deadline);
+        else
+            return {};
+    }
+    /// From the root's `from` to all ranks' `to`, if it isn't null.
+    [[nodiscard]] collective_fault send(const std::byte* from, std::byte* to, std::size_t n, std::uint32_t root,
+                                        instant deadline) {
+        const auto size_of = [&](std::size_t k) { return std::min<std::size_t>(n - k * chunk_, chunk_); };
+        return by_chunks(
+            (n + chunk_ - 1) / chunk_, collective_kind::broadcast, deadline,
+            [&](std::size_t k, slot& s) {
+                if (rank() == root) stream_.copy(s.memory, from + k * chunk_, size_of(k));
+                return rank() == root;
+            },
+            [&](std::size_t k, slot& s) { return net_.broadcast(std::span(s.memory, size_of(k)), root, deadline); },
+            [&](std::size_t k, slot& s) {
+                if (to != nullptr && (rank() != root || from != to))
+                    stream_.copy(to + k * chunk_, s.memory, size_of(k));
+                return collective_fault{};
+            });
+    }
+
+    // --- results whose length the ranks learn from each other: nobody has joined
+
+    /// Memory of the caller's stream, so what was enqueued there before comes first.
+    [[nodiscard]] collective_fault place(device_call& c, std::span<const std::uint64_t> rows, std::byte*& to) {
+        try {
+            to = static_cast<std::byte*>(c.place(rows));
+        } catch (const error& e) {
+            return own_fault(e.code(), c.kind);
+        } catch (const std::bad_alloc&) {
+            return own_fault(errc::out_of_memory, c.kind);
+        } catch (const std::exception&) {  // a framework's
+            return own_fault(errc::submission_failed, c.kind);
+        }
+        stream_.wait(recorded(c.stream));
+        return {};
+    }
+    [[nodiscard]] collective_fault all_gather(device_call& c, instant deadline) {
+        const std::uint64_t mine = c.count / c.row;
+        std::vector<std::uint64_t> rows(size());
+        std::byte* to = nullptr;
+        if (const auto f = net_.all_gather(std::span(&mine, 1), std::span(rows), deadline)) return f;
+        if (const auto f = place(c, rows, to)) return f;
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            const std::size_t n = rows[r] * c.row * c.element;
+            if (const auto f = send(static_cast<const std::byte*>(c.data), to, n, r, deadline)) return f;
+            to += n;
+        }
+        return {};
+    }
+    [[nodiscard]] collective_fault reduce_scatter(const detail::request_batch& all, instant deadline) {
+        device_call& c = of(*all.of_rank[0]).call;
+        const element_range mine = shard_of(c.count / c.row, rank(), size());
+        const std::uint64_t rows = mine.size();
+        std::byte* to = nullptr;
+        if (const auto f = place(c, std::span(&rows, 1), to)) return f;
+        return detail::with_type(all.what, [&]<class T>(T) {
+            detail::listed_arrays<T> from, result;
+            from.add(static_cast<T*>(c.data), c.count);
+            result.add(reinterpret_cast<T*>(to), rows * c.row);
+            return combine<T>(all, from, result, mine.begin * c.row, deadline);
+        });
+    }
+    [[nodiscard]] collective_fault all_to_all(device_call& c, instant deadline) {
+        if constexpr (unequal_transport<Net>) {
+            std::vector<std::uint64_t> splits(std::size_t{size()} * size()), rows(size());
+            std::byte* to = nullptr;
+            if (const auto f = net_.all_gather(std::span<const std::uint64_t>(c.splits), std::span(splits), deadline))
+                return f;
+            for (std::uint32_t r = 0; r < size(); ++r) rows[r] = splits[std::size_t{r} * size() + rank()];
+            if (const auto f = place(c, rows, to)) return f;
+            const std::size_t row = c.row * c.element;
+            const std::uint64_t most = *std::max_element(splits.begin(), splits.end()) * row;
+            const std::size_t each = chunk_ / size();
+            for (std::size_t at = 0; at < most; at += each)
+                if (const auto f = exchange(c, rows, to, at, each, deadline)) return f;
+        }
+        return {};
+    }
+    /// A pair's bytes from `at` on, so many at most; by the first two chunks.
+    [[nodiscard]] collective_fault exchange(const device_call& c, std::span<const std::uint64_t> rows, std::byte* to,
+                                            std::size_t at, std::size_t each, instant deadline) {
+        const std::size_t row = c.row * c.element;
+        const auto cut = [&](std::span<const std::uint64_t> of, const auto& f) {
+            std::vector<std::uint64_t> sizes;
+            std::size_t begin = 0, packed = 0;
+            for (const std::uint64_t n : of) {
+                const std::size_t some = std::min<std::size_t>(n * row - std::min<std::size_t>(at, n * row), each);
+                if (some != 0) f(begin + at, packed, some);
+                sizes.push_back(some);
+                begin += n * row;
+                packed += some;
+            }
+            return sizes;
+        };
+        slot &out = slots_[0], &in = slots_[1];
+        const auto sends = cut(c.splits, [&](std::size_t from, std::size_t packed, std::size_t n) {
+            stream_.copy(out.memory + packed, static_cast<const std::byte*>(c.data) + from, n);
+        });
+        out.last = stream_.record();
+        for (const slot* s : {&out, &in})
+            if (const auto f = await(*s, c.kind, deadline)) return f;
+        const auto receives = cut(rows, [](std::size_t, std::size_t, std::size_t) {});
+        const std::size_t sent = std::accumulate(sends.begin(), sends.end(), std::uint64_t{0}),
+                          got = std::accumulate(receives.begin(), receives.end(), std::uint64_t{0});
+        if (const auto f =
+                net_.all_to_allv(std::span<const std::byte>(out.memory, sent), std::span<const std::uint64_t>(sends),
+                                 std::span(in.memory, got), std::span<const std::uint64_t>(receives), deadline))
+            return f;
+        (void)cut(rows, [&](std::size_t target, std::size_t packed, std::size_t n) {
+            stream_.copy(to + target, in.memory + packed, n);
+        });
+        in.last = stream_.record();
+        return {};
+    }
+
+    Node& node_;
+    stream& stream_;
+    Net& net_;
+    Pinned& pinned_;
+    std::uint64_t chunk_ = 0;
+    std::vector<slot> slots_;
+    bool in_use_ = false;  // the set's thread's
+    std::atomic<errc> aborted_{errc::none};
+    std::mutex mutex_;  // of what follows
+    std::optional<std::conditional_t<borrows, stream, no_stream>> lent_{};
+    void* lent_handle_ = nullptr;
+    std::deque<std::shared_ptr<detail::device_request>> running_;
+};
+
+}  // namespace horovod
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
