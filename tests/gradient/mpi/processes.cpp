@@ -5,6 +5,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/compressed_link.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
@@ -229,6 +230,43 @@ void devices_in_processes() {
     const auto g = levels.all_reduce<float>(from, at, outer.rank() == 0 ? 300 : 200, gs::sum{}, in(60s));
     const std::uint32_t odd = outer.size() == 2 ? g.rank : 0;  // of two, either may be it
     if (g.code != gs::errc::mismatch || g.rank != odd) check(gs::describe(g).c_str(), "devices of another length");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// Sums that fp8 holds go over a compressed link as they are, and the largest elements one step after
+/// the other; processes that compress in other ways are named.
+void compressed_links() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    const auto n = static_cast<float>(net.size());
+    {
+        gs::fp8_link coded(net);
+        gs::communicator inner(1);
+        const auto group = gs::split(inner, coded, {.chunk = gs::bytes{8192}});
+        auto me = group.rank(0);
+        std::vector<float> x(5003);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(1U << i % 4);
+        const auto f = me.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, in(60s));
+        std::size_t wrong = f ? 1 : 0;
+        for (std::size_t i = 0; i < x.size(); ++i) wrong += x[i] != n * static_cast<float>(1U << i % 4) ? 1 : 0;
+        if (wrong != 0) check(std::to_string(wrong) + " elements", "a link of fp8 blocks");
+    }
+    {
+        gs::top_k_link sparse(net, 4, 0.5);
+        for (int step = 0; step < 2; ++step) {
+            std::vector<float> x = step == 0 ? std::vector<float>{4, 1, 3, 2} : std::vector<float>(4);
+            const auto f = sparse.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, in(60s));
+            const auto right = step == 0 ? std::vector<float>{4 * n, 0, 3 * n, 0} : std::vector<float>{0, n, 0, 2 * n};
+            if (f || x != right) check("step " + std::to_string(step), "a link of the largest elements");
+        }
+    }
+    const std::uint32_t last = net.size() - 1;
+    gs::failure seen;
+    try {
+        const gs::top_k_link odd(net, net.rank() == last ? 5 : 4, 0.5);
+    } catch (const gs::operation_error& e) {
+        seen = e.figures();
+    }
+    if (seen.code != gs::errc::mismatch || seen.left != last) check(std::to_string(seen.left), "another link");
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -552,6 +590,7 @@ int main(int argc, char** argv) {
     threads_in_processes(true);
     threads_in_processes(false);
     devices_in_processes();
+    compressed_links();
     steps_in_processes();
     one_leaves_in_order();
     one_stops();
