@@ -190,6 +190,24 @@ TEST_CASE("threads of a client have a stream each under one handle", "[cuda][lau
     (void)standin::take_findings();  // that it uses such streams
 }
 
+TEST_CASE("what a thread enqueues in its own stream is over, however much and where the thread is",
+          "[cuda][launch_gate]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    {
+        const bool waits = GENERATE(true, false);
+        rig r{{.longest_hold = 1h}, waits ? in_streams : no_gaps};
+        std::thread([&] {
+            const auto inside = r.gate->enter(r.urgent);
+            for (int i = 0; i < 100; ++i) CHECK(launch(cudaStreamPerThread, gemm, 10us) == cudaSuccess);
+        }).join();
+        standin::advance(10ms);
+        CHECK(r.gate->usage(r.urgent).launches == 100);
+        CHECK(r.gate->usage(r.urgent).time == 1ms);
+        CHECK(r.gate->in_flight(r.urgent) == 0ns);
+    }
+    (void)standin::take_findings();  // that it uses such streams
+}
+
 TEST_CASE("the end of a request in another thread waits for a thread's own stream", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     {

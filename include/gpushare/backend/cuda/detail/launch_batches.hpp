@@ -224,10 +224,13 @@ public:
         return true;
     }
     /// Ends the batch after its last launch; `prompt`: at once. False if that isn't possible now:
-    /// the stream is captured or gone, or there is no room for more batches. Then the batch goes on.
+    /// the stream is captured, gone or another thread's, or there is no room for more batches. Then
+    /// the batch goes on.
     bool end(bool prompt = false) noexcept {
         if (open_.launches == 0) return true;
-        if (gone_ || count_ == ring_.size() || captured()) return false;
+        const bool full = count_ == ring_.size();
+        if (gone_ || is_elsewhere() || (full && thread_ == 0) || captured()) return false;
+        if (full) return join_last();
         const relaxed_capture relaxed(device_->api());
         open_.prompt = prompt;
         open_.busy = open_.from != nullptr && !reached(*open_.from);
@@ -268,6 +271,33 @@ private:
     [[nodiscard]] bool captured() const noexcept {
         CUstreamCaptureStatus s = CU_STREAM_CAPTURE_STATUS_NONE;
         return device_->api().stream_is_capturing(stream_, &s) == CUDA_SUCCESS && s != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+    // No other thread can end the batch later, and this one may launch no more. So where there is
+    // no room, the batch becomes a part of the last one.
+    bool join_last() noexcept {
+        launch_batch& last = ring_[(head_ + count_ - 1) % ring_.size()];
+        const relaxed_capture relaxed(device_->api());
+        point_state* const to = record();
+        if (to == nullptr) return false;
+        const bool follows = last.to != nullptr && open_.from == last.to && !reached(*last.to);
+        last.busy = last.busy && follows;
+        last.prompt = false;
+        last.shared = last.shared || open_.shared;
+        std::size_t known = last.known().size();
+        for (const auto e : open_.known())
+            if (known < last.entries.size()) last.entries[known++] = e;
+        last.launches += open_.launches;
+        last.predicted += open_.predicted;
+        last.charge += open_.charge;
+        ended_launches_ += open_.launches;
+        for (point_state** const end : {&last.to, &edge_}) {
+            release(*end);
+            *end = to;
+        }
+        to->references.fetch_add(1, std::memory_order_relaxed);
+        release(open_);
+        open_ = {};
+        return true;
     }
     // Null where the driver gives no event: the batch is over at once then.
     [[nodiscard]] point_state* record() noexcept {
