@@ -174,6 +174,18 @@ TEST_CASE("nothing is asked for polls while no request is there", "[cuda][launch
     raw::destroy(third);
 }
 
+TEST_CASE("a thread that polls comes through beside another gate of its device", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    const bool is_older = GENERATE(true, false);
+    std::optional<rig> other;
+    if (is_older) other.emplace(launch_gate_options{.longest_hold = 1h}, in_streams);
+    waiting_rig w{{.longest_hold = 20ms}};
+    if (!is_older) other.emplace(launch_gate_options{.longest_hold = 1h}, in_streams);
+    const auto request = w.r.gate->announce(w.r.urgent);
+    w.batch_launches(1);
+    CHECK(meanwhile([&] { return poll([&] { return cudaStreamQuery(w.s.batch); }); }) == cudaSuccess);
+}
+
 TEST_CASE("threads poll while requests come and go", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r{{.longest_hold = 1ms}, in_streams};
@@ -283,6 +295,75 @@ TEST_CASE("no other thread puts a wait in front of a function of the host's", "[
     other.get();
     standin::advance(1ms);
     CHECK(called);
+    CHECK(w.ran == 1);
+}
+
+TEST_CASE("a function of the host's comes through beside a thread that launches all the time",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    std::atomic<bool> called{false}, over{false};
+    w.batch_launches(20);
+    std::thread busy([&] {
+        while (!over) {
+            w.batch_launches(1);
+            while (!over && w.r.gate->in_flight(w.r.batch) > 1ms) std::this_thread::yield();
+        }
+    });
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        return call_in_stream(w.s.batch, called);
+    });
+    CHECK(eventually([&] {  // the device never gets to the end of what is enqueued, unless both are held
+        if (w.r.gate->in_flight(w.r.batch) > 600us || w.r.gate->held() == 2) standin::advance(10us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    over = true;
+    w.r.gate->close();
+    CHECK(engine.get() == cudaSuccess);
+    busy.join();
+    standin::advance(100ms);
+    CHECK(called);
+}
+
+TEST_CASE("a function of the host's goes although its stream waits for the thread", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 20ms}};
+    std::atomic<bool> called{false};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    if (GENERATE(true, false)) request.reset();
+    standin::hold(w.s.batch);  // as a function or a kernel does that waits for the thread
+    w.batch_launches(1);
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        return call_in_stream(w.s.batch, called);
+    });
+    CHECK(eventually([&] {
+        standin::advance(100us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    w.r.gate->close();
+    standin::let_go(w.s.batch);
+    CHECK(engine.get() == cudaSuccess);
+    standin::advance(10ms);
+    CHECK(called);
+}
+
+TEST_CASE("a binding that ends inside a call leaves nothing of the call behind", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    std::atomic<bool> called{false};
+    auto bound = std::make_optional(w.r.gate->bind(w.r.batch, w.s.batch));
+    standin::before_next("cudaLaunchHostFunc", [&] { bound.reset(); });
+    CHECK(call_in_stream(w.s.batch, called) == cudaSuccess);
+    auto engine = std::async(std::launch::async, [&] { w.batch_launches(1); });
+    CHECK(eventually([&] {
+        standin::advance(100us);
+        return engine.wait_for(0s) == std::future_status::ready;
+    }));
+    w.r.gate->close();
+    engine.get();
+    standin::advance(1ms);
     CHECK(w.ran == 1);
 }
 

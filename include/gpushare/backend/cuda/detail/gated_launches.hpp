@@ -307,7 +307,7 @@ public:
     // open for it until it gets its answer, launches, or asks no more.
     [[nodiscard]] bool polls(const launch_owner* who, const sync_call& call,
                              std::optional<instant>& since) noexcept override {
-        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return false;
+        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return since.reset(), false;
         const std::lock_guard lock(mutex_);
         const instant now = time_.now();
         const auto there = find_poll(call.awaited());
@@ -316,7 +316,7 @@ public:
             return true;
         }
         end_polls(now);
-        if (closed_ || device_->health().lost()) return false;
+        if (closed_ || device_->health().lost()) return since.reset(), false;
         const client_state* const c = who != nullptr ? find(*who) : nullptr;
         const auto own = c != nullptr ? std::optional(who->client) : std::nullopt;
         settle_all(c != nullptr && is_gated(*c) ? *own : nobody, call.context, now);
@@ -471,6 +471,7 @@ private:
         bool alone = false;          // its last launch is a batch of its own, to be timed
         bool samples = false;        // its next batch or the open one runs alone
         std::uint32_t inside = 0;    // calls under way that no wait may be in front of
+        std::uint32_t passing = 0;   // the same, still held
         instant sampled{};           // when the last of these was over
         std::uint64_t launches = 0;
         ns captured{0};  // predicted work behind the last wait that was captured
@@ -778,12 +779,15 @@ private:
     }
     // Until all that the client has enqueued is behind no wait any more. The client enqueues no
     // other wait until the call is over. After the longest hold the gate opens the waits, until then
-    // as well. What after() is to know; 0 if the gate lets all go.
+    // as well. Where they have been open for the longest hold, the device may wait for this thread,
+    // and the call goes. What after() is to know; 0 if the gate lets all go.
     [[nodiscard]] std::uint64_t pass_waits(std::unique_lock<std::mutex>& lock, launch_owner who,
                                            const launch_call& call, ns predicted) noexcept {
         const instant since = time_.now();
+        instant closed = since;  // last
         std::uint64_t how = waits_inside;
         ++held_;
+        ++find(who)->passing;
         for (unsigned looks = 0;; ++looks) {
             const instant now = time_.now();
             settle_all(who.client, call.context, now);
@@ -791,13 +795,15 @@ private:
             client_state& c = *find(who);
             const bool opened = (how & waits_opened) != 0;
             const bool may = call.host || opened || runs_now(who.client, predicted, now);
-            if (may && c.passed_waits()) {
+            const bool stopped = !opened && (!may || waits_.closed_above(c.level));
+            if (stopped) closed = now;
+            if ((may && c.passed_waits()) || (!stopped && core_.awaited(std::nullopt, false, now, closed))) {
+                --c.passing;
                 ++c.inside;
                 count_hold(c, looks, now - since);
                 return how;
             }
-            const auto held = core_.awaited(std::nullopt, false, now, since);
-            if (held && !opened && (!may || waits_.closed_above(c.level))) {
+            if (const auto held = core_.awaited(std::nullopt, false, now, since); stopped && held) {
                 note_forced({who.client, held->held_by, held->held, now});
                 begin_opening();
                 how |= waits_opened;
@@ -805,6 +811,7 @@ private:
             wait(lock, {.own = true}, looks, who.client);
         }
         --held_;
+        if (client_state* const c = find(who)) --c->passing;
         if ((how & waits_opened) != 0) end_opening();
         return 0;
     }
@@ -971,7 +978,10 @@ private:
         auto a = core_.ask(who.client, predicted, now, since, alone);
         const client_state& c = clients_[who.client];
         if (!a.goes || a.forced || call == nullptr || !is_gated(c)) return a;
-        if (c.inside != 0) return {.own = true};
+        // While the waits are open, the launches of the client's other threads would keep its
+        // streams behind them.
+        const bool stays_out = c.inside != 0 || (c.passing != 0 && !waits_.closed_above(c.level));
+        if (stays_out && !core_.awaited(std::nullopt, false, now, since)) return {.own = true};
         const launch_batches* const in = c.on(*call);
         if (in != nullptr && !(in->has_room() && core_.takes_more(in->launches()))) return {.own = true};
         if (!is_legacy(*call)) return a;

@@ -164,10 +164,13 @@ public:
         l.turn = turn();
         return l;
     }
-    /// Null if it isn't known any more.
-    [[nodiscard]] static const launch_under_way* find(std::uint8_t turn) noexcept {
-        const launch_under_way& l = all()[turn % all().size()];
-        return l.turn == turn && turn != 0 ? &l : nullptr;
+    /// The end of one. Its gate is null if it isn't known any more.
+    [[nodiscard]] static launch_under_way take(std::uint8_t turn) noexcept {
+        launch_under_way& l = all()[turn % all().size()];
+        return l.turn == turn ? std::exchange(l, {}) : launch_under_way{};
+    }
+    [[nodiscard]] static bool any() noexcept {
+        return std::ranges::any_of(all(), [](const launch_under_way& l) { return l.turn != 0; });
     }
 
 private:
@@ -333,7 +336,9 @@ private:
         if (is_poll(id)) return in_streams ? polled(thread, any, id, data) : void();
         const bool waits = in_streams && reach_of(id) != wait_reach::none;
         if (!waits && id != stream_end_id && thread_polls::of_thread().any()) forget_polls();
-        if (thread == nullptr && !any && id != stream_end_id && !waits) return;
+        // The stream's binding may have ended inside the call.
+        const bool followed = data.callbackSite == CUPTI_API_EXIT && launches_under_way::any();
+        if (thread == nullptr && !any && id != stream_end_id && !waits && !followed) return;
         if (in_child()) return;
         if (waits) {
             if (own_calls::depth() != 0) return;
@@ -430,10 +435,14 @@ private:
         const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
         const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
         const launch_owner who = thread != nullptr ? thread->who() : owner.who;
+        std::optional<instant> since;  // by whichever gate's waits
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->waits_in_streams() && gate->polls(gate.get() == of ? &who : nullptr, call, work.since))
-                work.opened = true;
+            if (!gate->waits_in_streams()) return;
+            std::optional<instant> of_gate = work.since;
+            if (gate->polls(gate.get() == of ? &who : nullptr, call, of_gate)) work.opened = true;
+            if (of_gate && (!since || *of_gate < *since)) since = of_gate;
         });
+        work.since = since;
     }
     void end_poll(const void* what) noexcept {
         each_gate([what](const std::shared_ptr<launch_listener>& gate) { gate->poll_over(what); });
@@ -480,12 +489,12 @@ private:
     }
     // A scope stays until its thread has come out of the call; the gate of a bound stream may go.
     void ended(const launch_call& call, std::uint64_t note, CUresult result) noexcept {
-        const launch_under_way* const l = launches_under_way::find(static_cast<std::uint8_t>(note >> 56));
-        if (l == nullptr) return;
+        const launch_under_way l = launches_under_way::take(static_cast<std::uint8_t>(note >> 56));
+        if (l.gate == nullptr) return;
         const std::uint64_t theirs = note & ((std::uint64_t{1} << 56) - 1);
-        if (!l->by_stream) return l->gate->after(l->who, call, theirs, result);
-        each_gate([&, number = l->number, who = l->who](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->number() == number) gate->after(who, call, theirs, result);
+        if (!l.by_stream) return l.gate->after(l.who, call, theirs, result);
+        each_gate([&](const std::shared_ptr<launch_listener>& gate) {
+            if (gate->number() == l.number) gate->after(l.who, call, theirs, result);
         });
     }
 
