@@ -169,6 +169,7 @@ public:
     /// Behind all that is enqueued the device writes 0 there. False where it can't be told to.
     [[nodiscard]] bool clear_behind(CUdeviceptr word) noexcept {
         if (gone_ || captured()) return false;
+        const context_guard any(device_->context());
         const relaxed_capture relaxed(device_->api());
         const CUresult code = device_->api().stream_write_value(stream_, word, 0, CU_STREAM_WRITE_VALUE_DEFAULT);
         return device_->health().note(code, "cuStreamWriteValue32") == errc::none;
