@@ -219,6 +219,12 @@ TEST_CASE("whatever a client says of its work, in a million steps, its neighbour
 
 namespace {
 
+// One cap that lets each client go at any time, and holds only what is in flight at once.
+struct hard_fifo : fifo {
+    static constexpr bool timeless = false;
+    [[nodiscard]] static std::uint64_t hard_cap_of(client_id c) noexcept { return gpushare::detail::own_hard_cap(c); }
+};
+
 /// Loads of clients under a hard cap: what each call takes, and what is said of it.
 struct any_load {
     /// Of all kinds at once; or so many short ones that each is believed to be short, and then long ones.
@@ -348,6 +354,24 @@ TEST_CASE("beside a hard cap as many go in at once as are sure to be short, and 
     settings.longest = 50us;
     CHECK(compute.change(c, settings) == errc::none);
     CHECK(run(400, 20us) > 2);
+}
+
+TEST_CASE("ends that come while nothing waits count as in time under a hard cap", "[compute]") {
+    sim::world world;
+    sim::stream stream(world, {0});
+    compute_limiter<sim::stream, sim::clock_of, hard_fifo> compute({}, sim::clock_of(world));
+    compute.record(1);  // each has an end of its own
+    const auto c = compute.add({.longest = 20us});
+    const auto submit = [&] { (void)compute.submit(c, stream, [](auto& s) { s.enqueue(20us); }); };
+    const auto in_flight = [&] { return compute.usage(c).in_flight; };
+    for (int i = 0; i < 4; ++i) submit();
+    CHECK(in_flight() == 4);
+    for (const std::uint32_t left : {3U, 2U, 1U}) {
+        world.run_until(instant{20us * (4 - static_cast<int>(left)) + 10us});
+        CHECK(in_flight() == left);
+    }
+    submit();
+    CHECK(in_flight() == 2);
 }
 
 TEST_CASE("beside longer calls of others a client has what its hard cap lets it have", "[compute]") {

@@ -422,7 +422,9 @@ private:
         instant now{};
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot();) {
-            if (core_.num_waiting() > 0) now = policy_time();  // what has ended came before
+            // What has ended came before. The core hears the time though nothing waits, too: at an end
+            // it notes since when the rest under a hard cap has been first.
+            now = policy_time();
             if (!core_.is_ready(a, now, other_stream)) break;
             if (told_.holds(a.level)) return;
             submission& s = clients_.first_of(a.client);
