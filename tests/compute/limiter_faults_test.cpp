@@ -246,4 +246,20 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(ticket.status() == errc::none);
 }
 
+TEST_CASE("of several reasons to refuse work the one that lasts longest is told", "[compute]") {
+    setup t{{.depth = 1, .quarantine_after = 1}};
+    const auto bad = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
+    const auto told = [&] { return t.compute.submit(bad, t.stream, [](manual_stream&) {}).code(); };
+    (void)t.submit(bad, t.stream);
+    t.finish_one(t.stream, errc::submission_failed);
+    CHECK(told() == errc::quarantined);
+    CHECK(t.compute.sleep(bad, gpushare::never, {}, gpushare::while_asleep::refuse));
+    CHECK(told() == errc::asleep);
+    (void)t.submit(other, t.stream);
+    t.finish_one(t.stream, errc::device_lost);
+    CHECK(told() == errc::device_lost);
+    CHECK(t.compute.close(bad));
+    CHECK(told() == errc::closed);
+}
+
 }  // namespace limiter_faults_test
