@@ -4,6 +4,7 @@
 // devices, to the bytes that are sent, and to whom faults name.
 #include <gpushare/gradient/compressed_link.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <memory_resource>
+#include <new>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -26,6 +28,7 @@
 #include <gpushare/gradient/wire.hpp>
 
 #include "support/catch.hpp"
+#include "support/leaks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -434,6 +437,133 @@ TEST_CASE("a call that isn't one of a step is a mismatch on all processes", "[gr
               const gs::top_k_link link(net, 10, 0);
               return gs::collective_fault{};
           }).code == errc::invalid_specification);
+}
+
+TEST_CASE("processes of which one adds and another averages all get a mismatch", "[gradient]") {
+    const bool sparse = GENERATE(false, true);
+    std::vector<outcome> seen(3);
+    on_ranks(3, [&](unsigned r, net_type& net) {
+        std::vector<float> x(10, 1);
+        const auto call = [&](auto& link) {
+            const std::span<const float> in(x);
+            seen[r] = outcome_of([&] {
+                return r == 1 ? link.all_reduce(in, std::span(x), gs::average{}, gs::never)
+                              : link.all_reduce(in, std::span(x), gs::sum{}, gs::never);
+            });
+        };
+        if (sparse) {
+            gs::top_k_link link(net, x.size(), 0.5);
+            call(link);
+        } else {
+            gs::fp8_link link(net);
+            call(link);
+        }
+    });
+    for (const auto& o : seen) CHECK(o.code == errc::mismatch);
+}
+
+namespace {
+
+/// Gives up the collective that it is told to, and may touch its memory from then on.
+struct stuck_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class T>
+    gs::collective_fault all_gather(std::span<const T> in, std::span<T> out, gs::instant deadline) {
+        return sticks ? give_up(in, out) : gs::thread_transport::all_gather(in, out, deadline);
+    }
+    template <class T>
+    gs::collective_fault all_gatherv(std::span<const T> in, std::span<T> out, std::span<const std::uint64_t>,
+                                     gs::instant) {
+        return give_up(in, out);
+    }
+    template <class T>
+    gs::collective_fault give_up(std::span<const T> in, std::span<T> out) {
+        ++calls;
+        for (const auto& some : {std::as_bytes(in), std::as_bytes(std::span<const T>(out))})
+            for (const std::byte& b : some) kept.emplace_back(&b, b);
+        return {errc::deadline_exceeded, gs::collective_kind::all_gather, 0, 0, true};
+    }
+
+    bool sticks = false;
+    int calls = 0;
+    std::vector<std::pair<const std::byte*, std::byte>> kept;  // where the bytes are that it got, and what they were
+};
+
+}  // namespace
+
+TEST_CASE("what a transport may still touch is left alone by later calls, and outlives the link", "[gradient]") {
+    const bool sparse = GENERATE(false, true);
+    const gs::communicator group(2);
+    std::vector<std::vector<gs::collective_fault>> seen(2);
+    std::vector<int> calls(2), changed(2);
+    support::together(2, [&](unsigned r) {
+        const support::leaks_are_meant here;
+        stuck_transport net(group.rank(r));
+        {
+            std::vector<float> x(20'000, 3);
+            const auto call = [&](auto& link) {
+                net.sticks = true;
+                for (const std::size_t n : {200U, 200U, 19'800U}) {
+                    const auto some = std::span(x).first(n);
+                    seen[r].push_back(link.all_reduce(std::span<const float>(some), some, gs::sum{}, gs::never));
+                    std::fill(x.begin(), x.end(), 5.0F);
+                }
+            };
+            if (sparse) {
+                gs::top_k_link link(net, 20'000, 0.5);
+                call(link);
+            } else {
+                gs::fp8_link link(net);
+                call(link);
+            }
+        }
+        calls[r] = net.calls;
+        for (const auto& [byte, was] : net.kept) changed[r] += *byte != was ? 1 : 0;
+    });
+    CHECK(calls == std::vector<int>{1, 1});
+    CHECK(changed == std::vector<int>(2));
+    for (const auto& of_rank : seen)
+        for (const auto& f : of_rank) CHECK((f.code == errc::deadline_exceeded && f.buffers_in_use));
+}
+
+namespace {
+
+/// Throws instead of the nth gather.
+struct throwing_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class T>
+    gs::collective_fault all_gather(std::span<const T> in, std::span<T> out, gs::instant deadline) {
+        if (--left == 0) throw std::bad_alloc();
+        return gs::thread_transport::all_gather(in, out, deadline);
+    }
+    int left = 0;
+};
+
+}  // namespace
+
+TEST_CASE("what a link of the largest elements can't send, because its transport throws, is owed again", "[gradient]") {
+    const gs::communicator group(2);
+    arrays owed(2), x(2, {4, 3, 2, 1});
+    std::vector<int> thrown(2);
+    support::together(2, [&](unsigned r) {
+        throwing_transport net(group.rank(r));
+        gs::top_k_link link(net, 4, 0.5);
+        const auto add = [&](std::vector<float>& some) {
+            (void)link.all_reduce(std::span<const float>(some), std::span(some), gs::sum{}, gs::never);
+        };
+        std::vector<float> first{1, 2, 3, 4};
+        add(first);
+        net.left = 2;  // that of the values
+        try {
+            add(x[r]);
+        } catch (const std::bad_alloc&) {
+            ++thrown[r];
+        }
+        owed[r] = link.owed();
+    });
+    CHECK(thrown == std::vector<int>{1, 1});
+    CHECK(owed == arrays(2, {1, 2, 0, 0}));
+    CHECK(x == arrays(2, {4, 3, 2, 1}));
 }
 
 TEST_CASE("a process that doesn't come to a compressed call is named to the others, on both levels", "[gradient]") {

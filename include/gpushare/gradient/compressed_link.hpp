@@ -11,8 +11,9 @@
 //
 // All-reduces of floats by a sum or an average are compressed; all else goes as it is. All processes
 // get the same bits, and two levels of devices get those of two levels of threads over the same
-// link. The processes compare how they compress when they make the link: those that don't agree get
-// errc::mismatch.
+// link. The processes compare how they compress when they make the link, and at each call whether
+// they add or average: those that don't agree get errc::mismatch. Two levels and the sets of
+// horovod.hpp also compare lengths. Whoever calls a link directly passes the same on all processes.
 #pragma once
 
 #include <algorithm>
@@ -71,9 +72,11 @@ public:
         if constexpr (adds_floats<T, Op>) {
             if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank(), 0};
             if (size() == 1 || out.empty()) return net_.all_reduce(in, out, op, deadline);
+            if (stuck_) return stuck_;
             if (in.data() != out.data()) std::copy(in.begin(), in.end(), out.begin());
             auto f = static_cast<Link&>(*this).add_up(out, std::same_as<Op, average>, deadline);
-            if (f.code != errc::none) f.what = collective_kind::all_reduce;
+            if (f) f.what = collective_kind::all_reduce;
+            if (f.buffers_in_use) stuck_ = f;
             return f;
         } else {
             return net_.all_reduce(in, out, op, deadline);
@@ -109,8 +112,18 @@ protected:
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;
+    /// What a process sends first: of another type in an average, so that transports notice if others add.
+    template <class Adding, class Averaging, class F>
+    [[nodiscard]] static collective_fault as_called(bool averages, std::span<Adding> data, const F& f) {
+        static_assert(sizeof(Adding) == sizeof(Averaging) && type_id<Adding>() != type_id<Averaging>());
+        if (!averages) return f(data);
+        return f(std::span(reinterpret_cast<Averaging*>(data.data()), data.size()));
+    }
 
     Net& net_;
+
+private:
+    collective_fault stuck_{};  // its buffers may still be in use: no call touches them
 };
 
 /// Memory that stays where it is if a transport may still touch it.
@@ -203,10 +216,13 @@ private:
         for (const std::uint64_t n : sends) whole += n;
         const auto brought = brought_.of(whole), taken = taken_.of(sends[me] * all.ranks), own = own_.of(sends[me]);
         encode(data, all, brought);
-        auto f = net_.all_to_allv(std::span<const std::byte>(brought), std::span<const std::uint64_t>(sends), taken,
-                                  std::span<const std::uint64_t>(receives), deadline);
+        auto f = base::template as_called<std::byte, std::int8_t>(averages, brought, [&]<class T>(std::span<T> in) {
+            return net_.all_to_allv(std::span<const T>(in), std::span<const std::uint64_t>(sends),
+                                    std::span(reinterpret_cast<T*>(taken.data()), taken.size()),
+                                    std::span<const std::uint64_t>(receives), deadline);
+        });
         if (!f) {
-            std::memset(own.data(), 0, own.size());
+            std::fill(own.begin(), own.end(), std::byte{});  // of no bytes at all if there are few blocks
             each_block(all.of(me).size(), all.at(own.data(), me), added{all, taken.data(), me, averages});
             f = net_.all_gatherv(std::span<const std::byte>(own), brought, std::span<const std::uint64_t>(sends),
                                  deadline);
@@ -249,10 +265,11 @@ private:
 /// feedback), as all_reduce_top_k (wire.hpp) does, with its choice and in its order. A step is as
 /// many elements as the link was made for, in the same calls at each step: a call (of two levels, a
 /// chunk) of n elements sends the given part of n, at least one. `net` outlives it. The bytes of an
-/// element that is sent are 8.
+/// element that is sent are 8. (horovod.hpp fuses arrays as they come, so that calls may differ from
+/// step to step: use fp8_link there.)
 ///
 /// A call whose sum isn't finite owes what it owed before, on all processes, and so does one that
-/// fails. skip() takes the rest of the step back.
+/// fails or throws. skip() takes the rest of the step back.
 template <host_transport Net>
 class top_k_link : public detail::link_over<Net, top_k_link<Net>> {
     using base = detail::link_over<Net, top_k_link<Net>>;
@@ -269,8 +286,7 @@ public:
     /// The last step, which is complete, isn't applied: what was owed before it is owed again. Call
     /// between steps, on all processes. A second call does nothing.
     void skip() noexcept {
-        for (call& c : calls_)
-            if (std::exchange(c.sent, false)) c.owing.skip();
+        for (call& c : calls_) c.take_back();
     }
     /// What this process owes for each element, between steps.
     [[nodiscard]] std::vector<float> owed() const {
@@ -286,6 +302,17 @@ private:
     struct call {
         top_k_feedback owing;
         bool sent = false;  // by the last step, and not taken back
+
+        void take_back() noexcept {
+            if (std::exchange(sent, false)) owing.skip();
+        }
+    };
+    /// Also if the transport throws.
+    struct undo {
+        call* of;
+        ~undo() {
+            if (of != nullptr) of->take_back();
+        }
     };
     [[nodiscard]] static std::uint64_t word(std::size_t elements, double part) noexcept {
         return detail::mixed_word({0x70, elements, __builtin_bit_cast(std::uint64_t, part)});
@@ -306,27 +333,33 @@ private:
         const auto places = places_.of(k * net_.size()), values = values_.of(k * net_.size());
         mine->owing.select(data);
         mine->sent = true;
+        undo unless_right{mine};
         const auto as = []<class T>(T, std::span<std::byte> of) {
             return std::span(reinterpret_cast<T*>(of.data()), of.size() / sizeof(T));
         };
         const auto all_places = as(std::uint32_t{}, places);
         const auto all_values = as(float{}, values);
-        auto f = net_.all_gather(mine->owing.indices(), all_places, deadline);
-        if (!f) f = net_.all_gather(mine->owing.values(), all_values, deadline);
+        auto f = base::template as_called<std::uint32_t, std::int32_t>(
+            averages, all_places, [&](auto all) { return gather(mine->owing.indices(), all, deadline); });
+        if (!f) f = gather(mine->owing.values(), all_values, deadline);
         for (auto* memory : {&places_, &values_}) memory->note(f);
-        if (f) {
-            if (std::exchange(mine->sent, false)) mine->owing.skip();
-            return f;
-        }
+        if (f) return f;
         std::fill(data.begin(), data.end(), 0.0F);
         for (std::size_t i = 0; i < all_places.size(); ++i)
             if (all_places[i] < data.size()) data[all_places[i]] += all_values[i];
         if (averages)
             for (float& x : data) x /= static_cast<float>(net_.size());
-        if (!all_finite(data) && std::exchange(mine->sent, false)) mine->owing.skip();
+        if (all_finite(data)) unless_right.of = nullptr;
         begun_ += data.size();
         if (++next_; begun_ == elements_) next_ = begun_ = 0;
         return {};
+    }
+    /// In place: others may read longer than this object lives.
+    template <class Own, class T>
+    [[nodiscard]] collective_fault gather(std::span<const Own> own, std::span<T> all, instant deadline) {
+        const auto mine = all.subspan(own.size() * net_.rank(), own.size());
+        std::memcpy(mine.data(), own.data(), own.size_bytes());
+        return net_.all_gather(std::span<const T>(mine), all, deadline);
     }
     /// The other processes hear of it.
     [[nodiscard]] collective_fault refuse() {
