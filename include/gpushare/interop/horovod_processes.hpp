@@ -140,17 +140,21 @@ public:
         const std::uint64_t mine = std::max<std::uint64_t>(options.chunk.count() / unit, net.size()) * unit;
         raise_fault(net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until));
         slots_.resize(std::max(options.depth, 2U));
-        for (slot& s : slots_) s.memory = static_cast<std::byte*>(take());
+        try {
+            for (slot& s : slots_) s.memory = static_cast<std::byte*>(pinned_.allocate(chunk_, alignment));
+        } catch (...) {
+            give_memory_back();
+            throw;
+        }
     }
     device_process(const device_process&) = delete;
     device_process& operator=(const device_process&) = delete;
     /// Waits for the device. Leaves pinned memory behind that `net` may still use after a fault.
     ~device_process() override {
         settle();
-        for (slot& s : slots_) {
+        for (slot& s : slots_)
             if (s.last) (void)gpushare::detail::await(*s.last);
-            if (!in_use_ && s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
-        }
+        if (!in_use_) give_memory_back();
     }
 
     /// Ends all collectives of all processes, now and later. Doesn't wait. From any thread.
@@ -225,6 +229,7 @@ public:
                 if (r != nullptr) stream_.wait(of(*r).computed);
             f = go(all, deadline);
         } catch (...) {
+            (void)own_fault(errc::aborted, detail::kind_of(all.what));  // other chunks may be under way
             keep(all);
             throw;
         }
@@ -245,7 +250,10 @@ private:
     static constexpr ns poll = std::chrono::microseconds(50);
 
     [[nodiscard]] static held& of(const detail::request& r) { return static_cast<held&>(*r.on_device); }
-    [[nodiscard]] void* take() { return pinned_.allocate(chunk_, alignment); }
+    void give_memory_back() {
+        for (slot& s : slots_)
+            if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
+    }
     /// The caller's stream, under the lock. Usually it is that of the call before.
     [[nodiscard]] stream& lent(void* handle) {
         if constexpr (borrows) {
