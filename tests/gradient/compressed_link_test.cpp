@@ -128,9 +128,9 @@ TEST_CASE("a link of the largest elements gives the bits of all_reduce_top_k, st
         std::size_t elements = 0;
         for (auto& c : calls) elements += c = 1 + any.below(300);
         CAPTURE(seed, ranks, part, calls);
-        constexpr int steps = 4;
+        constexpr std::size_t steps = 4;
         std::vector<arrays> x;
-        for (int s = 0; s < steps; ++s) x.push_back(filled(ranks, elements, any));
+        for (std::size_t s = 0; s < steps; ++s) x.push_back(filled(ranks, elements, any));
         auto expected = x;
         arrays owed(ranks), left(ranks);
         const auto by_calls = [&](std::vector<float>& of, const auto& f) {
@@ -141,20 +141,20 @@ TEST_CASE("a link of the largest elements gives the bits of all_reduce_top_k, st
             std::vector<gs::top_k_feedback> mine;
             for (const std::size_t c : calls)
                 mine.emplace_back(c, std::max<std::size_t>(static_cast<std::size_t>(static_cast<double>(c) * part), 1));
-            for (int s = 0; s < steps; ++s)
+            for (std::size_t s = 0; s < steps; ++s)
                 by_calls(expected[s][r],
                          [&](std::size_t k, auto some) { (void)gs::all_reduce_top_k(net, mine[k], some); });
             for (const auto& m : mine) left[r].insert(left[r].end(), m.residual().begin(), m.residual().end());
         });
         on_ranks(ranks, [&](unsigned r, net_type& net) {
             gs::top_k_link link(net, elements, part);
-            for (int s = 0; s < steps; ++s)
+            for (std::size_t s = 0; s < steps; ++s)
                 by_calls(x[s][r], [&](std::size_t, auto some) {
                     (void)link.all_reduce(std::span<const float>(some), some, gs::average{}, gs::never);
                 });
             owed[r] = link.owed();
         });
-        for (int s = 0; s < steps; ++s) CHECK(same_bits(x[s], expected[s]));
+        for (std::size_t s = 0; s < steps; ++s) CHECK(same_bits(x[s], expected[s]));
         CHECK(same_bits(owed, left));
     }
 }
@@ -288,9 +288,9 @@ void check_two_levels(std::uint64_t seed, const Make& make) {
                                         .depth = static_cast<std::uint32_t>(1 + any.below(4))};
     const std::uint64_t together = any.below(8);
     CAPTURE(seed, inside, n, options.chunk.count(), options.depth, together);
-    constexpr int steps = 3;
+    constexpr std::size_t steps = 3;
     std::vector<arrays> x;
-    for (int s = 0; s < steps; ++s) x.push_back(filled(ranks, n, any));
+    for (std::size_t s = 0; s < steps; ++s) x.push_back(filled(ranks, n, any));
     auto expected = x;
     const auto nodes = static_cast<std::uint32_t>(inside.size());
     on_ranks(nodes, [&](unsigned p, net_type& net) {
@@ -299,7 +299,7 @@ void check_two_levels(std::uint64_t seed, const Make& make) {
         const auto group = gs::split(inner, *link, options);
         support::together(inside[p], [&](unsigned r) {
             auto me = group.rank(r);
-            for (int s = 0; s < steps; ++s) {
+            for (std::size_t s = 0; s < steps; ++s) {
                 auto& mine = expected[s][first[p] + r];
                 (void)me.all_reduce(std::span<const float>(mine), std::span(mine), gs::average{}, gs::never);
             }
@@ -308,10 +308,10 @@ void check_two_levels(std::uint64_t seed, const Make& make) {
     on_ranks(nodes, [&](unsigned p, net_type& net) {
         auto link = make(net, n);
         machine<std::remove_reference_t<decltype(*link)>> mine(inside[p], (together >> p & 1U) != 0, *link, options);
-        for (int s = 0; s < steps; ++s)
+        for (std::size_t s = 0; s < steps; ++s)
             (void)mine.all_reduce(std::span(x[s]).subspan(first[p], inside[p]), gs::average{});
     });
-    for (int s = 0; s < steps; ++s) {
+    for (std::size_t s = 0; s < steps; ++s) {
         CHECK(same_bits(x[s], expected[s]));
         for (const auto& one : x[s]) CHECK(one == x[s][0]);
     }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -19,6 +20,7 @@
 #include <gpushare/gradient/transport.hpp>
 
 #include "support/catch.hpp"
+#include "support/few_blocks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -313,6 +315,17 @@ TEST_CASE("two levels of arrays and streams that don't fit are refused", "[gradi
     x.resize(3, x[0]);
     CHECK_FALSE(m.all_reduce(x, x, 4, gs::sum{}));
     m.wait();
+}
+
+TEST_CASE("two levels that get only some of their chunks give them back", "[gradient]") {
+    const gs::communicator between(1);
+    machine m(1, false, between.rank(0));
+    support::few_blocks pinned(1);
+    const auto split = [&] {
+        const gs::two_level_devices levels(m.node.gangs(), m.devices, std::span(m.streams), m.members, m.outer, pinned);
+    };
+    CHECK_THROWS_AS(split(), std::bad_alloc);
+    CHECK(pinned.out() == 0);
 }
 
 }  // namespace two_level_devices_test

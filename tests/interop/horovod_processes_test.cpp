@@ -26,6 +26,7 @@
 
 #include "conformance/named_suite.hpp"
 #include "support/catch.hpp"
+#include "support/few_blocks.hpp"
 #include "support/leaks.hpp"
 #include "support/named_process.hpp"
 #include "support/random.hpp"
@@ -355,28 +356,6 @@ TEST_CASE("an abort ends what waits for a device", "[interop]") {
 
 namespace {
 
-/// So many blocks, and how many are out.
-class few_blocks final : public std::pmr::memory_resource {
-public:
-    explicit few_blocks(int most) : left_(most) {}
-    [[nodiscard]] int out() const { return out_; }
-
-private:
-    void* do_allocate(std::size_t n, std::size_t alignment) override {
-        if (left_-- == 0) throw std::bad_alloc();
-        void* const p = std::pmr::new_delete_resource()->allocate(n, alignment);
-        ++out_;
-        return p;
-    }
-    void do_deallocate(void* p, std::size_t n, std::size_t alignment) override {
-        --out_;
-        std::pmr::new_delete_resource()->deallocate(p, n, alignment);
-    }
-    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-        return this == &other;
-    }
-    int left_, out_ = 0;
-};
 /// Throws where a second all-reduce begins, and can't give up the first one.
 struct throwing_transport : gs::thread_transport {
     using gs::thread_transport::thread_transport;
@@ -408,9 +387,10 @@ TEST_CASE("a process that gets only some of its chunks gives them back", "[inter
     gs::thread_transport net(group.rank(0));
     gs::host::node node({.devices = 1, .sms = 2});
     auto copies = node.make_stream(gs::device_id{0});
-    few_blocks pinned(2);
-    CHECK_THROWS_AS((device_process<gs::host::node, gs::thread_transport, few_blocks>(node, copies, net, pinned)),
-                    std::bad_alloc);
+    support::few_blocks pinned(2);
+    CHECK_THROWS_AS(
+        (device_process<gs::host::node, gs::thread_transport, support::few_blocks>(node, copies, net, pinned)),
+        std::bad_alloc);
     CHECK(pinned.out() == 0);
 }
 
@@ -418,11 +398,11 @@ TEST_CASE("chunks that are under way when a process runs out of memory stay with
     const support::leaks_are_meant here;
     const gs::communicator group(1);
     throwing_transport net(group.rank(0));
-    few_blocks pinned(100);
+    support::few_blocks pinned(100);
     outcome seen;
     std::vector<float> x(100, 1);
     {
-        support::named_process<gs::host::node, few_blocks, throwing_transport> mine(
+        support::named_process<gs::host::node, support::few_blocks, throwing_transport> mine(
             std::make_unique<gs::host::node>(gs::host::node_options{.devices = 1, .sms = 2}), pinned, net,
             {.chunk = gs::bytes{64}, .depth = 3});
         seen = outcome_of([&] { allreduce(mine.array(std::span(x)), "x", Sum, mine.set()); });

@@ -485,16 +485,20 @@ public:
         words_.resize(outer.size());
         counts_.resize(here());
         chunks_.resize(std::max(options.depth, 2U));
-        for (chunk& c : chunks_) c = {static_cast<std::byte*>(pinned.allocate(chunk_bytes(), alignment)), {}, 0};
+        try {
+            for (chunk& c : chunks_) c = {static_cast<std::byte*>(pinned.allocate(chunk_bytes(), alignment)), {}, 0};
+        } catch (...) {
+            give_memory_back();
+            throw;
+        }
     }
     two_level_devices(const two_level_devices&) = delete;
     two_level_devices& operator=(const two_level_devices&) = delete;
     /// Waits for what is enqueued. Leaves pinned memory behind that `outer` may still use after a fault.
     ~two_level_devices() {
-        for (auto& c : chunks_) {
+        for (auto& c : chunks_)
             for (auto& p : c.last) (void)p.wait(never);
-            if (!in_use_ && c.memory != nullptr) (void)pinned_.deallocate(c.memory, chunk_bytes(), alignment);
-        }
+        if (!in_use_) give_memory_back();
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< in all processes
@@ -612,6 +616,10 @@ private:
     [[nodiscard]] std::size_t chunk_bytes() const noexcept { return room() + here() * sizeof(std::uint64_t); }
     [[nodiscard]] std::uint64_t* lengths(const chunk& c) const noexcept {
         return reinterpret_cast<std::uint64_t*>(c.memory + room());
+    }
+    void give_memory_back() {
+        for (chunk& c : chunks_)
+            if (c.memory != nullptr) (void)pinned_.deallocate(c.memory, chunk_bytes(), alignment);
     }
     [[nodiscard]] element_range part(std::size_t elements, std::uint32_t r) const noexcept {
         return shard_of(elements, r, here(), std::size_t{64});
