@@ -33,7 +33,7 @@ namespace detail {
 /// The state that a source, its tokens and their callbacks share.
 struct close_state {
     std::mutex mutex;
-    std::condition_variable returned;  // a callback, or a close
+    std::condition_variable returned;  // notified when a callback or a close returns
     std::atomic<bool> closed{false};   // written under the mutex
     close_callback* newest = nullptr;
     bool calling = false;  // one close at a time
@@ -51,8 +51,9 @@ inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mute
 
 }  // namespace detail
 
-/// Lets resources that are built on another one ask whether that is closed, and register to be told. Copies refer to
-/// the same source, which they may outlive. Safe from any thread.
+/// Lets resources that are built on another resource ask whether that resource is closed, and
+/// register callbacks (close_callback). All copies refer to the same source and may outlive it.
+/// Safe from any thread.
 class close_token {
 public:
     /// The token of a resource that never closes.
@@ -60,7 +61,8 @@ public:
 
     /// Whether there is a source that can close.
     [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
-    /// Whether the close has begun. Acquire: a thread that sees it sees what was done before.
+    /// Whether the close has begun. Acquire: a thread that sees the close also sees what the
+    /// closing thread did before.
     [[nodiscard]] bool closed() const noexcept {
         return state_ != nullptr && state_->closed.load(std::memory_order_acquire);
     }
@@ -73,16 +75,19 @@ private:
     std::shared_ptr<detail::close_state> state_;
 };
 
-/// A callback, registered as long as it lives, or until it has answered that it is done. The newest is called first, so
-/// that a resource closes before the one below it. Neither copied nor moved.
+/// A callback that stays registered as long as it lives, or until it returns true. The source calls
+/// the newest callback first, so that a resource closes before the resource below it. Neither
+/// copied nor moved.
 class close_callback {
 public:
-    /// At most 48 bytes of captures. Called with the deadline of the close, by the thread that closes, under no lock of
-    /// the source. From then on the callback's owner must refuse with errc::closed. True: the owner keeps no memory of
-    /// the resource and doesn't touch it any more. False: some is still in use, and the next close calls it again.
+    /// At most 48 bytes of captures. The closing thread calls the function with the deadline of the
+    /// close, and holds no lock of the source. From then on the callback's owner must refuse with
+    /// errc::closed. True: the owner keeps no memory of the resource and doesn't touch that memory
+    /// any more. False: some memory is still in use, and the next close calls the function again.
     using function = detail::inplace_function<bool(instant), 48>;
 
-    /// Does nothing for an empty token. A source that is closed already tells it at its next close().
+    /// Does nothing for an empty token. If the source is already closed, its next close() calls the
+    /// callback.
     close_callback(const close_token& token, function call) noexcept : state_(token.state_), call_(std::move(call)) {
         if (state_ == nullptr) return;
         const std::lock_guard lock(state_->mutex);
@@ -91,7 +96,7 @@ public:
     }
     close_callback(const close_callback&) = delete;
     close_callback& operator=(const close_callback&) = delete;
-    /// Waits until no other thread is in a call of it. The callback may destroy itself.
+    /// Waits until no other thread is in a call of the callback. The callback may destroy itself.
     ~close_callback() {
         if (state_ == nullptr) return;
         std::unique_lock lock(state_->mutex);
@@ -117,9 +122,9 @@ private:
     // Under the mutex of the state.
     close_callback *older_ = nullptr, *newer_ = nullptr;
     bool linked_ = true;
-    bool* gone_ = nullptr;  // while it is called: the closing thread's note whether it is still there
+    bool* gone_ = nullptr;  // during a call: set to true if the callback is destroyed
     std::thread::id caller_{};
-    std::uint64_t asked_in_ = 0;  // the last pass that called it
+    std::uint64_t asked_in_ = 0;  // the last pass that called this callback
 };
 
 /// The source of a resource that can close. Neither copied nor moved. Safe from any thread.
@@ -135,10 +140,11 @@ public:
     /// See close_token::closed.
     [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
 
-    /// Calls every callback, the newest first. True once all have given up their memory; false if
-    /// one couldn't by `deadline`, of the steady clock: call it again. A closed source stays
-    /// closed. A second call that overlaps waits for the first, until its own deadline. So does a
-    /// call from within one of the callbacks: give it a deadline, because it waits for itself.
+    /// Calls every callback, the newest first. Returns true once all callbacks have given up their
+    /// memory, and false if one couldn't by `deadline`, of the steady clock: then call close()
+    /// again. A closed source stays closed. A second call that overlaps the first waits for the
+    /// first, until its own deadline. A call from within a callback would wait for itself, so give
+    /// that call a deadline.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);
@@ -160,7 +166,7 @@ public:
             bool done = false;
             try {
                 done = c->call_(deadline);
-            } catch (...) {  // as if some were still in use
+            } catch (...) {  // counts as memory that is still in use
             }
             lock.lock();
             if (gone) continue;

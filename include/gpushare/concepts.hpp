@@ -70,7 +70,7 @@ concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                              { elapsed(p, p) } noexcept -> std::same_as<ns>;
                          };
 
-/// A point for which a thread can wait until another one ends the wait. So it needn't look up by a timer of its own.
+/// A point whose waits another thread can end, so a waiting thread needs no timer of its own.
 ///   interrupt              of one wait; raise() from any thread, while it exists
 ///   wait_any(ps, d, by)    as wait_any(ps, d); false, too, if `by` was raised before any of them is reached
 template <class P>
@@ -99,7 +99,7 @@ template <timeline_point P, clock Clock>
 }
 
 namespace detail {
-/// Waits for the point. False if it can't be reached, or can't be waited for.
+/// Waits for the point. Returns false if the wait ends, or throws, before the point is reached.
 template <timeline_point P>
 [[nodiscard]] bool await(const P& p) noexcept {
     try {
@@ -119,8 +119,8 @@ concept timeline = requires(S& s) {
     { s.record() } -> std::same_as<typename S::point>;
 };
 
-/// A stream on which a point may be recorded later, even once the stream object is gone. So where points cost
-/// something, one point can serve for several pieces of work.
+/// A stream on which a point may be recorded later, even after the stream object is gone. If points
+/// are expensive, one point can then serve several pieces of work.
 ///   share()     a handle that keeps the timeline alive; empty (false) where others may destroy it
 ///   record()    of a handle: as of the stream
 ///   timeline()  a number of the timeline, unique while anything is in flight on it, the stream gone or not
@@ -154,7 +154,8 @@ concept telling_timeline = timeline<S> && std::constructible_from<typename S::ow
                            };
 
 namespace detail {
-/// Where points tell of all work alike, as after a device's loss.
+/// For streams that can't tell one piece of work from another: their points report the status of
+/// all work alike, as after a device's loss.
 struct no_own_work {
     struct outcome {};
     explicit no_own_work(const auto&) noexcept {}
@@ -170,8 +171,8 @@ struct own_work_of<Stream> {
     using type = typename Stream::own_work;
     using outcome = std::remove_cvref_t<decltype(std::declval<const type&>().how_it_went())>;
 };
-/// How work went, once the point behind it is reached: that work alone if the stream can tell,
-/// otherwise all work before the point.
+/// How work went, once the point behind the work is reached. If the stream can tell, only that work
+/// counts; otherwise all work before the point counts.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] errc status_of(const Outcome& own, const Point& end) noexcept {
     const errc status = end.status();
@@ -256,20 +257,24 @@ class close_token;  // closing.hpp
 /// The interface between an adaptor and the memory below it. Every allocator of this library models it, and so does
 /// every backend's memory; as_upstream() makes one of a plain memory_resource.
 ///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
-///   deallocate(p, size, alignment)       errc::none: the block is back, or goes back by itself. Otherwise nothing
-///                              happened. After unknown_block, wrong_size or closed no later free of the block succeeds,
-///                              either: whoever has a record of the block forgets it. After any other code the block is
-///                              out as before, and a later free may succeed (submission_failed, capturing). Don't use
-///                              the block until then: it may be overwritten
+///   deallocate(p, size, alignment)       errc::none: the block is back, or goes back by itself.
+///                              After any other code nothing has happened. After unknown_block,
+///                              wrong_size or closed, no later free of the block succeeds, either,
+///                              so a resource drops its record of the block. After all other codes
+///                              the block is out as before, and a later free may succeed
+///                              (submission_failed, capturing). Don't use the block until then: it
+///                              may be overwritten
 ///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
-///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow, bad_alignment, over_quota,
-///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path
+///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow,
+///                              bad_alignment, over_quota, out_of_memory, closed); errc::none if it
+///                              could be. Takes locks: not for a hot path
 ///   largest_free()             the largest block at a multiple of 256 bytes that is free now; bytes::max() of memory
 ///                              that doesn't say
 ///   owner()                    the tenant that the memory is charged to; empty if unknown
-///   closing()                  closed before the memory goes (closing.hpp); empty of memory that never closes. From then
-///                              on it refuses with errc::closed. A resource that keeps some of it registers a
-///                              close_callback there, to give it back first
+///   closing()                  the token that closes before the memory goes (closing.hpp); empty
+///                              for memory that never closes. Closed memory refuses with
+///                              errc::closed. A resource that keeps some of the memory registers a
+///                              close_callback there, to give that memory back first
 template <class R>
 concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std::size_t size, std::size_t alignment,
                                                   failure* why) {
@@ -290,12 +295,13 @@ struct when_back {
     bytes size{};                                           ///< Passed on: the bytes the block took.
 };
 
-/// An upstream that gets blocks back only some time after deallocate() returns, for example because it scrubs them
-/// first. Until then they stay charged: the note credits a quota above.
+/// An upstream that gets a block back only some time after deallocate() returns, for example
+/// because it scrubs the block first. The block stays charged until it is back. Then the note
+/// credits the quota above.
 ///   deallocate_then(p, size, alignment, note)   as deallocate; the note is told once the block is back, unless it failed
 ///   returned()     how many blocks have come back so far
-///   settle(seen)   collects the blocks that can come back now; true, and `seen` is up to date, if any has come since
-///                  returned() was `seen`: allocate again
+///   settle(seen)   collects the blocks that can come back now. True if a block has come back since
+///                  returned() was `seen`, which is then up to date: allocate again
 template <class R>
 concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t size, when_back note, std::uint64_t& seen) {
     { r.deallocate_then(p, size, size, note) } noexcept -> std::same_as<errc>;
@@ -348,8 +354,8 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
 };
 
 /// A change to one counted resource that is made in two steps, so that several are made together or not at all.
-///   prepare()   errc::none: the change can be made, and others' requests for the resource wait from now on; else
-///               nothing happened, and the figures say why
+///   prepare()   errc::none: the change can be made, and other requests for the resource wait from
+///               now on. Otherwise nothing happened, and the figures say why
 ///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
 ///   resource()  identifies the resource: two changes of one resource can't be prepared at once
 template <class C>
@@ -407,17 +413,16 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
     { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
 };
 
-/// How much of its device, of the SMs that it may run on, the work of a stream used.
+/// How much of its device the work of a stream used. Only the SMs that the stream may use count.
 struct sm_use {
     ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
-    sm_width width{};  ///< the part of them that it could fill, in the mean of that time; not known where nothing ran
+    sm_width width{};  ///< the part that the work could fill, in the mean of that time; not known if nothing ran
 };
 
-/// The part of the SMs open to their stream that a submission's launches can fill, as told by a
-/// stream that notes it.
+/// The part of its stream's SMs that a submission's launches can fill, as the stream noted it.
 struct sm_fill {
     sm_width width{};     ///< of the widest launch; not known where none was noted
-    bool opaque = false;  ///< there may be others that nobody noted
+    bool opaque = false;  ///< there may be launches that the stream didn't note
 
     friend constexpr bool operator==(sm_fill, sm_fill) = default;
 };
@@ -428,9 +433,9 @@ concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
 };
 
-/// A point whose waits report when they last looked and found no point reached, by the node's
-/// clock. The time stays unchanged if they never did. So it is known how late an end was noticed,
-/// at most. Not used for points that are interruptible.
+/// A point whose waits report the last time, by the node's clock, at which they looked and found no
+/// point reached. Without such a look the time stays unchanged. The caller then knows how late, at
+/// most, it noticed the end of the work. Not used for interruptible points.
 template <class P>
 concept looking_point = timeline_point<P> && requires(std::span<const P> any, instant deadline, instant& pending_at) {
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
@@ -462,12 +467,13 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// A preemption point: long work calls it between its parts (tokens, layers, chunks), on the thread
-/// that runs it. Pass the object that lets the work be on the SM: its limiter's permit, the stream
-/// that its callable was given, or its kernel context. An engine's callback captures one of them.
-/// Work of higher levels that waits for the SM goes first, if the backend can do that
-/// (host::kernel_context::yield). Returns whether it did. Without such work a call costs a load or
-/// two. client_settings::yields_within tells waiters how often it is called.
+/// A preemption point. Long work calls it between its parts (tokens, layers, chunks), on the thread
+/// that runs the work. Pass the object that lets the work be on the SM: its limiter's permit, the
+/// stream that its callable was given, or its kernel context. An engine's callback captures one of
+/// them. If work of a higher level waits for the SM, that work goes first, provided that the
+/// backend can do that (host::kernel_context::yield). Returns whether other work went first.
+/// Without such work a call costs a load or two. client_settings::yields_within tells waiters how
+/// often the work calls it.
 template <class Permit>
 bool yield_point(Permit& permit) noexcept {
     if constexpr (requires { permit.yield(); })
@@ -494,7 +500,7 @@ static_assert(timeline_point<immediate_point>);
 /// How long a call waits: until `deadline` by `time`, or until a stop is requested.
 template <clock Clock>
 struct patience {
-    Clock time{};              ///< whose time the deadline is in
+    Clock time{};              ///< the clock of the deadline
     instant deadline = never;  ///< when to give up
     std::stop_token stop{};    ///< gives up when a stop is requested
 };

@@ -34,41 +34,42 @@
 #define GPUSHARE_EXEC_CHECK_DISABLE
 #endif
 
-/// Before a function that is rarely called: out of line, it leaves the registers to its caller. Not
-/// on a device, where a call needs a stack in the memory of every thread.
+/// Before a function that is rarely called. Out of line, the function leaves the registers to its
+/// caller. Not used on a device, where a call needs a stack in the memory of every thread.
 #if defined(__CUDA_ARCH__)
 #define GPUSHARE_RARE
 #else
 #define GPUSHARE_RARE [[gnu::noinline, gnu::cold]]
 #endif
 
-/// Before a function that works in registers only where it is inlined, into a loop that is
-/// `flatten`: clang's isn't recursive, and g++, where it is, would make narrow vectors of wide ones
-/// if it inlined it any earlier. Without optimisation nothing stays in registers: clang would only
-/// take three times as long, for three times the code.
+/// Before a function that works in registers only if it is inlined into a loop that is `flatten`.
+/// clang's `flatten` isn't recursive. g++'s is, and g++ would make narrow vectors of wide ones if
+/// it inlined the function any earlier. Without optimisation nothing stays in registers, and clang
+/// would only take three times as long, for three times the code.
 #if defined(__clang__) && defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #define GPUSHARE_FLAT [[gnu::always_inline]]
 #else
 #define GPUSHARE_FLAT
 #endif
 
-/// Whether the bodies of functions that are no templates are to be seen. Programs that link
-/// gpushare::compiled (which defines GPUSHARE_COMPILED) find them in its library, whose own file
-/// alone defines GPUSHARE_COMPILING.
+/// Whether the headers show the bodies of functions that aren't templates. Programs that link
+/// gpushare::compiled (which defines GPUSHARE_COMPILED) find these bodies in its library. Only the
+/// library's own file defines GPUSHARE_COMPILING.
 #if defined(GPUSHARE_COMPILED) && !defined(GPUSHARE_COMPILING)
 #define GPUSHARE_BODIES 0
 #else
 #define GPUSHARE_BODIES 1
 #endif
-/// Before such a body. The library's are not inline, so the library has a copy of each, called or not.
-/// ([[gnu::used]] isn't enough: clang keeps the constructors of base classes only.)
+/// Before such a body. In the library these functions aren't inline, so the library has a copy of
+/// each, called or not. ([[gnu::used]] isn't enough: clang keeps only the constructors of base
+/// classes.)
 #if defined(GPUSHARE_COMPILING)
 #define GPUSHARE_INLINE
 #else
 #define GPUSHARE_INLINE inline
 #endif
-/// Before the instantiations of tenant/detail/compiled.hpp, which cmake/compiled*.cpp compile and all
-/// others declare.
+/// Before the instantiations of tenant/detail/compiled.hpp. cmake/compiled*.cpp compile them, and
+/// all other files declare them.
 #if defined(GPUSHARE_INSTANTIATING)
 #define GPUSHARE_EXTERN
 #else

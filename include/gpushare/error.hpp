@@ -62,7 +62,7 @@ enum class errc : std::uint8_t {
     closed,             ///< the tenant or limiter is closing
     queue_full,         ///< the tenant's queue limit
     quarantined,        ///< the tenant failed too often in a row
-    asleep,             ///< the tenant sleeps, and refuses what comes
+    asleep,             ///< the tenant sleeps, and refuses requests
     too_many_blocks,    ///< a cooperative launch that can't be resident at once
     submission_failed,  ///< the callable that enqueues work threw
     kernel_failed,      ///< the work itself failed on the device
@@ -76,9 +76,9 @@ enum class errc : std::uint8_t {
     no_device,       ///< there is no such device
     io_failed,       ///< a file couldn't be read or written
     // collectives
-    in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
-    mismatch,  ///< ranks called different collectives, or with different sizes
-    aborted,   ///< a rank, or the embedder, gave up the collective
+    in_flight,  ///< earlier work is in flight: a rank's collective, a block's move, a moving tenant's work
+    mismatch,   ///< ranks called different collectives, or with different sizes
+    aborted,    ///< a rank, or the embedder, gave up the collective
 };
 
 /// In English, without a full stop.
@@ -227,10 +227,10 @@ enum class reason : std::uint16_t {
 
 namespace detail {
 
-/// How a reason is told.
+/// The sentence for a reason.
 struct sentence {
-    reason of = reason::unsaid;            ///< whose it is
-    errc code = errc::none;                ///< the only code that it comes with; none: any
+    reason of = reason::unsaid;            ///< the reason that the sentence is for
+    errc code = errc::none;                ///< the only code with this reason; none: any code
     figure_unit unit = figure_unit::none;  ///< of its figures
     std::string_view text{};               ///< {asked}, {left}, {limit} in its unit, {code} as to_string() says it
 };
@@ -360,7 +360,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "needs level {asked} of MPI_Init_thread, and has {limit}"},
 }};
 
-/// How `r` is told.
+/// The sentence for `r`.
 [[nodiscard]] constexpr const sentence& sentence_of(reason r) noexcept {
     return sentences[r < reason::all ? static_cast<std::size_t>(r) : 0];
 }
@@ -383,7 +383,7 @@ static_assert(in_order(sentences), "a line of `sentences` is missing, misplaced,
 
 }  // namespace detail
 
-/// Whether raise() throws a memory_error for it.
+/// Whether raise() throws a memory_error for `code`.
 [[nodiscard]] constexpr bool is_memory_refusal(errc code) noexcept {
     return code == errc::over_quota || code == errc::out_of_memory || code == errc::size_overflow ||
            code == errc::bad_alignment;
@@ -397,7 +397,7 @@ struct failure {
     std::uint64_t asked = 0;          ///< how much was asked for
     std::uint64_t left = 0;           ///< how much there was
     std::uint64_t limit = 0;          ///< of how much
-    reason because = reason::unsaid;  ///< more closely why, and the unit of the figures
+    reason because = reason::unsaid;  ///< the detailed reason, and the unit of the figures
 
     friend constexpr bool operator==(const failure& f, errc c) noexcept {
         return f.code == c;
@@ -435,8 +435,9 @@ namespace detail {
 /// from any source.
 class message {
 public:
-    /// Appends text, numbers, bytes, durations or failures, one after the other. It isn't
-    /// operator<<, which costs every includer a search through all of std's.
+    /// Appends text, numbers, bytes, durations or failures, one after the other. The member isn't
+    /// operator<<, because every includer would then pay for a search through all of std's
+    /// overloads.
     template <class... Parts>
     message& add(const Parts&... parts) noexcept {
         (append(parts), ...);
@@ -451,7 +452,7 @@ public:
 
 private:
     void append(std::string_view text) noexcept;
-    template <std::same_as<tenant_name> Name>  // so that a text is none
+    template <std::same_as<tenant_name> Name>  // so that a text isn't taken for a name
     void append(const Name& name) noexcept {
         append(name.view());
     }
@@ -661,7 +662,8 @@ private:
     detail::message text_;
 };
 
-/// Every other failure. Not final, since std::throw_with_nested adds to it what was thrown before.
+/// Every other failure. Not final, because std::throw_with_nested derives from the type that it
+/// throws.
 class operation_error : public std::runtime_error, public error {
 public:
     /// `what` was attempted, such as "admission".

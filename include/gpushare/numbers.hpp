@@ -9,7 +9,8 @@
 // Formats: IEEE 754-2019 binary16; bfloat16, the upper half of binary32; E4M3 and E5M2 of the OCP 8-bit floating point
 // specification (OFP8) 1.0.
 //
-// They are moved 16 bytes at a time, on a device by one instruction if the address is aligned for it (any type is):
+// Numbers, and elements of other types, are moved 16 bytes at a time. On a device one instruction
+// moves them if the address is a multiple of 16:
 //
 //   constexpr auto width = gpushare::packed<gpushare::bfloat16>::width;         // 8
 //   for (auto i = ctx.thread_rank() * width; i + width <= n; i += ctx.num_threads() * width)
@@ -41,7 +42,8 @@ struct number_format {
     static constexpr std::uint32_t infinity = magnitude ^ ((1U << MantissaBits) - 1);
     static constexpr std::uint32_t largest = has_infinity ? infinity - 1 : magnitude - 1;
     static constexpr std::uint32_t nan = magnitude;
-    // A scale of 8 bits is chosen so that numbers fit; one that doesn't is better cut than lost.
+    // The scale of 8-bit numbers is chosen so that numbers fit. A number that doesn't fit is better
+    // clamped than lost.
     static constexpr bool saturates = bits == 8;
     static constexpr bool is_upper_half = ExponentBits == 8;
     static constexpr std::uint32_t rebias = std::uint32_t{127 - bias} << 23;
@@ -199,7 +201,8 @@ requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(
     GPUSHARE_HD constexpr const T& operator[](std::uint32_t i) const noexcept { return lane[i]; }
 };
 
-/// Whether elements at `p` move in one access. Anywhere else they move one by one, to the same effect.
+/// Whether the elements at `p` move in one access. At any other address they move one by one, with
+/// the same result.
 [[nodiscard]] GPUSHARE_HD inline bool is_packed(const void* p) noexcept {
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
 }
@@ -207,8 +210,10 @@ requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(
 namespace detail {
 
 #ifdef __CUDA_ARCH__
-/// 4, 8 or 16 bytes to a multiple of as many, as one store: nvcc takes an assignment apart, to bytes where elements have so few, and
-/// doesn't always put it together again. (PTX ISA, 9.7.9.11: a vector's address is a multiple of its size, and generic without a space.)
+/// Stores 4, 8 or 16 bytes by one instruction, at an address that is a multiple of their number.
+/// nvcc takes an assignment apart, down to single bytes for elements of one byte, and doesn't
+/// always join the parts again. (PTX ISA, 9.7.9.11: a vector's address is a multiple of its size,
+/// and is generic where no state space is named.)
 template <class Bytes>
 __device__ void store_at_once(void* to, const Bytes& x) noexcept {
     std::uint32_t w[sizeof x / 4];
@@ -226,7 +231,7 @@ __device__ void store_at_once(void* to, const Bytes& x) noexcept {
 
 }  // namespace detail
 
-/// The `packed<T>::width` elements from `from` on, which needs T's own alignment only.
+/// The `packed<T>::width` elements that begin at `from`. The address needs only T's own alignment.
 template <class T>
 [[nodiscard]] GPUSHARE_HD packed<T> load_packed(const T* from) noexcept {
     packed<T> to;
@@ -242,7 +247,7 @@ template <class T>
     return to;
 }
 
-/// Writes to `to` and on, which needs T's own alignment only.
+/// Writes the elements to `to` and the places behind it. The address needs only T's own alignment.
 template <class T>
 GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__
@@ -256,7 +261,8 @@ GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #endif
 }
 
-/// The same where `from` is a multiple of 16: no branch keeps a thread's next load waiting for this one.
+/// As load_packed, where `from` is a multiple of 16. Without a branch, a thread's next load doesn't
+/// wait for this one.
 template <class T>
 [[nodiscard]] GPUSHARE_HD packed<T> load_aligned(const T* from) noexcept {
 #ifdef __CUDA_ARCH__
@@ -267,7 +273,7 @@ template <class T>
     return load_packed(from);
 #endif
 }
-/// The same where `to` is a multiple of 16.
+/// As store_packed, where `to` is a multiple of 16.
 template <class T>
 GPUSHARE_HD void store_aligned(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__

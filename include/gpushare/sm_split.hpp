@@ -33,9 +33,9 @@ template <sm_partitionable Device>
     }
 }
 
-/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how
-/// many in its figures) if there are streams of a partitioned device in no partition: `tags` comes
-/// from its outside_any_partition().
+/// Throws operation_error (invalid_specification) if a partitioned device has streams in no
+/// partition. `tags` comes from the device's outside_any_partition(). The error's text has the
+/// tags; its figures have the first tag and the number of tags.
 inline void refuse_strays(std::span<const std::uint32_t> tags) {
     if (tags.empty()) return;
     detail::message text;
@@ -57,12 +57,12 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, s
     const std::uint64_t most = std::uint64_t{can.unit} * units_left;
     if (sum > most) raise({errc::too_few_sms, sum, most, can.sms, reason::sms_left}, {}, "partitions of a device");
 }
-/// The same where nobody has any yet.
+/// The same for a device without partitions.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) { check_sms(can, sms, can.units); }
 
-/// The same number of SMs for each of `parts`, as many as possible; the rest, less than a unit for each, stays unused.
-/// Throws operation_error: errc::too_few_sms (in units) if there isn't one unit for each; errc::invalid_specification
-/// for no parts.
+/// The same number of SMs for each of `parts` partitions, as many as possible. The rest, less than
+/// a unit for each partition, stays unused. Throws operation_error: errc::too_few_sms (in units) if
+/// there are fewer units than partitions, and errc::invalid_specification for no partitions.
 [[nodiscard]] inline std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
     if (parts == 0) throw operation_error(errc::invalid_specification, {}, "a device is split into one part or more");
     if (parts > can.units)

@@ -82,20 +82,23 @@ static_assert(std::is_convertible_v<std::chrono::steady_clock::time_point, insta
 /// The instant that doesn't come: as a deadline, a wait without limit.
 inline constexpr instant never = instant::max();
 
-/// `a + b`, but the longest instead of an overflow, and the least instead of an underflow.
+/// `a + b`; the longest duration instead of an overflow, and the most negative one instead of an
+/// underflow.
 [[nodiscard]] constexpr ns saturating_add(ns a, ns b) noexcept {
     ns::rep sum = 0;
     if (__builtin_add_overflow(a.count(), b.count(), &sum)) return b.count() < 0 ? ns::min() : ns::max();
     return ns{sum};
 }
-/// The same of an instant: `never` instead of an overflow, the earliest instead of an underflow.
+/// The same for an instant: `never` instead of an overflow, the earliest instant instead of an
+/// underflow.
 [[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
     return instant{saturating_add(t.time_since_epoch(), d)};
 }
 
-/// The part of the SMs that a submission can fill, of the device or of its SM partition: on 4 SMs, one block of one SM
-/// fills a quarter. Submissions whose widths sum to at most 1 run side by side. Unknown unless given, and counts as 1
-/// then.
+/// The part of the SMs that a submission can fill. The SMs are those of the device or of an SM
+/// partition. For example, one block of one SM fills a quarter of 4 SMs. Submissions whose widths
+/// sum to at most 1 run side by side. A width is unknown unless given, and an unknown width counts
+/// as 1.
 class sm_width {
 public:
     constexpr sm_width() noexcept = default;  ///< Not known.
@@ -111,7 +114,7 @@ public:
         return given_ < 1 && given_ > 0 ? given_ : 1;
     }                                                                         ///< In (0, 1].
     [[nodiscard]] constexpr double given() const noexcept { return given_; }  ///< As it was given; 0 if it wasn't.
-    /// Whether it was given as a part, or not at all.
+    /// Whether the width was given as a part from 0 to 1, or not at all.
     [[nodiscard]] constexpr bool valid() const noexcept { return given_ >= 0 && given_ <= 1; }
 
     /// Whether both count as the same.
@@ -160,16 +163,16 @@ struct priority {
 
 namespace detail {
 
-/// Whether a code point above C1 shows nothing itself but changes how text around it is shown: marks
-/// of direction, which make a name read as another one, line and paragraph separators, a byte order
-/// mark. Joiners are none: words and emoji are written with them.
+/// Whether a code point above C1 is invisible but changes how the text around it is shown:
+/// direction marks, which can make one name look like another, line and paragraph separators, and
+/// the byte order mark. Joiners don't count, because words and emoji are written with them.
 [[nodiscard]] constexpr bool misleads(std::uint32_t code) noexcept {
     return code == 0x61c || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
            (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
 }
 
-/// The length of the character that `text` begins with, in UTF-8; 0 if that is a control character
-/// (C1's too), misleads, or is no UTF-8.
+/// The length of the UTF-8 character at the beginning of `text`, in bytes. 0 if that is a control
+/// character (C0 or C1), misleads, or isn't UTF-8.
 [[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
     const auto first = at(0);
@@ -185,8 +188,9 @@ namespace detail {
     return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || misleads(code) ? 0 : size;
 }
 
-/// Copies as much of `text` as fits whole into `room` characters, each byte that can't be printed
-/// as `\x1b`, and returns how much it wrote. Printed text comes out as it is.
+/// Copies as many characters of `text` as fit whole into `room` bytes, and returns the number of
+/// bytes written. A byte that can't be printed is written in the form `\x1b`. Printable text stays
+/// as it is.
 constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_t room) noexcept {
     constexpr std::string_view digits = "0123456789abcdef";
     std::size_t done = 0;
@@ -237,8 +241,9 @@ struct device_id {
     friend constexpr bool operator==(device_id, device_id) = default;
 };
 
-/// A number that the embedder chooses, one per tenant, as the tag of its streams. A tenant may see what an earlier one
-/// of the same tag left in memory, so don't reuse a tag before all memory of the last one is back.
+/// A number that the embedder chooses, one per tenant, as the tag of its streams. A tenant may see
+/// data that an earlier tenant with the same tag left in memory. So don't reuse a tag before all
+/// memory of the earlier tenant is back.
 struct tenant_tag {
     std::uint32_t value = 0;  ///< the number
 

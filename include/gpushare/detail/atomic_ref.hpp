@@ -80,13 +80,14 @@ public:
 #endif
     }
 
-    /// If two threads each store one word by this and then read the other's by load_crossing, at
-    /// least one of them sees the other's store; orders nothing else. On the host both are
-    /// sequentially consistent. On devices the load's fence alone suffices, since it lies between
-    /// the two. (PTX ISA, 8.9.3: of two fence.sc one comes first, and orders the accesses on both
-    /// sides.) This relies on nvcc's code for a sequentially consistent load, fence.sc and then
-    /// ld.acquire: the languages don't order a relaxed store before it. A compiler that puts the
-    /// fence elsewhere needs a fence of its own in the store.
+    /// If two threads each store a word by store_crossing and then read the other thread's word by
+    /// load_crossing, at least one of them sees the other's store. The two functions order nothing
+    /// else. On the host both are sequentially consistent. On devices the load's fence alone
+    /// suffices, since the fence lies between the store and the load. (PTX ISA, 8.9.3: of two
+    /// fence.sc one comes first, and orders the accesses on both sides.) This relies on nvcc's code
+    /// for a sequentially consistent load, fence.sc and then ld.acquire: the languages don't order
+    /// a relaxed store before it. A compiler that puts the fence elsewhere needs a fence of its own
+    /// in the store.
     GPUSHARE_HD void store_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         store_relaxed(value);
@@ -105,8 +106,8 @@ public:
         return std::atomic_ref{*object_}.load(std::memory_order_seq_cst);
 #endif
     }
-    /// As store_crossing, and returns the value before: each exchanging thread sees the writes of
-    /// the one before.
+    /// As store_crossing, and returns the value before. Each thread that exchanges sees the writes
+    /// of the thread that exchanged before it.
     GPUSHARE_HD T exchange_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -129,7 +130,8 @@ public:
         return std::atomic_ref{*object_}.fetch_add(value, std::memory_order_relaxed);
 #endif
     }
-    /// The same for arriving at a barrier: the last to arrive sees what all others wrote before they did.
+    /// As fetch_add_relaxed, for arriving at a barrier: the last thread to arrive sees what all
+    /// others wrote before they arrived.
     GPUSHARE_HD T fetch_add_acq_rel(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)

@@ -26,7 +26,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The memory, which the device reads as one number of 64 bits. A cache line, so that words don't share one.
+/// The memory, which the device reads as one number of 64 bits. It fills a cache line, so that no
+/// two words share one.
 struct alignas(64) closing_halves {
     std::uint32_t half[2] = {0, 0};
 };
@@ -36,13 +37,14 @@ public:
     /// Both halves are 0, and nothing that was enqueued earlier writes there.
     explicit closing_word(closing_halves& at) noexcept : at_(&at) {}
 
-    /// A request is there. `later`: the word stays as it is until keep().
+    /// A request has arrived. `later`: the word stays as it is until keep().
     void close(bool later = false) noexcept {
         ++closings_;
         wanted_ = true;
         if (!later) take_half();
     }
-    /// Closes again what was opened meanwhile: by force(), or by the device for the request before the last one.
+    /// Closes the word again if it was opened meanwhile: by force(), or by the device for the
+    /// request before the last one.
     void keep() noexcept {
         if (!wanted_) return;
         const bool was_closed = is_closed();
@@ -52,7 +54,7 @@ public:
             store(*mine_, 1);
         if (!was_closed && is_closed()) ++closings_;
     }
-    /// The request is over, and so is its work.
+    /// The request is over, and its work is done.
     void open() noexcept {
         wanted_ = false;
         if (mine_) store(*std::exchange(mine_, std::nullopt), 0);
@@ -65,11 +67,12 @@ public:
         const auto half = std::exchange(mine_, std::nullopt);
         return half && load(*half) != 0 ? half : std::nullopt;
     }
-    /// Opens the half that hand_over() gave: the device can't be told to.
+    /// Opens the half that hand_over() returned, for the case that the device can't be told to.
     void open(unsigned half) noexcept { store(half, 0); }
-    /// Opens the word until the next keep() or close(), although a request is there. Halves that
-    /// the device opens are opened as well, since its write may lie behind a stream that waits for
-    /// the word. That late write may open the half of a later request, which keep() closes again.
+    /// Opens the word until the next keep() or close(), although there is a request. force() also
+    /// opens halves that the device is going to open, since the device's write may lie behind a
+    /// stream that waits for the word. That late write may open the half of a later request, which
+    /// keep() closes again.
     void force() noexcept {
         for (const unsigned h : {0U, 1U})
             if (load(h) != 0) store(h, 0);

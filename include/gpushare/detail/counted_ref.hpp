@@ -34,7 +34,7 @@ public:
     counted_ref() noexcept = default;
     /// One more reference.
     [[nodiscard]] static counted_ref share(State& s) noexcept {
-        // relaxed: a thread that shares it has a reference, which keeps it alive.
+        // relaxed: the sharing thread has a reference, which keeps the object alive.
         s.references.fetch_add(1, std::memory_order_relaxed);
         return counted_ref(&s);
     }

@@ -22,10 +22,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Ranks up to which a submission needs no memory.
+/// Up to this many ranks, a submission allocates no memory.
 inline constexpr std::size_t ranks_in_place = 32;
 
-/// As many blocks as have some work each, so that a device has room for other kernels.
+/// No more blocks than have some work each, so that a device has room for other kernels.
 [[nodiscard]] GPUSHARE_HD constexpr grid grid_of(std::size_t elements) noexcept {
     constexpr std::size_t of_block = 8192;
     const std::size_t blocks = elements / of_block < 1 ? 1 : elements / of_block > 256 ? 256 : elements / of_block;

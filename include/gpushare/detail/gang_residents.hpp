@@ -54,7 +54,7 @@ class gang_residents {
     };
 
 public:
-    /// Parts of a device are counted in these.
+    /// The unit in which parts of a device are counted: the whole device is this many.
     static constexpr std::uint64_t whole_device = std::uint64_t{1} << 32;
 
     /// The part of a device that `blocks` take if `at_most` blocks of their kind fit. Several kinds
@@ -97,7 +97,7 @@ public:
                 stream.wait(r.done);
             }
         }
-        /// Work just launched on `d` is there until `done`.
+        /// The work just launched on `d` is on the device until `done`.
         void add(device_id d, std::uint64_t part, const void* channel, Point done) {
             auto& there = of_->residents_[d.index];
             resident r{.done = std::move(done), .part = part, .channel = channel, .gang = gang_};

@@ -22,10 +22,10 @@ class index_set {
 public:
     /// For numbers below `n`. Throws std::bad_alloc.
     void reserve(std::size_t n);
-    /// Does nothing if it is there.
+    /// Does nothing if the number is in the set.
     void add(std::uint32_t index) noexcept;
     [[nodiscard]] bool empty() const noexcept { return indices_.empty(); }
-    /// Takes out those of which `goes(index)` is true.
+    /// Removes the numbers for which `goes(index)` is true.
     template <std::predicate<std::uint32_t> F>
     void erase_if(F goes) noexcept {
         erase_where(indices_, [&](std::uint32_t i) {

@@ -31,8 +31,8 @@ inline constexpr bool takes_one_object = false;
 template <class T>
 inline constexpr bool takes_one_object<T&> = !std::is_const_v<T>;
 
-/// Calling an empty one is undefined, as is calling it while it is moved or destroyed; concurrent calls are as
-/// safe as those of the callable.
+/// A call of an empty function is undefined, and so is a call while the function is moved or
+/// destroyed. Concurrent calls are as safe as those of the callable.
 template <class R, class... Args, std::size_t Capacity>
 class inplace_function<R(Args...), Capacity> {
 public:

@@ -102,14 +102,14 @@ public:
         }
     }
 
-    /// Throws std::bad_alloc where it has to grow and can't.
+    /// Throws std::bad_alloc if the pool has to grow and can't.
     [[nodiscard]] T& acquire() {
         if (T* const kept = try_acquire()) return *kept;
         newest_ = new made{.before = newest_};
         ++size_;
         return newest_->element;
     }
-    /// Null where it would have to grow.
+    /// Null if the pool would have to grow.
     [[nodiscard]] T* try_acquire() noexcept { return free_.pop(); }
     void release(T& element) noexcept { free_.push(element); }
     /// Whether `is(element)` holds for one of those made so far, in use or not. Linear.

@@ -40,7 +40,7 @@ public:
         std::shift_left(last_.begin(), last_.end(), 1);
         last_.back() = key;
     }
-    /// Another key for `key` behind these.
+    /// A key for `key` behind these launches: another history gives another key.
     [[nodiscard]] std::uint64_t with(std::uint64_t key) const noexcept {
         for (const std::uint64_t before : last_) key = mix(key) ^ (before + golden);
         return mix(key);
@@ -53,14 +53,14 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;  // so that no launch at all counts as well
+    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;  // so that an empty history counts as well
 
     std::array<std::uint64_t, 3> last_{};
 };
 
 class launch_times {
 public:
-    using entry = std::uint32_t;  // of the table; another launch's once its own was forgotten
+    using entry = std::uint32_t;  // an index, which may pass to another launch later
 
     /// `size` is a power of 2. Throws std::bad_alloc.
     explicit launch_times(std::size_t size = 4096) : table_(size) {}
@@ -73,7 +73,8 @@ public:
         s.used = ++clock_;
         return e;
     }
-    /// The entry of `key` behind those launches; a new one predicts what `key` took behind others.
+    /// The entry of `key` behind those launches; a new entry predicts the time of `key` behind
+    /// other launches.
     [[nodiscard]] entry find(std::uint64_t key, const launch_history& behind, ns guess) noexcept {
         const std::uint64_t here = behind.with(key);
         entry e = place(here);
@@ -91,9 +92,9 @@ public:
         return e;
     }
     [[nodiscard]] ns predicted(entry e) const noexcept { return table_[e].takes; }
-    /// Whether it was measured behind whatever, alone or among others.
+    /// Whether the launch was measured, behind any history, alone or among others.
     [[nodiscard]] bool known(entry e) const noexcept { return table_[e].known; }
-    /// Whether it is worth a batch of its own: true once for each history.
+    /// Whether the entry is worth a batch of its own: true once for each history.
     [[nodiscard]] bool first_time(entry e) noexcept { return !std::exchange(table_[e].tried, true); }
 
     /// Learns the time of these entries of a batch with `launches` launches, which took `measured`
@@ -101,7 +102,7 @@ public:
     /// may have waited for the host meanwhile.
     void learn(std::span<const entry> batch, std::size_t launches, ns measured, bool exact) noexcept {
         if (batch.empty() || measured <= ns{0}) return;
-        double expected = 0;  // by now, which others may have changed since they were launched
+        double expected = 0;  // as predicted now, which may be more or less than at the launch
         for (const entry e : batch) expected += static_cast<double>(table_[e].takes.count());
         expected *= static_cast<double>(std::max(launches, batch.size())) / static_cast<double>(batch.size());
         const double factor = static_cast<double>(measured.count()) / expected;
@@ -123,15 +124,15 @@ private:
     struct slot {
         std::uint64_t key = 0, used = 0, corrected = 0;  // `used` 0: nothing is there
         std::uint64_t launch = 0;                        // its key without a history
-        entry of_all = 0;                                // where that is, unless it was forgotten
+        entry of_all = 0;                                // the entry of `launch`, unless forgotten
         ns takes{};
         double slack = 0;                      // see keeps()
-        bool known = false, measured = false;  // behind whatever; alone
+        bool known = false, measured = false;  // known: behind any history; measured: alone
         bool tried = false;
     };
     [[nodiscard]] static bool is(const slot& s, std::uint64_t key) noexcept { return s.key == key && s.used != 0; }
 
-    // Where `key` is, or what has to go for it.
+    // The entry of `key`, or else the entry that makes way for it.
     [[nodiscard]] entry place(std::uint64_t key) const noexcept {
         const std::size_t mask = table_.size() - 1, first = launch_history::mix(key);
         std::size_t oldest = first & mask;
@@ -155,7 +156,8 @@ private:
         s.slack = std::max(s.slack, 0.0);
         return kept || factor >= 1;
     }
-    // The first time at once, later by a part of what is missing: the same launch takes more or less with its data.
+    // The first measurement counts in full, a later one in part, since the same launch takes more
+    // or less time with other data.
     static void correct(slot& s, double factor, bool exact, bool alone) noexcept {
         const bool first = !s.known || (alone && !s.measured);
         const double by = !first ? 1 + (std::min(factor, 4.0) - 1) * (exact ? 0.25 : 0.125) : factor;
@@ -163,7 +165,7 @@ private:
         s.known = true;
         s.measured |= alone;
     }
-    // What it takes behind whatever.
+    // Corrects the prediction that doesn't depend on the history.
     void tell_all(const slot& s) noexcept {
         slot& all = table_[s.of_all];
         if (&all == &s || !is(all, s.launch)) return;

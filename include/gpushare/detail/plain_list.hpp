@@ -81,7 +81,7 @@ public:
     template <class... Args>
     T& emplace_back(Args&&... args) {
         static_assert(std::is_constructible_v<T, Args...>, "T(arg) would also cast");
-        if (m_.size == m_.capacity) {  // made before all move, since an argument may lie among them
+        if (m_.size == m_.capacity) {  // made first: the argument may be an element
             push_back(T(std::forward<Args>(args)...));
         } else {
             ::new (static_cast<void*>(data() + m_.size)) T(std::forward<Args>(args)...);
@@ -91,7 +91,7 @@ public:
     }
     void pop_back() noexcept { --m_.size; }
     void clear() noexcept { m_.size = 0; }
-    /// Exactly so many, unless there is more.
+    /// Makes room for exactly `n` elements, unless there is more.
     void reserve(std::size_t n) {
         if (n > m_.capacity) m_.move_to_room(n, sizeof(T));
     }

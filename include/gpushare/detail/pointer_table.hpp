@@ -54,12 +54,13 @@ public:
         --size_;
     }
 
-    /// As erase, of a key that is there, but room stays: put_back() or forget() must follow.
+    /// As erase, of a key that is in the table, but its room stays reserved: put_back() or forget()
+    /// must follow.
     void take_out(const void* key) noexcept {
         erase(key);
         ++kept_;
     }
-    /// A key that was taken out is there again.
+    /// Puts back a key that was taken out.
     void put_back(void* key, const T& value) noexcept {
         --kept_;
         insert(key, value);  // there is room
@@ -96,7 +97,7 @@ private:
         return (to - from) & (slots_.size() - 1);
     }
 
-    // The slot of the key, or the free one where it would be: there is always a free one.
+    // The slot of the key, or the free slot where the key would be. There is always a free slot.
     [[nodiscard]] std::size_t seek(const void* key) const noexcept {
         std::size_t i = home(key);
         while (slots_[i].key != nullptr && slots_[i].key != key) i = next(i);
