@@ -26,9 +26,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 namespace detail {
-/// Whether a free with this answer has left the block out, and may succeed later. After any other
-/// answer the block isn't the caller's any more, and whoever has a record of it forgets it: the
-/// block is back, or no later free of it succeeds either.
+/// Whether a free with this answer has left the block out, so that a later free may succeed. After
+/// any other answer the block isn't the caller's any more, and a resource that has a record of the
+/// block drops the record: the block is back, or no later free of it succeeds either.
 [[nodiscard]] constexpr bool stays_out(errc answer) noexcept {
     return answer != errc::none && answer != errc::unknown_block && answer != errc::wrong_size &&
            answer != errc::closed;
@@ -39,7 +39,7 @@ namespace detail {
 struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any
     std::exception_ptr thrown{};  ///< what a resource without try_allocate() threw
-    bool final = false;           ///< not for lack of memory: asking again can't help
+    bool final = false;           ///< lack of memory isn't the reason: asking again can't help
 };
 
 /// Refers to a plain resource, which must outlive it; copies refer to the same one. Thread-safe if the resource is.
@@ -55,14 +55,15 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) const {
         return resource_->allocate(size, alignment);
     }
-    /// Null where it would throw; `why`, unless it is null, gets out_of_memory.
+    /// Returns null where allocate() would throw; `why`, unless it is null, gets out_of_memory.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
         upstream_refusal r;
         void* const p = ask(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
         return p;
     }
-    /// Null where it would throw, and `r` has what was thrown; `r.why` stays as it is.
+    /// Returns null where allocate() would throw. `r` then has the exception; `r.why` stays as it
+    /// is.
     [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         r.thrown = nullptr;
         try {
@@ -75,7 +76,7 @@ public:
         }
         return nullptr;
     }
-    /// errc::none, or what the resource says where it says anything.
+    /// errc::none, or the resource's answer if it gives one.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) const noexcept {
         if constexpr (std::is_same_v<decltype(resource_->deallocate(p, size, alignment)), errc>) {
             return resource_->deallocate(p, size, alignment);
@@ -105,7 +106,8 @@ private:
     R* resource_;
 };
 
-/// A resource that models `upstream` already, which must outlive it: asks it, and adds nothing.
+/// Refers to a resource that models `upstream` already and must outlive it. Adds nothing to the
+/// resource.
 template <upstream R>
 class upstream_ref<R> {
 public:
@@ -120,7 +122,7 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
         return resource_->try_allocate(size, alignment, why);
     }
-    /// As try_allocate(), with the reason in `r`; `r.final` if the resource is closed.
+    /// As try_allocate(), with the reason in `r`. `r.final` is true if the resource is closed.
     [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         void* const p = resource_->try_allocate(size, alignment, &r.why);
         if (p == nullptr) r.final = r.why.code == errc::closed;
@@ -141,7 +143,7 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }  ///< bytes
     [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }     ///< its
     [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }      ///< its
-    /// As quota::in_hook, where the resource tells; else false.
+    /// As quota::in_hook, if the resource tells; otherwise false.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
         if constexpr (requires(const R& r) { static_cast<bool>(r.in_hook(thread)); })
             return std::as_const(*resource_).in_hook(thread);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles instead of pointers, against use after free and against tenants that don't trust each other: the handle of a
-// freed block stays invalid even when its address is used again, and a block is accessible to its owner only.
+// Handles instead of pointers, against use after free and between tenants that don't trust each
+// other. The handle of a freed block stays invalid even when the address is used again, and only a
+// block's owner can access the block.
 //
 //   gpushare::handle_table blocks;                                           // one per device, for all tenants
 //   gpushare::handle_resource mine{blocks, gpushare::tenant_tag{1}, upstream};
@@ -30,19 +31,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to a block until that is freed, and to nothing from then on. A default-constructed handle refers to none. A
-/// handle is valid in the table that made it only.
+/// Refers to a block until the block is freed, and to nothing from then on. A default-constructed
+/// handle refers to no block. A handle is valid only in the table that made it.
 struct block_handle {
     std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
-    std::uint32_t generation = 0;                                    ///< which of the blocks that had it
+    std::uint32_t generation = 0;                                    ///< counts its blocks
 
     friend constexpr auto operator<=>(block_handle, block_handle) = default;
     friend constexpr bool operator==(block_handle, block_handle) = default;
 };
 
-/// Which handles are valid, for which block and which tenant. Thread-safe: one mutex, held for one look-up. Allocates
-/// only when more blocks are out than ever before. Every slot serves 2^32 - 1 blocks and is then given up, so that no
-/// generation comes twice.
+/// Knows which handles are valid, and for which block and tenant. Thread-safe: one mutex, held for
+/// one look-up. Allocates only when more blocks are out than ever before. A slot serves 2^32 - 1
+/// blocks and is then given up, so that no generation comes twice.
 class handle_table {
 public:
     /// Throws std::bad_alloc if the host has no memory for the entry.
@@ -199,7 +200,7 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
 
-    /// The block's address; null if the handle is another tenant's or its block was freed, and once
+    /// The block's address. Null if the handle is another tenant's, if the block was freed, or once
     /// the upstream is closed.
     [[nodiscard]] void* pointer(block_handle h) const noexcept {
         if (closing_.closed()) return nullptr;
@@ -244,7 +245,7 @@ private:
     static errc give(const upstream_ref<Upstream>& to, const block& b) noexcept {
         return to.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
     }
-    /// Gives its block back, unless that is null.
+    /// Gives its block back, unless there is none.
     struct obtained {
         upstream_ref<Upstream> from;
         block what;
@@ -264,7 +265,7 @@ private:
             block now;
             ~moved() { table.move_to(h, now); }
         };
-        obtained fresh{upstream_, {}};  // goes back unless it takes the old one's place, and then that does
+        obtained fresh{upstream_, {}};  // goes back, unless exchanged: then the old block does
         moved end{*table_, h, *old};
         fresh.what = {allocate(old->alignment), bytes{size}, old->alignment, old->label};
         if (fresh.what.pointer == nullptr) return errc::out_of_memory;

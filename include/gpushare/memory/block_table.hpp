@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records the blocks that are out, with size, alignment and label. It distinguishes a right free
-// from a foreign, double or wrong-size one, and makes leak reports, with stack traces if wanted.
-// The entries lie in host memory, since the host can't read device memory.
+// Records the blocks that are out, with size, alignment and label. The table tells a correct free
+// from a free of an unknown block, a double free and a free of the wrong size. It also makes leak
+// reports, with stack traces if wanted. The entries lie in host memory, since the host can't read
+// device memory.
 //
 //   gpushare::block_table blocks;
 //   blocks.insert({p, 4096_B, 256, "kv-cache"});
@@ -67,8 +68,8 @@ public:
     /// this throws std::bad_alloc, nothing has changed.
     [[nodiscard]] std::vector<leak> take_all();
 
-    /// Removes all entries, and gives each leak whose block was in the table the trace of its entry. Throws
-    /// std::bad_alloc; all entries are there then.
+    /// Removes all entries. Each leak whose block was in the table gets the trace of that entry. If
+    /// this throws std::bad_alloc, no entry was removed.
     void take_traces(std::span<leak> of);
 
     /// How many blocks are out.

@@ -34,10 +34,10 @@ public:
     /// Frees into `resource`.
     explicit deferred_frees(Resource& resource) noexcept : resource_(&resource) {}
 
-    /// Frees the block once `point` is reached, and calls `note` then. If the host has no memory to
-    /// remember the block, waits for the point instead. False, and nothing happened, if the wait
-    /// fails, too, or if the point is reached and the resource doesn't take the block back now: try
-    /// again later.
+    /// Frees the block once `point` is reached, and then calls `note`. If the host has no memory to
+    /// remember the block, waits for the point instead. Returns false, and nothing has happened, if
+    /// that wait fails, or if the point is reached and the resource doesn't take the block back
+    /// now. Try again later.
     bool add(const Point& point, void* p, std::size_t size, std::size_t alignment,
              const when_back& note = {}) noexcept {
         if (!point.reached()) {
@@ -91,10 +91,10 @@ public:
     /// How many blocks have been given back so far.
     [[nodiscard]] std::uint64_t returned() const noexcept { return returned_.load(std::memory_order_acquire); }
 
-    /// For a thread whose allocation was refused. Collects; and if `returned()` is still `seen`, waits for a block that
-    /// another thread is giving back just now. True if blocks have come back since `seen`, which is brought up to date:
-    /// allocate again. False if all blocks whose points are reached are back. Not to be called from within the
-    /// resource.
+    /// For a thread whose allocation was refused. Collects frees. If `returned()` is still `seen`,
+    /// also waits for a block that another thread is giving back just now. Returns true if blocks
+    /// have come back since `seen`, and brings `seen` up to date: allocate again. Returns false if
+    /// all blocks whose points are reached are back. Must not be called from within the resource.
     bool settle(std::uint64_t& seen) noexcept {
         collect();
         while (returned() == seen) {
@@ -105,8 +105,8 @@ public:
         return true;
     }
 
-    /// Waits for every pending free until `deadline`. False if some are left; at once if these are blocks that the
-    /// resource doesn't take back now.
+    /// Waits for every pending free until `deadline`. Returns false if some frees are left, and at
+    /// once if only blocks are left that the resource doesn't take back now.
     bool drain(instant deadline) {
         for (auto seen = returned();;) {
             while (settle(seen)) {
@@ -150,7 +150,7 @@ private:
         void* pointer = nullptr;
         std::size_t size = 0, alignment = 0;
         when_back note{};
-        bool refused = false;  // by the resource, when it was tried last
+        bool refused = false;  // whether the resource refused it at the last try
     };
 
     // The entries whose points are reached; they aren't pending any more.
@@ -177,7 +177,7 @@ private:
         return true;
     }
 
-    // The oldest point that there is a use in waiting for.
+    // The oldest point for which a wait makes sense.
     std::optional<Point> awaited() const {
         const std::lock_guard lock(mutex_);
         for (const entry* e = pending_.front(); e != nullptr; e = e->next)

@@ -7,7 +7,8 @@
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   pool.deallocate(p, 1_MiB, 256);    pool.trim(0_B);
 //
-// Large blocks have segments that small blocks stay out of. So no small block that stays keeps a large segment.
+// Large blocks have segments of their own, which small blocks don't use. So a small block that
+// stays never keeps a large segment.
 //
 // Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
 // gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
@@ -66,7 +67,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A thread that waits for memory of a pool.
+/// A thread that waits for a pool's memory.
 template <timeline_point Point>
 struct pool_waiter {
     explicit pool_waiter(detail::pool_store<Point>& of) noexcept : store(of) { store.join(place); }
@@ -74,7 +75,7 @@ struct pool_waiter {
     pool_waiter& operator=(const pool_waiter&) = delete;
     ~pool_waiter() { store.leave(place); }
 
-    /// errc::none: it is this one's turn, and worth a try. deadline_exceeded; stopped.
+    /// errc::none: it is this thread's turn, and a try makes sense. deadline_exceeded; stopped.
     template <clock Clock>
     [[nodiscard]] errc wait(const patience<Clock>& until) noexcept {
         const std::stop_callback on_stop(until.stop, [&] {
@@ -102,14 +103,14 @@ struct pool_waiter {
 private:
     static constexpr ns slice = std::chrono::milliseconds(2);
 
-    // For the free that is oldest. False if it isn't reached by then.
+    // Waits for the oldest free. Returns false if its point isn't reached by then.
     bool wait_for_stream(std::unique_lock<std::mutex>& lock, instant by) noexcept {
         bool reached = false;
         try {
             const Point next = store.pending_.first();
             lock.unlock();
             reached = next.wait(by);
-        } catch (...) {  // it can't be waited for: it is looked at again, but not all the time
+        } catch (...) {  // the wait failed: the point is looked at again, but not all the time
             if (lock) lock.unlock();
             std::this_thread::sleep_for(slice);
         }
@@ -123,10 +124,11 @@ private:
 
 }  // namespace detail
 
-/// A worker's cache of a pool. Belongs to one worker: calls that overlap wait for each other, and on a stream they must
-/// not overlap. Whenever the pool would refuse another user or have to grow, it takes back the
-/// blocks that are kept here, also while the worker sleeps. A block may be freed through another
-/// cache than it was allocated from, or through the pool. The pool must outlive the cache.
+/// A worker's cache of a pool, for one worker: calls that overlap wait for each other, and a cache
+/// on a stream must not have overlapping calls. Before the pool refuses another user or grows, it
+/// takes back the blocks that caches keep, even while their workers sleep. A block may be freed
+/// through another cache than it was allocated from, or through the pool. The pool must outlive the
+/// cache.
 ///
 /// On a stream, a free records no point. When another user needs the blocks kept here, one point is
 /// recorded for all of them, and they are free elsewhere once the stream has reached that point.
@@ -195,7 +197,8 @@ public:
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
-    /// See pool_resource::deallocate. On a stream the block is free here at once, elsewhere in stream order.
+    /// See pool_resource::deallocate. On a stream the block is free here at once, and elsewhere in
+    /// stream order.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
@@ -208,7 +211,7 @@ public:
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// See pool_resource::deallocate_after: this cache's stream plays no part.
+    /// See pool_resource::deallocate_after. This cache's stream isn't involved.
     errc deallocate_after(const point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return pool_->deallocate_after(used, p, size, alignment);
@@ -259,7 +262,7 @@ public:
         pool_cache& cache_;
     };
 
-    /// As try_allocate, but only what is kept here.
+    /// As try_allocate, but takes only blocks that are kept here.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment,
                                           std::string_view label = {}) noexcept {
         if (size >= beyond_ || !detail::pool_tag::power_of_two(alignment)) [[unlikely]]
@@ -288,8 +291,9 @@ private:
         pool.store_.join(*worker_);
     }
 
-    // Looks at the blocks themselves. What is nearly large gets no block that has its own segment.
-    // Where a block of its own is as large as it has to be, it serves only a request for as much.
+    // Looks at the blocks themselves. A request that is nearly large gets no block with a segment
+    // of its own. In an exact pool, a block with a segment of its own serves only a request for as
+    // much.
     [[nodiscard]] void* try_allocate_chosen(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
             return nullptr;
@@ -303,7 +307,7 @@ private:
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
-    // The first size whose bins may keep a large block, of at least `large` bytes; or that has no
+    // The first size whose bins may keep a large block, of at least `large` bytes, or that has no
     // bin.
     [[nodiscard]] static constexpr std::size_t surely_small(std::uint64_t large) noexcept {
         constexpr auto window = detail::pool_bins::window;
@@ -327,21 +331,21 @@ private:
 
     Pool* pool_;
     std::unique_ptr<detail::pool_worker<point>> worker_;
-    std::size_t beyond_;  // from this size on, the kept blocks have to be looked at one by one
+    std::size_t beyond_;  // from this size on, kept blocks must be looked at one by one
 };
 
 /// Options of a pool_resource.
 struct pool_options {
     static constexpr bytes usual_segment = 32_MiB;  ///< over an upstream that has plenty
     /// Bytes taken from the upstream at a time, for small blocks. 0: usual_segment, but at most a
-    /// sixteenth of the bytes that the upstream has left, unless `part` says otherwise: so the
+    /// sixteenth of the bytes that the upstream has left, unless `part` says otherwise. So the
     /// first block doesn't take all of a small quota.
     bytes segment{};
     bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
-    /// A block of this size is never in a segment of small ones. 0: a quarter of `segment`, or, if that is 0, of
-    /// the segment that an unused upstream gives, where the upstream tells its capacity; at least
-    /// 16 KiB then.
+    /// A block of at least this size is never in a segment of small blocks. 0: a quarter of
+    /// `segment`. If `segment` is 0, too: a quarter of the segment that an unused upstream gives,
+    /// if the upstream tells its capacity, and at least 16 KiB.
     bytes large{};
     /// A large block has a segment of its own, as large as the block has to be. An idle segment is
     /// used again only for a block that needs nearly as much, and is given back otherwise. So all
@@ -350,9 +354,10 @@ struct pool_options {
     bool exact = false;
 };
 
-/// A pool over an upstream. Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is
-/// called under no lock. All members are safe from any thread. `Point` is what the streams of its caches record. Its
-/// bookkeeping takes about 200 bytes of host memory a block, free ones included.
+/// A pool over an upstream. Refers to `Upstream`, which must outlive the pool and must not allocate
+/// from it; the pool calls the upstream under no lock. All members are safe from any thread.
+/// `Point` is the type of point that the streams of its caches record. The bookkeeping takes about
+/// 200 bytes of host memory for each block, free blocks included.
 template <memory_resource Upstream, timeline_point Point = immediate_point>
 class pool_resource {
 public:
@@ -370,11 +375,10 @@ public:
     /// drain() first to bound the wait. Its caches must be gone.
     ~pool_resource() {
         closes_.reset();
-        if (detached_.load(std::memory_order_relaxed)) return;  // by the close that has just been waited for
+        if (detached_.load(std::memory_order_relaxed)) return;  // by the close that this has just waited for
         try {
             store_.drain(never);
-        } catch (
-            ...) {  // nobody can tell when the work is done: the upstream's frees are in order behind it, or nothing is
+        } catch (...) {  // the end of the work is unknown: the upstream frees in order behind it, or nothing runs
         }
         for (auto s = store_.remove_any(); s.begin != nullptr; s = store_.remove_any())
             upstream_.deallocate(s.begin, s.size, s.alignment);
@@ -405,10 +409,11 @@ public:
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
-    /// As allocate, but waits for memory, first come first served, until the deadline or stop request of `until`, a
-    /// patience. Then it throws deadline_exceeded or stopped, with the figures of the last
-    /// refusal. Throws at once if the request is beyond the upstream's limit or what others' guarantees leave of it, or is
-    /// refused for another reason than lack of memory.
+    /// As allocate, but waits for memory, first come first served, until the deadline or stop
+    /// request of `until`, a patience. Then it throws deadline_exceeded or stopped, with the
+    /// figures of the last refusal. Throws at once in two cases: the request exceeds the upstream's
+    /// limit, or the bytes that others' guarantees leave of that limit; or lack of memory isn't the
+    /// reason for the refusal.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return obtain_until_or_throw(size, alignment, until);
@@ -456,9 +461,9 @@ public:
         return try_allocate_held(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// As try_allocate, but requests no more memory: it takes from the memory that the pool holds,
-    /// caches included, as long as blocks then have no more than `most` bytes. For a pool that
-    /// holds more than it may, after its quota shrank.
+    /// As try_allocate, but requests no memory from the upstream. It takes memory that the pool
+    /// holds, caches included, as long as all blocks together then have at most `most` bytes. For a
+    /// pool that holds more than it may, after its quota shrank.
     [[nodiscard]] void* try_allocate_within(bytes most, std::size_t size, std::size_t alignment,
                                             std::string_view label = {}) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
@@ -468,8 +473,8 @@ public:
     }
 
     /// The same, but waits, first come first served, for a block that is freed here, or whose
-    /// stream reaches its free. Calls `most` for the limit before each try. Once that returns none,
-    /// so does this: null, and `why` is none.
+    /// stream reaches its free. Calls `most` for the limit before each try. Once `most` returns no
+    /// limit, returns null, and `why` is none.
     template <class Most, class Patience>
     [[nodiscard]] void* try_allocate_within_until(Most most, std::size_t size, std::size_t alignment,
                                                   const Patience& until, failure& why,
@@ -488,9 +493,9 @@ public:
         }
     }
 
-    /// Frees the block for all threads at once: all work that uses it must be done. unknown_block
-    /// or wrong_size, changing nothing, if the block isn't out or has another size or alignment.
-    /// Null is ignored.
+    /// Frees the block for all threads at once: all work that uses the block must be done.
+    /// unknown_block or wrong_size, and nothing changes, if the block isn't out or has another size
+    /// or alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
@@ -498,9 +503,9 @@ public:
     errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As deallocate, but work before `used` may still use the block: it is free once that point is
-    /// reached. submission_failed, changing nothing, if the host has no memory to remember the
-    /// point, and waiting for the point throws.
+    /// As deallocate, but work before `used` may still use the block: the block is free once that
+    /// point is reached. submission_failed, and nothing changes, if the host has no memory to
+    /// remember the point and the wait for the point throws.
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
@@ -534,18 +539,20 @@ public:
         return_empty(target.count());
         return usage().reserved;
     }
-    /// Collects what streams have reached, empties all caches and gives back segments in which
-    /// nothing is, until `wanted` bytes are back or there are no more. Returns how many are.
+    /// Collects the frees that streams have reached, empties all caches, and gives back empty
+    /// segments until `wanted` bytes are back or there are no more. Returns the number of bytes
+    /// given back.
     bytes give_back(bytes wanted) noexcept {
         store_.reclaim();
         return return_empty((bytes{store_.held()} - wanted).count()).size;
     }
-    /// Takes back what streams have reached.
+    /// Takes back blocks whose streams have reached the free.
     void collect() noexcept { store_.collect(); }
-    /// Until something that was freed on a stream is reached, or until `deadline`; false, at once, if nothing was.
+    /// Waits until a stream reaches a free, or until `deadline`. Returns false at once if no free
+    /// is pending.
     bool wait_any(instant deadline) { return store_.wait_any(deadline); }
-    /// Waits until streams have reached all frees. False if some are left at `deadline`. A call from
-    /// within a stream's record() waits for itself: give it a deadline.
+    /// Waits until streams have reached all frees. Returns false if some are left at `deadline`. A
+    /// call from within a stream's record() waits for itself, so give it a deadline.
     bool drain(instant deadline) { return store_.drain(deadline); }
 
     /// From now on every call is refused with errc::closed. Waits for blocks that were freed on
@@ -562,7 +569,8 @@ public:
         detached_.store(true, std::memory_order_relaxed);
         return true;
     }
-    /// From now on every allocation is refused with errc::closed; what is out is freed as before.
+    /// From now on every allocation is refused with errc::closed. Blocks that are out can still be
+    /// freed.
     void stop() noexcept { store_.stop(); }
     /// After stop(): takes back all blocks that are out, and enters them into `found`. Nothing may
     /// use these blocks any more. False: a call overlaps, and another take_back() sees its block.
@@ -573,9 +581,9 @@ public:
 
     /// A reading; see pool_usage.
     [[nodiscard]] pool_usage usage() const noexcept { return store_.usage(); }
-    /// In segments in which nothing is: what trim() gives back without emptying a cache.
+    /// Bytes of empty segments: trim() gives them back without emptying a cache.
     [[nodiscard]] bytes empty() const noexcept { return bytes{store_.empty_bytes()}; }
-    /// Freed on streams that haven't got there.
+    /// Bytes freed on streams that haven't reached the free.
     [[nodiscard]] bytes pending() const noexcept { return bytes{store_.pending()}; }
     /// The largest free block at a multiple of 256 bytes, here or, where it can tell, in the upstream. Emptying caches
     /// and segments may make a larger one.
@@ -586,10 +594,10 @@ public:
     }
     /// How many threads wait for memory.
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
-    /// The resource that the pool is over.
+    /// The upstream.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
     [[nodiscard]] bool in_hook(std::thread::id t) const noexcept { return upstream_.in_hook(t); }  ///< the upstream's
-    /// The upstream's owner: whom the memory is charged to.
+    /// The upstream's owner: the tenant that is charged for the memory.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
@@ -613,7 +621,7 @@ public:
     }
     /// The tenant's view of the memory, where the upstream has one.
     [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_.resource().capacity(); }
-    /// The upstream's.
+    /// As the upstream's.
     [[nodiscard]] bytes taken_by_others() const noexcept requires memory<Upstream> {
         return upstream_.resource().taken_by_others();
     }
@@ -622,7 +630,7 @@ private:
     friend cache;
     using worker = detail::pool_worker<Point>;
 
-    using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
+    using refusal = upstream_refusal;  // `final`: no free could change it
 
     void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
         refusal r;
@@ -637,7 +645,7 @@ private:
         if (p == nullptr) refuse(r);
         return p;
     }
-    // In the name of the owner that the upstream charges.
+    // Names the owner that the upstream charges.
     [[noreturn]] void refuse(const refusal& r) const {
         if (r.thrown) std::rethrow_exception(r.thrown);
         if (r.why.code == errc::closed) throw memory_error(r.why, {}, "allocate from a pool");
@@ -694,7 +702,7 @@ private:
         return b.hand_out(size, alignment, label);
     }
 
-    // With what the defaults are over this upstream.
+    // The options, with the defaults that suit this upstream.
     [[nodiscard]] static pool_options fitted(pool_options o, const Upstream& upstream) noexcept {
         bytes least_large{detail::pool_granule + 1};
         bytes whole = o.segment;
@@ -725,9 +733,9 @@ private:
         const auto most = own ? std::max(rounded, range_for(least, alignment)) : 2 * rounded;
         return {rounded, least, alignment, size, own, most, own && !options_.exact};
     }
-    // While there is plenty left, the pool uses a block again that is a little too large, rather
-    // than call the driver, as long as all such blocks together waste a small part of the memory
-    // that the pool holds or can still get.
+    // While there is plenty left, the pool reuses a block that is a little too large instead of
+    // calling the driver. All such blocks together waste at most a small part of the memory that
+    // the pool holds or can still get.
     [[nodiscard]] detail::pool_request relaxed(detail::pool_request request) const noexcept {
         if (!request.own) return request;
         const auto left = upstream_.largest_free().count(), held = store_.held();
@@ -756,14 +764,14 @@ private:
             auto seen = store_.changes();
             if (detail::pool_block* const b = store_.collect_and_take(request, own)) return b;
             const bool early = store_.caches_keep_less(options_.kept);
-            if (early && request.own)  // nothing comes together for it in the caches
+            if (early && request.own)  // the caches' blocks can't merge into such a block
                 if (detail::pool_block* const b = store_.take_one_kept(request)) return b;
             if (early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
-            // Gives back nothing, then what it lacks, then all. Asks again only if some went back.
+            // Gives back nothing, the missing bytes, then all. Asks again only if some went back.
             bool asked = request.own && request.size == request.least;
             const auto held = store_.held();
             for (const auto target : {held, held - std::min(held, request.least), std::uint64_t{0}}) {
@@ -780,23 +788,24 @@ private:
             }
         }
     }
-    // Where it is a part of what is left, whole blocks: what is over of a segment could be missing in the end.
+    // If a segment is a part of the bytes left, it holds whole blocks only: the rest of a segment
+    // could be missing in the end.
     [[nodiscard]] std::uint64_t segment_size(std::uint64_t block) const noexcept {
         const bytes part = options_.part != 0 ? upstream_.largest_free() / options_.part : bytes::max();
         if (part < options_.segment) return part.count() - part.count() % block;
         return detail::whole_granules(options_.segment.count());
     }
-    // Neither the upstream nor what is held could ever give it.
+    // Why neither the upstream nor the memory held could ever satisfy the request.
     [[nodiscard]] failure impossible(const detail::pool_request& request) const noexcept {
         if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
         const failure why = upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
         return why.code == errc::none || store_.could_hold(request) ? failure{} : why;
     }
-    // `upstream`: what that said when it was asked last, if it was.
+    // `upstream`: its last answer, if it was asked.
     [[nodiscard]] failure explain(const detail::pool_request& request, const failure& upstream = {}) const noexcept {
         if (request.alignment > detail::pool_granule && is_memory_refusal(upstream.code))
             if (const failure why = upstream_.refuses(request.least, request.alignment); why == errc::bad_alignment)
-                return why;  // what was asked for held room for it: the figures would be of that
+                return why;  // the upstream's figures include room for the alignment
         if (upstream.code != errc::none) return upstream;
         if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
         const auto u = usage();
@@ -832,7 +841,7 @@ private:
         store_.end_move(move, b != nullptr);
         return b;
     }
-    // Of an upstream that doesn't keep to alignments, no block can be cut where it has to begin.
+    // If an upstream ignores alignments, no block can be cut at the address where it has to begin.
     static void refuse_misaligned(const void* p, std::size_t alignment, refusal& r) noexcept {
         const auto begin = reinterpret_cast<std::uintptr_t>(p);
         r.why = {.code = errc::bad_alignment,
@@ -851,9 +860,9 @@ private:
     struct returned {
         std::uint64_t count = 0;
         bytes size{};
-        bool refused = false;  // the upstream doesn't take one back now: a later call tries again
+        bool refused = false;  // the upstream takes no segment back now: a later call tries again
     };
-    // Gives back segments in which nothing is while more than `target` bytes are held.
+    // Gives back empty segments while more than `target` bytes are held.
     returned return_empty(std::uint64_t target) noexcept {
         returned all;
         detail::pool_move move(upstream_);
@@ -875,7 +884,7 @@ private:
     detail::pool_store<Point> store_;
     close_source closing_;
     std::optional<close_callback> closes_;
-    std::atomic<bool> detached_{false};  // the upstream is not to be touched any more
+    std::atomic<bool> detached_{false};  // the pool must not touch the upstream any more
 };
 
 static_assert(upstream<pool_resource<detail::plain_resource>>);

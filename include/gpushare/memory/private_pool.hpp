@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for a captured graph. A capturing stream must not ask the device for memory, and what the graph uses must stay
-// its own as long as the graph may be launched. So the memory is set aside before the capture and goes back after the
-// graph.
+// Memory for a captured graph. A capturing stream must not ask the device for memory, and the
+// graph's memory must stay its own as long as the graph may be launched. So the memory is set aside
+// before the capture, and goes back after the graph is destroyed.
 //
 //   gpushare::private_pool graph_memory{pool, 64_MiB};
 //   {
@@ -44,8 +44,9 @@ concept holding_resource = upstream<P> && requires(P& p, std::size_t size, std::
     // clang-format on
 };
 
-/// Memory of a pool that is set aside for a captured graph. Refers to `Pool`, which must outlive it. Thread-safe. Frees
-/// are in the order of the captured work: the next allocation here may return the freed block.
+/// Memory of a pool that is set aside for a captured graph. Refers to `Pool`, which must outlive
+/// it. Thread-safe. Frees are in the order of the captured work: the next allocation here may
+/// return a freed block.
 template <holding_resource Pool>
 class private_pool {
 public:
@@ -146,7 +147,7 @@ public:
                                            failure* why = nullptr) noexcept {
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
-    /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
+    /// As pool_resource::deallocate: unknown_block or wrong_size changes nothing. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -228,9 +229,9 @@ private:
             return true;
         });
     }
-    // Null, with the reason. Unless it is this one's turn, as if there were nothing.
+    // Null, with the reason. If it isn't this thread's turn, as if there were no memory.
     [[nodiscard]] void* take(std::size_t size, std::size_t alignment, failure& why, bool its_turn) noexcept {
-        fit_.index().drop_retired();  // nobody reads without the lock
+        fit_.index().drop_retired();  // nobody reads the index without the lock
         const errc code = closed_ ? errc::closed : detail::pool_tag::check(size, alignment);
         detail::pool_block* const b =
             code == errc::none && its_turn ? obtain(detail::whole_granules(size), alignment) : nullptr;

@@ -7,19 +7,22 @@
 //   gpushare::quota chat{device, 20_GiB, 4_GiB};        // 20 GiB whatever others do, 4 more while they are free
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
-// Why it is exact. One atomic word holds what is still free, not what is used, so a single compare-and-swap decides a
-// charge, even beside a resize. Only when the word holds too little does a charge take the mutex of the tree, freeze
-// the word (mark it, so that others' charges and releases take the mutex, too) and ask the parent for the difference.
+// Why it is exact: one atomic word holds the bytes that are still free, not the bytes in use. So a
+// single compare-and-swap decides a charge, even beside a resize. Only when the word holds too few
+// bytes does a charge take the mutex of the tree, freeze the word (mark it, so that other charges
+// and releases take the mutex, too) and ask the parent for the difference.
 //
-// Why it is fast at any depth. A loan stays with the child when its bytes are released, so the next charge there is one
-// compare-and-swap again, however many levels lie above. Before a quota refuses a charge or raises its peak, it freezes
-// all quotas below it at one moment and takes back the loans that they don't use. So an idle loan never makes a charge
-// fail, and no figure counts it as used.
+// Why it is fast at any depth: a loan stays with the child when its bytes are released, so the next
+// charge there is again one compare-and-swap, however many levels lie above. Before a quota refuses
+// a charge or raises its peak, it freezes all quotas below it at one moment and takes back the
+// loans that they don't use. So an idle loan never makes a charge fail, and no figure counts it as
+// used.
 //
-// quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes:
-// while somebody waits, the words that its bytes may come from stay frozen, which sends every later
-// charge to the mutex and the queue. A quota over its limit, after a resize below its charges,
-// stays frozen likewise, and so do quotas that borrow from it, so that released bytes go back.
+// quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes.
+// While a request waits, the words that its bytes may come from stay frozen, which sends every
+// later charge to the mutex and the queue. A quota that is over its limit, after a resize below its
+// charges, stays frozen in the same way, and so do quotas that borrow from it, so that released
+// bytes go back.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +43,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A quota that holds bytes beyond its guarantee, and how many.
+/// A quota that holds bytes beyond its guarantee, and the number of these bytes.
 struct burst_holder {
     std::string_view name{};  ///< as quota::name() has it
     bytes borrowed{};         ///< beyond its guarantee
@@ -51,8 +54,8 @@ struct quota_waiter;
 class quota_change;
 }  // namespace detail
 
-/// A limit on bytes in use, in a tree of such; see the top of the file. All members are safe from any thread; only the
-/// constructors allocate. The parent must outlive it.
+/// A limit on bytes in use, in a tree of such limits; see the top of the file. All members are safe
+/// from any thread. Only the constructors allocate. The parent must outlive the quota.
 class quota : private detail::quota_node {
 public:
     /// The largest quota: 256 TiB less one byte.
@@ -69,7 +72,8 @@ public:
     quota(const quota&) = delete;
     quota& operator=(const quota&) = delete;
 
-    /// Gives what isn't charged back to the parent. Bytes that are still charged here stay charged to the parent.
+    /// Gives the bytes that aren't charged back to the parent. Bytes that are still charged here
+    /// stay charged to the parent.
     ~quota();
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
@@ -77,31 +81,34 @@ public:
     /// borrow, or refuses while something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept;
 
-    /// Returns `n` bytes. False, and nothing changes, if fewer are charged: a size that was never charged here.
+    /// Returns `n` bytes. False, and nothing changes, if fewer bytes are charged: no charge of that
+    /// size was made here.
     bool release(bytes n) noexcept;
-    /// Whether as many bytes are charged, so that release() would return them.
+    /// Whether at least `n` bytes are charged, so that release() would return them.
     [[nodiscard]] bool has_charged(bytes n) const noexcept;
 
     /// Changes guarantee and burst, all or nothing. A value below the charged bytes takes nothing
     /// away: requests are refused until the charges fit, and bytes released meanwhile go to the
-    /// parent. Growing fails with no_room if the parent hasn't the bytes, with
-    /// invalid_specification above max_limit() or for a root's burst, with closed once this quota
-    /// is closed or one that the bytes would come from.
+    /// parent. Growing fails with no_room if the parent doesn't have the bytes; with
+    /// invalid_specification above max_limit() or for a root's burst; with closed if this quota, or
+    /// one that the bytes would come from, is closed.
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept;
 
-    /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a
+    /// Adds `charged` bytes to the guarantee. The parent has been charged for them already, as by a
     /// reservation. From now on they belong to this quota. Fails with invalid_specification above
-    /// max_limit() or on a root, with closed once it is.
+    /// max_limit() or on a root, and with closed once the quota is closed.
     [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept;
 
-    /// Whether the fast path is barred: wanted_back(), or a change is under way. One load, for
-    /// layers that keep charged memory to check when they hand out or take back a part of it.
+    /// Whether the fast path is barred: wanted_back() is true, or a change is under way. The call
+    /// is one load. Layers that keep charged memory can check it when they hand out or take back a
+    /// part of that memory.
     [[nodiscard]] bool pressed() const noexcept { return cell_.now().frozen(); }
     /// Whether charged but unused memory should be released now: a request waits for bytes that may
     /// come from here, or this quota, or one that it borrows from, is over its limit. Takes the
     /// mutex of the tree.
     [[nodiscard]] bool wanted_back() const noexcept;
-    /// Whether more is charged than it may have, after a resize: nothing is granted until that fits.
+    /// Whether more is charged than the limit allows, after a resize. Nothing is granted until the
+    /// charges fit.
     [[nodiscard]] bool over() const noexcept;
 
     /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a hot path.
@@ -140,12 +147,12 @@ public:
     /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
-    /// Whether charges here also count in `other`: it is that quota, or below it.
+    /// Whether charges here also count in `other`, because `other` is this quota or one above it.
     [[nodiscard]] bool counts_in(const quota& other) const noexcept;
 
-    /// Whose it is, for messages. The text must outlive the quota.
+    /// Names the owner, for messages. The text must outlive the quota.
     void name(std::string_view owner) noexcept;
-    /// As it was named.
+    /// The owner's name.
     [[nodiscard]] std::string_view name() const noexcept;
 
     /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has freed some. True: try
@@ -153,9 +160,9 @@ public:
     /// Runs user code, under no lock. Each request begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
-    /// Whether that thread is in a call of a hook of the tree. Then it doesn't hold the memory that
-    /// it requested, and may wait for anything: a lock, another thread. So a thread that waits for
-    /// a call that calls hooks mustn't wait for that thread.
+    /// Whether that thread is in a call of one of the tree's hooks. Such a thread doesn't have the
+    /// memory yet that it requested, and may wait for anything: a lock, another thread. So a thread
+    /// that waits for a call that calls hooks mustn't wait for that thread.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept;
 
     /// The figures of a refusal of `n` bytes, for error messages.
@@ -172,7 +179,7 @@ private:
     quota(quota* parent, bytes guaranteed, bytes burst);
 
     [[gnu::noinline]] void raise_peak(std::uint64_t current) noexcept {
-        if (idle_below_.load(std::memory_order_relaxed)) {  // loans that nobody uses are no peak
+        if (idle_below_.load(std::memory_order_relaxed)) {  // unused loans are no peak
             const std::lock_guard lock(root_->mutex_);
             freeze();
             const auto word = gather(nullptr);

@@ -6,9 +6,9 @@
 //   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};
 //   if (const auto why = gpushare::try_commit_together(both); why.code == gpushare::errc::none) ...;
 //
-// Between the steps the mutex of the quota's tree is held, and the word of the quota is frozen, as are those of the
-// parents that it borrows from. So another charge waits meanwhile, and is never refused for bytes that come back a
-// moment later.
+// Between the steps the mutex of the quota's tree is held. The words of the quota, and of the
+// parents that it borrows from, are frozen. So another charge waits meanwhile, and is never refused
+// for lack of bytes that come back a moment later.
 //
 // Moving a charge from one quota to another, even if the device is full:
 //
@@ -34,19 +34,20 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// The common part of all changes. Two changes of quotas under one root can't be prepared at once:
-/// the second would wait for the first. Prepare those of several roots in the order of their
-/// `resource()`, as partition/reservation.hpp does.
+/// The common part of all changes. Two changes of quotas under one root can't be prepared at once,
+/// because the second would wait for the first. Prepare changes under several roots in the order of
+/// their `resource()`, as partition/reservation.hpp does.
 class quota_change {
 public:
     /// The root above the quota.
     [[nodiscard]] const void* resource() const noexcept { return of_->root_; }
 
-    /// Whose change it is.
+    /// The quota that the change is for.
     [[nodiscard]] quota& of() const noexcept { return *of_; }
 
-    /// Moves a charge between quotas of one tree, where the bytes that `from` gives back may be those
-    /// that `to` lacks. Nobody else gets them in between. After a refusal all is as before.
+    /// Moves a charge between quotas of one tree. The bytes that `from` gives back may be the bytes
+    /// that `to` lacks, and nobody else gets them in between. After a refusal everything is as
+    /// before.
     static errc move_charge(quota& from, quota& to, std::uint64_t n) noexcept {
         const std::lock_guard lock(from.root_->mutex_);
         quota_node& top = from.quota_node::top();
@@ -111,7 +112,7 @@ protected:
                              ? errc::none
                              : freeze_for(*q.parent_, fresh, &q, detail::precedence::before_waiters);
         if (why == errc::none) return {};
-        q.tell_parents();  // what is idle here, the parent has passed over
+        q.tell_parents();  // the parent has passed over idle bytes here
         if (why == errc::closed) {
             q.root_->mutex_.unlock();
             return {.code = errc::closed, .asked = guaranteed.count()};
@@ -128,7 +129,7 @@ protected:
         let_go(q);
     }
 
-    // As long as an exchange is under way, nobody else gets what its quotas give to the root.
+    // While an exchange is under way, nobody else gets the bytes that its quotas give to the root.
     static void begin_exchange(quota& root) noexcept {
         root.mutex_.lock();
         detail::quota_wait_queue::press(root);
@@ -145,7 +146,7 @@ protected:
     [[nodiscard]] static bytes left_of(const quota& root) noexcept { return bytes{root.cell_.now().available()}; }
     static void set(quota& q, bytes guaranteed, bytes burst) noexcept { (void)q.change(guaranteed, burst); }
 
-    // Freezes a quota with everything below it, and leaves it so, until gather_held() and then
+    // Freezes a quota and everything below it. They stay frozen until gather_held() and then
     // give_back() or set().
     static void hold_with_below(const quota& q) noexcept {
         q.freeze();
@@ -155,26 +156,26 @@ protected:
         root.mutex_.lock();
         hold_with_below(root);
     }
-    // The bytes that it has left then, unused loans included.
+    // The bytes that a quota held like this has left, unused loans included.
     static bytes held_left(const quota& root) noexcept {
         return bytes{root.cell_.now().available() + idle_below(root)};
     }
-    // The bytes lent as burst and used.
+    // The bytes that are lent as burst and in use.
     static bytes held_lent(const quota& root) noexcept {
         bytes lent{};
         for (const detail::quota_node* c = root.children_; c != nullptr; c = c->next_)
             lent += bytes{c->borrowed_.load(std::memory_order_relaxed)};
         return lent - bytes{idle_below(root)};
     }
-    // The bytes that the root would get at once if the quota, which is held, were guaranteed so
-    // much.
+    // The bytes that the root would get at once if the quota, which is held, got this guarantee.
     static bytes given_up(const quota& q, bytes guaranteed) noexcept {
         const bytes lent = bytes{q.borrowed_.load(std::memory_order_relaxed)} + (q.guaranteed_ - guaranteed);
         return std::min(lent, bytes{q.cell_.now().available() + idle_below(q)});
     }
-    // The bytes that the root has charged beyond its limit: what comes back pays for them first.
+    // The bytes that the root has charged beyond its limit: bytes that come back pay for them
+    // first.
     static bytes debt_of(const quota& root) noexcept { return bytes{root.borrowed_.load(std::memory_order_relaxed)}; }
-    // Thaws what is below, and brings those loans to the quota, which stays frozen.
+    // Thaws everything below, and brings those loans to the quota, which stays frozen.
     static void gather_held(quota& q) noexcept {
         const auto idle = q.collect_below(nullptr);
         q.cell_.publish(q.cell_.released(q.cell_.now(), idle));
@@ -191,7 +192,8 @@ private:
         return idle;
     }
 
-    // Freezes q and, as far as it would have to borrow, those above it. Nothing stays frozen after a refusal.
+    // Freezes q and, as far as it would have to borrow, the quotas above. Nothing stays frozen
+    // after a refusal.
     static errc freeze_for(detail::quota_node& q, std::uint64_t n, const detail::quota_node* asking,
                            detail::precedence when) noexcept {
         if (q.stopped() && n != 0) return errc::closed;
@@ -213,7 +215,7 @@ private:
 
 }  // namespace detail
 
-/// `size` bytes charged to a quota, which must outlive it.
+/// A charge of `size` bytes to a quota, which must outlive it.
 class quota_charge : public detail::quota_change {
 public:
     /// Not prepared yet.
@@ -236,8 +238,9 @@ private:
 };
 static_assert(prepared_change<quota_charge>);
 
-/// A charge to a root whose size is decided between prepare() and commit(). Once several are prepared, left() of all of
-/// them is as of one moment and doesn't change until they commit. Charges below the root wait meanwhile.
+/// A charge to a root whose size is decided between prepare() and commit(). Once several draws are
+/// prepared, their left() are all as of one moment and don't change until they commit. Charges
+/// below the root wait meanwhile.
 class quota_draw : public detail::quota_change {
 public:
     /// `from` must be a root.
@@ -275,7 +278,7 @@ private:
 };
 static_assert(prepared_change<quota_draw>);
 
-/// Another guarantee and burst for a quota, which must outlive it; see quota::resize.
+/// A change of a quota's guarantee and burst; see quota::resize. The quota must outlive it.
 class quota_resize : public detail::quota_change {
 public:
     /// Not prepared yet.
@@ -302,19 +305,19 @@ struct quota_limits {
     bytes burst{};        ///< its burst
 };
 
-/// New guarantees and bursts for several quotas right below one root, as one change: bytes that
-/// some give up are there for the others, and no other request gets them in between. Meanwhile only
-/// quotas below the root may charge the root.
+/// New guarantees and bursts for several quotas right below one root, as one change. Bytes that
+/// some of them give up are there for the others, and no other request gets these bytes in between.
+/// Meanwhile only quotas below the root may charge the root.
 class quota_exchange : public detail::quota_change {
 public:
     /// Not prepared yet. `wanted`: each quota once.
     quota_exchange(quota& root, std::vector<quota_limits> wanted)
         : detail::quota_change(root), wanted_(std::move(wanted)) {}
 
-    /// Holds all of the quotas. no_room if the root's free bytes and those that the quotas give
-    /// up wouldn't suffice for all that grow (`left` is the largest guarantee of the first for
-    /// which they don't, beside those before it), invalid_specification, or closed: then nothing
-    /// has changed.
+    /// Holds all of the quotas. no_room if the root's free bytes, and the bytes that quotas give
+    /// up, don't suffice for all quotas that grow. `left` is then the largest guarantee of the
+    /// first quota for which they don't suffice, beside the quotas before it. Also
+    /// invalid_specification, or closed. After an error nothing has changed.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)
             if (const auto& w = wanted_[refused_]; w.guaranteed + w.burst > quota::max_limit())
@@ -333,9 +336,9 @@ public:
         if (why.code != errc::none) abandon();
         return why;
     }
-    /// After prepare() failed: which of them.
+    /// The index of the refused one, after prepare() failed.
     [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
-    /// Only after prepare(): makes the change. What shrinks comes first.
+    /// Only after prepare(): makes the change, and shrinks quotas first.
     void commit() noexcept {
         for (const auto& w : wanted_) gather_held(*w.of);
         for (const auto& w : wanted_) set(*w.of, std::min(w.guaranteed, guaranteed(*w.of)), w.burst);
@@ -349,7 +352,7 @@ public:
     }
 
 private:
-    // What the first that grows by more than there is then lacks.
+    // The failure of the first quota that grows by more bytes than are left.
     failure lacks() noexcept {
         bytes left = left_of(of());
         for (const auto& w : wanted_) left += given_up(*w.of, w.guaranteed);
@@ -373,7 +376,7 @@ static_assert(prepared_change<quota_exchange>);
 /// The outcome of a transfer.
 struct transfer_result {
     errc why = errc::none;  ///< errc::none: done
-    bool kept = false;      ///< where refused: `from` is charged as before
+    bool kept = false;      ///< after a refusal: `from` is charged as before
 };
 
 /// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit; closed.

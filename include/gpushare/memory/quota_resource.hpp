@@ -28,7 +28,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 namespace detail {
-/// Whether what is allocated there is charged to a quota that charges of `q` count in, as far as resources show theirs.
+/// Whether an allocation there is charged to a quota in which charges of `q` count, as far as
+/// resources tell their quotas.
 template <class Resource>
 [[nodiscard]] bool charges_beside(Resource& r, const quota& q) noexcept {
     if constexpr (requires { q.counts_in(r.limit()); })
@@ -131,13 +132,13 @@ public:
         return try_allocate_charged(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// Gives the block back to the upstream, then credits the quota, so that no request is granted
-    /// bytes that the upstream still holds. wrong_size, and the upstream keeps the block out, if
-    /// fewer bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited
-    /// once that upstream has the block back. If the upstream doesn't notice wrong frees, the caller
+    /// Gives the block back to the upstream, and then credits the quota, so that no request is
+    /// granted bytes that the upstream still holds. wrong_size, and the block stays out, if fewer
+    /// bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited once
+    /// that upstream has the block back. If the upstream doesn't notice wrong frees, the caller
     /// must avoid them, or check with a block_table as a direct tenant_memory does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
+        if (p == nullptr) return errc::none;  // null was never charged
         const bytes takes = charged(size, alignment);
         if (!quota_->has_charged(takes)) return errc::wrong_size;
         if constexpr (deferring_upstream<Upstream>) {
@@ -178,12 +179,12 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// The upstream's where that can close, else the quota's.
+    /// The upstream's token if the upstream can close, otherwise the quota's.
     [[nodiscard]] close_token closing() const noexcept {
         const close_token below = upstream_.closing();
         return below ? below : quota_->closing();
     }
-    /// As quota::in_hook, of its quota's tree or of what the upstream knows.
+    /// As quota::in_hook, for the tree of its quota and for the upstream's quotas.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
         return quota_->in_hook(thread) || upstream_.in_hook(thread);
     }
@@ -191,8 +192,9 @@ public:
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     /// The largest charge that the quota would grant now.
     [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
-    /// The largest block at a multiple of 256 bytes that could be allocated now, given the quota, the upstream's
-    /// rounding and, where it can tell, the upstream's own free blocks; if `idle` charged bytes were released before.
+    /// The largest block at a multiple of 256 bytes that could be allocated now if `idle` charged
+    /// bytes were released first. Considers the quota, the upstream's rounding and, if the upstream
+    /// tells, the upstream's own free blocks.
     [[nodiscard]] bytes largest_free(bytes idle = {}) const noexcept {
         const bytes most = std::min(free() + idle, upstream_.largest_free());
         std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
@@ -207,14 +209,14 @@ public:
         const auto usage = quota_->usage();
         return usage.limit() - usage.current - quota_->free();
     }
-    /// Its quota.
+    /// The quota that is charged.
     [[nodiscard]] quota& limit() const noexcept { return *quota_; }
     /// The owner's name, as given to the constructor.
     [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
-    /// The resource that the quota is in front of.
+    /// The upstream.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
-    /// Whether they share quota and upstream: one frees what the other gave.
+    /// Whether both share quota and upstream, so that either can free the other's blocks.
     friend bool operator==(const quota_resource& a, const quota_resource& b) noexcept {
         return a.quota_ == b.quota_ && &a.upstream() == &b.upstream();
     }
@@ -230,17 +232,18 @@ private:
     };
 
     struct answer : upstream_refusal {
-        bool explained = true;  // whether anybody wants the figures
+        bool explained = true;  // whether the caller wants the figures
     };
 
-    // `takes` is more than the limit, and by an alignment below it wouldn't be: else errc::none.
+    // If `takes` is above the limit only because of the alignment: that refusal. Otherwise
+    // errc::none.
     [[nodiscard]] failure too_aligned(std::size_t size, std::size_t alignment, bytes takes) const noexcept {
         const bytes limit = quota_->usage().limit();
         if (takes <= limit) return {};
         return detail::too_aligned(alignment, limit, [&](std::size_t a) { return charged(size, a); });
     }
     void* refuse(errc code, std::size_t size, std::size_t alignment, bytes takes, answer& r) const noexcept {
-        r.thrown = nullptr;  // an earlier try's, before a hook made room
+        r.thrown = nullptr;  // of an earlier try, before a hook made room
         if (!r.explained) return nullptr;
         r.why = code == errc::closed ? failure{} : too_aligned(size, alignment, takes);
         if (r.why.code == errc::none) r.why = quota_->explain(code, takes);
@@ -263,7 +266,7 @@ private:
         for (detail::hook_cursor asked{.until = until};;) {
             if (const errc code = quota_->try_charge(takes); code != errc::none) {
                 if (settle(seen) || quota_->ask_next(asked, takes)) continue;
-                // A hook may have taken its time.
+                // A hook may have taken long.
                 return refuse(quota_->closed() ? errc::closed : code, size, alignment, takes, r);
             }
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
@@ -271,13 +274,13 @@ private:
         }
     }
 
-    // Waits for bytes of the quota. To wait for memory that the upstream lacks, it can only ask
-    // again: by hooks, and by another quota's queue.
+    // Waits for bytes of the quota. If the upstream lacks memory, a waiter can only ask again: by
+    // hooks, and by another quota's queue.
     template <class Patience>
     void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, answer& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return nullptr;
-        // While it waits, what the upstream has still to report is collected.
+        // During the wait, collects the blocks that the upstream still has to report.
         const auto collects = [&] {
             if constexpr (deferring_upstream<Upstream>)
                 return collecting_hook(*quota_, upstream_.resource());
@@ -296,7 +299,7 @@ private:
         }
     }
 
-    // For an upstream that gets blocks back later: a count that tells whether some came since.
+    // For an upstream that gets blocks back later: a count that tells whether some have come since.
     [[nodiscard]] std::uint64_t returned() const noexcept {
         if constexpr (deferring_upstream<Upstream>) return upstream_.resource().returned();
         return 0;
@@ -306,7 +309,7 @@ private:
         return false;
     }
 
-    // The charge is back before anybody is asked for memory.
+    // The charge is returned before anybody is asked for memory.
     void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes, answer& r) noexcept {
         charge taken{quota_, takes};
         r.why = {.code = errc::out_of_memory, .asked = takes.count()};
@@ -314,9 +317,9 @@ private:
         if (p != nullptr)
             taken.from = nullptr;
         else if (r.why.code == errc::device_lost)
-            r.final = true;  // nothing that is given back helps
+            r.final = true;  // no release helps
         else if (r.why.code != errc::closed)
-            r.why.code = errc::out_of_memory;  // the figures are the upstream's own: by the quota's there is room
+            r.why.code = errc::out_of_memory;  // the figures are the upstream's own, since the quota has room
         return p;
     }
 

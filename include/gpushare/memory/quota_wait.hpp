@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when a quota lacks bytes: hooks make room, and a caller that wants to waits, first
-// come first served, until a deadline or a stop request.
+// What happens when a quota lacks bytes: hooks make room, and a caller that is willing to wait does
+// so, first come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
 //   if (gpushare::charge_until(chat, 1_MiB, until).code == gpushare::errc::none) ...
 //
-// A waiting thread first asks the hooks of the tree, telling them the deadline, and then joins the
-// queue. One of the waiting threads collects frees as streams reach them; no other thread is made for it.
+// A waiting thread first asks the hooks of the tree, and tells them the deadline. Then it joins the
+// queue. One of the waiting threads collects frees as streams reach them; the library makes no
+// other thread for that.
 //
 // A program that has no thread to wait with takes a claim, which doesn't block:
 //
@@ -76,22 +77,23 @@ class quota_hook {
 public:
     /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
     using free_function = detail::hook_registration::free_function;
-    /// Waits until something may have become free by itself, as when a stream reaches a point, or until the deadline.
-    /// False, at once, if nothing will. A thread that waits for bytes calls it, and `free`, again and again.
+    /// Waits until memory may have become free by itself, as when a stream reaches a point, or
+    /// until the deadline. Returns false at once if nothing will become free. A waiting thread
+    /// calls this function, and `free`, again and again.
     using wait_function = detail::hook_registration::wait_function;
 
     /// Asked for requests of `of`; hooks with a lower `order` are asked first.
     quota_hook(quota& of, int order, free_function free, wait_function wait = {})
         : registration_(of, order, std::move(free), std::move(wait)) {}
 
-    /// Registers at the root of the tree that `of` is in: asked whenever any request in the tree lacks bytes, of a
-    /// quota or of the memory below. Such a hook may outlive the tree.
+    /// Registers at the root of the tree that `of` is in: the hook is asked whenever any request in
+    /// the tree lacks bytes, of a quota or of the memory below. Such a hook may outlive the tree.
     enum class root_tag : bool {};
     static constexpr root_tag at_root{};  ///< see root_tag
     /// See root_tag.
     quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
         : registration_(*of.root_, order, std::move(free), std::move(wait), true) {}
-    /// Whether it is asked for requests of the tree of `q`.
+    /// Whether the hook is asked for requests of the tree of `q`.
     [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
         return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
     }
@@ -103,15 +105,15 @@ private:
 };
 
 /// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is called,
-/// and lets threads that wait for bytes wait for the streams. It serves neighbours' requests too,
-/// since no work uses a block whose point is reached.
+/// and lets waiting threads wait for the streams. It serves neighbours' requests, too, since no
+/// work uses a block whose point is reached.
 template <class Frees>
 [[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
     return quota_hook(
         of, std::numeric_limits<int>::min(),
         [&frees](const reclaim_request&) {
             return bytes{frees.collect()};
-        },  // blocks: that there are any is what counts
+        },  // only whether there are any blocks counts
         [&frees](instant deadline) { return frees.wait_any(deadline); });
 }
 
@@ -146,19 +148,19 @@ public:
     }
     quota_claim(const quota_claim&) = delete;
     quota_claim& operator=(const quota_claim&) = delete;
-    /// Leaves the queue, or gives back what was granted and not taken.
+    /// Leaves the queue, or gives back the bytes that were granted and not taken.
     ~quota_claim() {
         if (leave() == claim_state::granted && !taken_) of_->release(size());
     }
 
-    /// As it is now.
+    /// The current state.
     [[nodiscard]] claim_state state() const noexcept {
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.state;
     }
-    /// The same, after hooks that can be waited for have freed the memory available by now, as they
-    /// do for a waiting thread. Runs user code, under no lock. Calls no hook within a hook of the
-    /// tree.
+    /// The same, after hooks with a wait function have freed the memory that is available by now,
+    /// as they do for a waiting thread. Runs user code, under no lock. Within a hook of the tree it
+    /// calls no hook.
     claim_state poll() noexcept {
         auto& root = *place_.at->root_;
         std::unique_lock lock(root.mutex_);
@@ -167,18 +169,18 @@ public:
             root.polled_ = true;
             (void)detail::hook_registration::poll(root, lock, instant::min());
             root.polled_ = false;
-            if (auto* const p = root.threads_.front(); p != nullptr) p->wake(*p);  // who sleeps goes on with that
+            if (auto* const p = root.threads_.front(); p != nullptr) p->wake(*p);  // another thread polls on
         }
         return place_.state;
     }
-    /// Why it wasn't granted when somebody last looked.
+    /// The refusal at the last try.
     [[nodiscard]] errc why() const noexcept {
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.why;
     }
-    /// Only if granted: from now on the bytes are the caller's to release.
+    /// Only after granted: from now on the caller must release the bytes.
     void take() noexcept { taken_ = true; }
-    /// As it was made for.
+    /// The size of the claim.
     [[nodiscard]] bytes size() const noexcept { return bytes{place_.size}; }
 
 private:
@@ -194,9 +196,9 @@ private:
 };
 
 /// As long as it lives, no quota keeps bytes that the root of a tree has lent: bytes freed below go
-/// back to the root at once, as while a request waits. No request is refused because of it; charges
-/// and releases take the mutex of the tree. It is for reading several roots at one moment: no bytes
-/// are on their way between a free and the root then. The root must outlive it.
+/// back to the root at once, as while a request waits. The pressure refuses no request, but charges
+/// and releases take the mutex of the tree. Use it to read several roots at one moment, when no
+/// bytes may be on their way between a free and the root. The root must outlive it.
 class quota_pressure {
 public:
     /// For the tree of `of`.
@@ -216,8 +218,8 @@ private:
 };
 
 /// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last
-/// refusal. over_quota or out_of_memory, at once, if the bytes could never fit beside others'
-/// guarantees, whatever is released (hooks are called before); size_overflow. Throws nothing.
+/// refusal. over_quota or out_of_memory, at once but after calling the hooks, if the bytes could
+/// never fit beside others' guarantees, whatever is released. size_overflow. Throws nothing.
 template <clock Clock>
 [[nodiscard]] failure charge_until(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);
@@ -227,7 +229,8 @@ template <clock Clock>
     return why == errc::none ? failure{} : q.explain(why, n);
 }
 
-/// Throws the memory_error for a wait for `why.asked` bytes that was given up; it names the largest borrower of burst.
+/// Throws the memory_error for a wait that was given up. `why.asked` bytes were requested; the
+/// error names the largest borrower of burst.
 [[noreturn]] inline void raise_waited(const quota& q, const failure& why, std::string_view tenant) {
     if (is_memory_refusal(why.code)) raise(why, tenant, "allocate");
     detail::message m;

@@ -4,8 +4,8 @@
 //
 //   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see virtual_arena.hpp
 //
-// A scrubber overwrites: a stream does so in its order. For memory that the host reaches without one, host_scrubber does
-// it in the calling thread:
+// A scrubber overwrites memory. A stream does so in its order. For memory that the host reaches
+// without a stream, host_scrubber overwrites in the calling thread:
 //
 //   gpushare::host_scrubber<gpushare::host::point> by_the_caller;
 //   gpushare::scrubbing_resource clean{upstream, by_the_caller};      // see scrubbing_resource.hpp
@@ -25,7 +25,7 @@ inline namespace GPUSHARE_ABI {
 
 /// When memory is overwritten with zeros.
 enum class scrub_policy : std::uint8_t {
-    on_hand_over,  ///< before somebody other than its last owner gets it
+    on_hand_over,  ///< before a tenant other than its last owner gets it
     on_free,       ///< as soon as it is free, so that an owner's own data doesn't stay behind either
     off            ///< tenants trust each other
 };
@@ -42,8 +42,8 @@ enum class scrub_policy : std::uint8_t {
 
 /// Options of a chunk_pool.
 struct chunk_pool_options {
-    std::size_t capacity = 0;                         ///< chunks at the most
-    std::size_t initial = 0;                          ///< of these, made by the constructor, not on demand
+    std::size_t capacity = 0;                         ///< the most chunks
+    std::size_t initial = 0;                          ///< of these, those that the constructor makes
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when a chunk is overwritten
     std::size_t window = 16;                          ///< chunks that are scrubbed at a time, 1 or more
 };
@@ -59,19 +59,20 @@ concept scrubber = timeline<S> && requires(S& s, const typename S::point& p, voi
 };
 // clang-format on
 
-/// Scrubs in the calling thread, for memory that the host reaches: fill() returns when it is done. `Point` is that of
-/// the streams which use the memory. Safe from any thread.
+/// Scrubs in the calling thread, for memory that the host reaches: fill() returns when the memory
+/// is overwritten. `Point` is the type of point of the streams that use the memory. Safe from any
+/// thread.
 template <timeline_point Point>
 struct host_scrubber {
     using point = Point;  ///< of the streams that use the memory
 
-    /// Overwrites `size` bytes; returns when it is done.
+    /// Overwrites `size` bytes before it returns.
     static void fill(void* at, std::byte value, std::size_t size) noexcept {
         std::memset(at, std::to_integer<int>(value), size);
     }
-    /// Waits for it, however long.
+    /// Waits for the point, however long that takes.
     static void wait(const point& p) { p.wait(never); }
-    /// A point that is reached.
+    /// A reached point.
     [[nodiscard]] static point record() { return {}; }
 };
 static_assert(scrubber<host_scrubber<immediate_point>>);

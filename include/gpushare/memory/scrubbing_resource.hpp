@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A resource that overwrites freed blocks before they go back to its upstream, so that the next tenant can have them as
-// they are. The overwriting is in stream order; no thread waits for it.
+// A resource that overwrites freed blocks before they go back to its upstream, so that the next
+// tenant can use them as they are. The overwriting is in stream order, and no thread waits for it.
 //
 //   gpushare::scrubbing_resource mine{pool, stream};     // pool: shared by tenants; stream: fills with zeros
 //   void* p = mine.allocate(1_MiB, 256);
@@ -32,7 +32,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Reached once the scrubbing before it has succeeded: never, if it failed.
+/// A point that is reached once the scrubbing before it has succeeded. After a failure it is never
+/// reached.
 template <timeline_point Point, class Outcome = no_own_work::outcome>
 struct scrubbed_point {
     Point end{};
@@ -56,12 +57,12 @@ static_assert(timeline_point<scrubbed_point<immediate_point>>);
 }  // namespace detail
 
 /// An allocator that overwrites freed blocks. Refers to an upstream and a stream, which must
-/// outlive it. It doesn't know who had a block, so scrub_policy::on_hand_over means on_free here:
-/// the next owner may be another tenant. It overwrites a block before the free is checked, so put
-/// it below a resource that checks (tenant_memory, handle_resource). A quota above it is credited
-/// once the block is back in the upstream, so that a block that is still being scrubbed never takes
-/// room that is guaranteed to others. Thread-safe if upstream and stream are. Call drain() before
-/// you destroy it: pending blocks aren't given back then.
+/// outlive it. The resource doesn't know who had a block before, and the next owner may be another
+/// tenant, so scrub_policy::on_hand_over means on_free here. It overwrites a block before the free
+/// is checked, so put it below a resource that checks (tenant_memory, handle_resource). A quota
+/// above it is credited once the block is back in the upstream, so a block that is still being
+/// scrubbed never takes room that is guaranteed to others. Thread-safe if upstream and stream are.
+/// Call drain() before you destroy the resource: the destructor doesn't give pending blocks back.
 template <memory_resource Upstream, scrubber Stream>
 class scrubbing_resource {
 public:
@@ -76,7 +77,8 @@ public:
     scrubbing_resource(const scrubbing_resource&) = delete;
     scrubbing_resource& operator=(const scrubbing_resource&) = delete;
 
-    /// Allocates from the upstream. If that refuses, tries again as scrubbed blocks come back to it.
+    /// Allocates from the upstream. After a refusal, tries again as scrubbed blocks come back to
+    /// the upstream.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         if (void* const p = obtain(size, alignment, r)) return p;
@@ -160,7 +162,8 @@ public:
         return free_after(nullptr, p, size, alignment, note);
     }
 
-    /// Gives back what is scrubbed by now, and returns how many blocks that were. Never blocks on the stream.
+    /// Gives back the blocks that are scrubbed by now, and returns their number. Never blocks on
+    /// the stream.
     std::size_t collect() noexcept { return frees_.collect(); }
     /// Waits until all freed blocks are scrubbed and back. False at the deadline, or if one couldn't be scrubbed.
     bool drain(instant deadline) { return frees_.drain(deadline); }
@@ -236,11 +239,11 @@ private:
             rest(std::min(until.deadline, saturating_add(now, slice)), now);
         }
     }
-    // Until a block is scrubbed, or `by`.
+    // Waits until a block is scrubbed, or until `by`.
     void rest(instant by, instant now) const noexcept {
         try {
             if (wait_any(by)) return;
-        } catch (...) {  // it can't be waited for
+        } catch (...) {  // the wait failed
         }
         std::this_thread::sleep_for(by - now);
     }
@@ -255,7 +258,7 @@ private:
                 return accepted(frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note));
             }
             if (used != nullptr) stream_->wait(*used);
-            const typename detail::own_work_of<Stream>::type mine(*stream_);  // a kernel that failed spoils no fill
+            const typename detail::own_work_of<Stream>::type mine(*stream_);  // another failed kernel fails no fill
             if (size != 0) stream_->fill(p, std::byte{0}, size);
             return accepted(frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p,
                                        size, alignment, note));
@@ -273,7 +276,7 @@ private:
     scrub_policy policy_;
     deferred_frees<detail::scrubbed_point<point, typename detail::own_work_of<Stream>::outcome>, Upstream> frees_;
     detail::call_gate gate_;
-    std::optional<close_callback> closes_;  // last: nothing else is gone while it is called
+    std::optional<close_callback> closes_;  // last: other members still exist while it is called
 };
 
 static_assert(deferring_upstream<scrubbing_resource<detail::plain_resource, host_scrubber<immediate_point>>>);

@@ -28,27 +28,29 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A block on a device that can be moved to the host and back. Refers to the stream and both resources, which must
-/// outlive it. `Host` is memory that the stream's device reaches: pinned, for speed. One thread at
-/// a time, beside a close of the device's resource, after which, even within the constructor, the
-/// block is that resource's to take back; neither copied nor moved.
+/// A block on a device that can be moved to the host and back. Refers to the stream and both
+/// resources, which must outlive it. `Host` is memory that the stream's device can reach: pinned,
+/// for speed. For one thread at a time. The device's resource may close at any time, even during
+/// the constructor. After that the block is the resource's to take back. Neither copied nor moved.
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
-    /// On the device, contents undefined. `turn`, if any, is held while a copy is enqueued, for several blocks on one
-    /// stream: a failed copy is then told of by the block that it was for. Throws what the device's allocate throws.
+    /// On the device, contents undefined. For several blocks on one stream, pass a mutex `turn`: it
+    /// is held while a copy is enqueued, so that the failure of a copy is reported by the block
+    /// that the copy was for. Throws what the device's allocate throws.
     spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256,
                     std::mutex* turn = nullptr)
         : spillable_block(by, on, aside, size, alignment,
                           on.allocate(static_cast<std::size_t>(size.count()), alignment), turn) {}
-    /// The same of `there`, a block of `on` of that size and alignment, which is this one's from now on.
+    /// The same for `there`, a block of `on` of that size and alignment, which this object owns
+    /// from now on.
     spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment, void* there,
                     std::mutex* turn)
         : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment), data_(there) {
         const close_token closing = as_upstream(on).closing();
         closes_.emplace(closing, [this](instant deadline) { return close(deadline); });
-        // A block that registers after the close isn't told of it, and the resource has taken the
-        // block back.
+        // A block that registers after the close isn't notified of it, and the resource has already
+        // taken the block back.
         if (const detail::call_gate::pass in(gate_); in && closing.closed()) {
             (void)gate_.shut(instant::min());
             data_ = nullptr;
@@ -67,18 +69,18 @@ public:
         if (copy_ != nullptr) host_->deallocate(copy_, count(), alignment_);
     }
 
-    /// Where it is on the device; null while it is on the host, and once the device's resource is
-    /// closed. Not to be used from the call of spill() on.
+    /// The address on the device. Null while the block is on the host, and once the device's
+    /// resource is closed. Don't use the address after a call of spill().
     [[nodiscard]] void* data() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && !leaving_ ? data_ : nullptr;
     }
-    /// Whether it takes memory there: at data(), or still, on its way to the host.
+    /// Whether the block takes device memory: it is at data(), or still on its way to the host.
     [[nodiscard]] bool on_device() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && data_ != nullptr;
     }
-    /// As it was made with.
+    /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
     /// Copies the block to the host, after the work enqueued on the stream, waits for the copy, and
@@ -91,7 +93,7 @@ public:
         if (!in) return errc::closed;
         if (data_ == nullptr) return errc::none;
         if (!over(deadline)) return errc::deadline_exceeded;
-        if (came() != errc::none) return errc::none;  // what came back is no good; what is on the host is
+        if (came() != errc::none) return errc::none;  // the host's copy is intact
         if (!std::exchange(leaving_, false)) {
             if (copy_ == nullptr) copy_ = obtain(*host_);
             if (copy_ == nullptr) return errc::out_of_memory;
@@ -104,7 +106,7 @@ public:
         if (const errc why = detail::status_of(copied_, moved_); why != errc::none) return why;
         device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
         return errc::none;
-    } catch (...) {  // of the stream's: it is where it was
+    } catch (...) {  // of the stream: the block stays where it is
         return errc::backend_failed;
     }
 
@@ -148,7 +150,7 @@ public:
         return errc::backend_failed;
     }
 
-    /// Whether it is at data() for work on any stream.
+    /// Whether work on any stream finds the block at data().
     [[nodiscard]] bool settled() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && data_ != nullptr && !leaving_ && !coming_;
@@ -161,9 +163,9 @@ private:
     errc restore_by(Obtain obtain_there) noexcept {
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
-        leaving_ = false;  // reading it did no harm
+        leaving_ = false;  // the copy to the host was only reading
 
-        // One that failed begins once more.
+        // A copy back that failed begins again.
         if (coming_ && !unmarked_ && moved_.reached()) (void)came();
         if (data_ != nullptr) return errc::none;
         errc why = errc::out_of_memory;
@@ -173,7 +175,7 @@ private:
         try {
             start(data_, copy_);
         } catch (...) {
-            if (!unmarked_) drop();  // else the copy goes on all the same, in the stream's order
+            if (!unmarked_) drop();  // otherwise the copy goes on, in the stream's order
             return errc::backend_failed;
         }
         return errc::none;
@@ -189,7 +191,8 @@ private:
         return true;
     }
 
-    // A copy and its point, with nothing of the others' between them, whose points don't tell of it alone.
+    // A copy and its point. Nothing of other blocks lies between the two, since a stream's points
+    // may not tell the copies apart.
     void start(void* to, const void* from) {
         const auto turn = take_turn();
         const typename detail::own_work_of<Stream>::type mine(*stream_);
@@ -214,7 +217,7 @@ private:
         mark();
         return moved_.wait(deadline);
     }
-    // Once the copy back is over: what it failed with, and then the block isn't on the device.
+    // Once the copy back is over: its error, if any; then the block isn't on the device.
     errc came() noexcept {
         if (!coming_) return errc::none;
         coming_ = false;
@@ -247,7 +250,7 @@ private:
     typename detail::own_work_of<Stream>::outcome copied_{};
     bool unmarked_ = false;           // ... which isn't recorded yet
     bool leaving_ = false;            // the copy to the host is under way, or over
-    bool coming_ = false;             // the copy back is, and nobody has looked at how it went
+    bool coming_ = false;             // the copy back has begun, and its result wasn't looked at
     mutable detail::call_gate gate_;  // of calls, which a hook may make within another one
     std::optional<close_callback> closes_;
 };

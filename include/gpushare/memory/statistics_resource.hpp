@@ -11,8 +11,8 @@
 //   }
 //   for (const auto& l : mine.leaks()) log(l.scope, l.what.label, l.what.size);
 //
-// A scope is an object that is passed along, not a property of a thread: work that moves between threads keeps its
-// scope.
+// A scope is an object that is passed along, not a property of a thread. So work that moves between
+// threads keeps its scope.
 #pragma once
 
 #include <concepts>
@@ -40,7 +40,7 @@ inline namespace GPUSHARE_ABI {
 /// Options of a statistics_resource.
 struct statistics_options {
     trace_function trace = nullptr;              ///< capture_stack, from stack_trace.hpp: traces of allocations
-    std::function<void(const leak&)> on_leak{};  ///< called by the destructor for each block that is out still
+    std::function<void(const leak&)> on_leak{};  ///< called by the destructor for each block that is still out
 };
 
 /// An allocator that counts. Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither
@@ -53,8 +53,8 @@ public:
         : upstream_(upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
     statistics_resource(const statistics_resource&) = delete;
     statistics_resource& operator=(const statistics_resource&) = delete;
-    /// Reports the blocks that are out, and doesn't free them, since they may still be in use. To free them, call
-    /// take_back() first.
+    /// Reports the blocks that are out. Doesn't free them, since work may still use them. To free
+    /// them, call take_back() first.
     ~statistics_resource() {
         if (!on_leak_) return;
         try {
@@ -83,7 +83,7 @@ public:
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
-    /// As allocate(), but waits as the upstream does, over one that waits.
+    /// As allocate(), but waits as the upstream does, if the upstream can wait.
     template <class Patience>
     requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
@@ -234,7 +234,7 @@ private:
         return nullptr;
     }
 
-    // Out of the entries first: once the upstream has the block, another thread may enter it.
+    // Removes the entry first: once the upstream has the block, another thread may enter it again.
     template <std::invocable F>
     errc struck(void* p, std::size_t size, std::size_t alignment, F free) noexcept {
         detail::scoped_statistics::struck going;
@@ -255,9 +255,10 @@ private:
     detail::scoped_statistics statistics_;
 };
 
-/// A part of a statistics_resource with figures of its own, which also count in the scopes around it. An allocator,
-/// too; a block of one scope can be freed through another. Thread-safe, neither copied nor moved. The resource or scope
-/// that it is in must outlive it; its blocks may outlive it.
+/// A part of a statistics_resource with figures of its own, which also count in the scopes around
+/// it. The scope is an allocator, too, and a block of one scope can be freed through another.
+/// Thread-safe, neither copied nor moved. The resource or scope around it must outlive it; its
+/// blocks may outlive it.
 template <memory_resource Upstream>
 class memory_scope {
 public:
@@ -299,7 +300,7 @@ public:
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
-    /// As allocate(), but waits as the upstream does, over one that waits.
+    /// As allocate(), but waits as the upstream does, if the upstream can wait.
     template <class Patience>
     requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
@@ -335,7 +336,7 @@ public:
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As of the whole.
+    /// As the whole resource's.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return in_->refuses(size, alignment);
     }
@@ -346,7 +347,7 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }  ///< As of the whole.
     [[nodiscard]] std::string_view owner() const noexcept { return in_->owner(); }     ///< As of the whole.
     [[nodiscard]] close_token closing() const noexcept { return in_->closing(); }      ///< As of the whole.
-    /// largest_free is that of the memory which all scopes share.
+    /// `largest_free` is that of the memory that all scopes share.
     [[nodiscard]] memory_statistics statistics() const noexcept { return in_->statistics_of(id_); }
 
 private:

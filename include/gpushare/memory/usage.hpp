@@ -42,7 +42,7 @@ struct quota_usage {
 /// The request that a quota_hook gets.
 struct reclaim_request {
     bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
-    instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
+    instant until = instant::min();  ///< the request's deadline, of its own clock; min(): no wait
     bool own = true;                 ///< a request of its own quota or one below; false: a neighbour's
     bool below = false;              ///< the quota has the bytes, but the memory below it hasn't
 };
@@ -51,10 +51,11 @@ struct reclaim_request {
 enum class claim_state : std::uint8_t {
     waiting,  ///< in the queue
     granted,  ///< the bytes are charged
-    refused   ///< no release could make it fit: its quota or one above is smaller than that
+    refused   ///< no release could make it fit: its quota, or one above, is too small
 };
 
-/// A reading of a pool. `requested` and the counts are exact while no call is under way, the rest always.
+/// A reading of a pool. `requested` and the counts are exact while no call is under way; the other
+/// figures always are.
 struct pool_usage {
     bytes reserved{};          ///< held from the upstream: what a quota below the pool counts
     bytes used{};              ///< in blocks that are out
@@ -69,7 +70,7 @@ struct pool_usage {
     std::uint64_t allocations = 0;  ///< so far
     std::uint64_t frees = 0;        ///< so far
 
-    /// Held, but in no block, in no cache, and not waiting for a stream.
+    /// Bytes held that are in no block, in no cache, and not waiting for a stream.
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
     /// The part of `used` that is rounding, 0 to 1.
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
@@ -132,14 +133,14 @@ struct block {
     void* pointer = nullptr;    ///< where it begins
     bytes size{};               ///< as it was asked for
     std::size_t alignment = 0;  ///< as it was asked for, bytes
-    std::string_view label{};   ///< what for
+    std::string_view label{};   ///< what the block is for
 };
 
 /// A block that hasn't been freed, and where it came from.
 struct leak {
     block what{};                ///< the block
     std::string scope{};         ///< "engine/prefill": empty for the whole, and where there are no scopes
-    std::vector<void*> trace{};  ///< return addresses, where they were asked for
+    std::vector<void*> trace{};  ///< return addresses, if requested
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory at addresses that never change: an address range is reserved once, and physical chunks are mapped
-// into it and taken out again. Growing moves no pointer; chunks that are given up go to another tenant without a copy.
+// A tenant's memory at addresses that never change. An address range is reserved once; physical
+// chunks are mapped into it and taken out again. Growing moves no pointer, and chunks that are
+// given up go to another tenant without a copy.
 //
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};      // one per device: 1 GiB of 2 MiB chunks
 //   gpushare::virtual_arena cache{pool, chat_quota, gpushare::tenant_tag{1}, 64_GiB, "chat"};
@@ -37,15 +38,15 @@ inline namespace GPUSHARE_ABI {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena;
 
-/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool's is held while
-/// the driver maps or unmaps chunks of an arena, nor while a thread waits for a stream. Calls for
-/// the same arena wait for each other; one for another arena waits for them only where it finds
-/// that something of that arena is to be taken back, or is about to be refused. `stream` scrubs;
-/// its points are those of the streams that use the arenas. Memory and stream must outlive the
-/// pool, and the pool the arenas; a quota must live until all that was charged to it is back, or
-/// until it is closed (quota::close). Free chunks are charged to nobody. They go back to the device
-/// when it lacks memory for a request that its quota allows, if that quota is in the tree of an
-/// arena's quota.
+/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool is held while the
+/// driver maps or unmaps chunks of an arena, nor while a thread waits for a stream. Calls for the
+/// same arena wait for each other. A call for another arena waits for them only if it finds memory
+/// of that arena to take back, or is about to be refused. `stream` scrubs; its points are those of
+/// the streams that use the arenas. Memory and stream must outlive the pool, and the pool the
+/// arenas. A quota must live until all bytes that were charged to it are back, or until it is
+/// closed (quota::close). Free chunks are charged to nobody. If the device lacks memory for a
+/// request that its quota allows, and that quota is in the tree of an arena's quota, free chunks go
+/// back to the device.
 template <virtual_memory Memory, scrubber Stream>
 class chunk_pool {
 public:
@@ -57,8 +58,8 @@ public:
     chunk_pool(Memory& memory, Stream& stream, const chunk_pool_options& options) : chunks_(memory, stream, options) {}
     chunk_pool(const chunk_pool&) = delete;
     chunk_pool& operator=(const chunk_pool&) = delete;
-    /// Waits without limit for chunks that a stream still uses, since giving them back under a running kernel would be
-    /// worse. Call drain() first to bound the wait.
+    /// Waits without limit for chunks that a stream still uses, because giving chunks back under a
+    /// running kernel would be worse. Call drain() first to bound the wait.
     ~chunk_pool() = default;
 
     /// Bytes of a chunk.
@@ -103,16 +104,17 @@ struct arena_range {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:
-    using pool_type = chunk_pool<Memory, Stream>;  ///< what its chunks come from
-    using point = typename pool_type::point;       ///< of the streams that use it
+    using pool_type = chunk_pool<Memory, Stream>;  ///< the pool of its chunks
+    using point = typename pool_type::point;       ///< of the streams that use the arena
 
-    /// Reserves `reserve` bytes of addresses. The pool must outlive the arena, the quota all that is charged to it (see
-    /// close()); `owner` names the tenant in error messages and must outlive the arena.
-    /// Throws what Memory::reserve answers: operation_error (not_whole), memory_error.
+    /// Reserves `reserve` bytes of addresses. The pool must outlive the arena, and the quota
+    /// everything that is charged to it (see close()). `owner` names the tenant in error messages
+    /// and must outlive the arena. Throws what Memory::reserve answers: operation_error
+    /// (not_whole), memory_error.
     virtual_arena(pool_type& pool, quota& limit, tenant_tag tenant, bytes reserve, std::string_view owner = {})
         : pool_(&pool), owner_(owner), space_(pool.chunks_.open(tenant, limit, checked(pool, reserve))) {}
     virtual_arena(virtual_arena&&) noexcept = default;
-    /// Closes what this arena had.
+    /// Closes its own arena, and takes over the other's.
     virtual_arena& operator=(virtual_arena&& other) noexcept {
         virtual_arena mine(std::move(other));
         std::swap(pool_, mine.pool_);
@@ -132,15 +134,15 @@ public:
     [[nodiscard]] bytes reserved() const noexcept { return chunks(space_->slots.size()); }
     /// Bytes that can be used.
     [[nodiscard]] bytes committed() const noexcept { return chunks(pool_->chunks_.mapped(*space_)); }
-    /// Bytes that were given up, are still mapped and charged, and must not be used.
+    /// Bytes that were given up and must not be used, but are still mapped and charged.
     [[nodiscard]] bytes leaving() const noexcept { return chunks(pool_->chunks_.leaving(*space_)); }
 
     /// Maps memory to [offset, offset + size): everything that is missing, or nothing. Mapped
-    /// chunks stay, also those that were leaving. New memory holds zeros or data that this tenant
-    /// once wrote to it, and never data of another tenant unless scrubbing is off. If its quota or
-    /// the device lacks bytes, hooks are called (quota_wait.hpp). Waits until `deadline` for memory
-    /// that is being scrubbed or leaving; by default it doesn't. over_quota, out_of_memory (the
-    /// pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not
+    /// chunks stay, and so do leaving ones. New memory holds zeros or data that this tenant once
+    /// wrote to it, and never data of another tenant unless scrubbing is off. If the quota or the
+    /// device lacks bytes, hooks are called (quota_wait.hpp). Waits until `deadline` for memory
+    /// that is being scrubbed or leaving; by default it doesn't wait. over_quota; out_of_memory
+    /// (the pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not
     /// scrubbed yet: the scrubbing goes on, try again); closed; kernel_failed, device_lost or
     /// submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
@@ -166,9 +168,9 @@ public:
         check(try_commit_until(offset, size, until), "commit");
     }
 
-    /// As try_commit, of several ranges: all that is missing of all of them, or nothing. So the
-    /// lanes of a cache grow together. invalid_specification if they overlap, or aren't in
-    /// ascending order.
+    /// As try_commit, for several ranges: maps everything that is missing in all of them, or
+    /// nothing. So the lanes of a cache grow together. invalid_specification if the ranges overlap,
+    /// or aren't in ascending order.
     failure try_commit(std::span<const arena_range> ranges, instant deadline = {}) noexcept {
         return within(ranges, [&](auto runs) { return pool_->chunks_.commit(space_, runs, deadline); });
     }
@@ -201,9 +203,9 @@ public:
         check(try_decommit(offset, size, points, deadline), "decommit");
     }
 
-    /// As try_decommit(), without waiting: only work before the points may still use the memory. It
-    /// is unmapped and credited when the points are reached and a thread commits or calls the
-    /// pool's collect().
+    /// As try_decommit(), without waiting: only work before the points may still use the memory.
+    /// The memory is unmapped and credited when the points are reached and a thread commits or
+    /// calls the pool's collect().
     failure try_decommit_after(bytes offset, bytes size, std::span<const point> points) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.decommit_after(space_, first, count, points);
@@ -235,9 +237,9 @@ public:
         check(try_hand_over(offset, size, to, to_offset, points, deadline), "hand over");
     }
 
-    /// Gives everything up for good once the points are reached; never blocks. errc::closed from the second time on.
-    /// The quota may be destroyed when leaving() and committed() are zero. An arena closes by itself when its quota
-    /// does.
+    /// Gives everything up for good once the points are reached. Never blocks. errc::closed from
+    /// the second call on. The quota may be destroyed when leaving() and committed() are zero. An
+    /// arena closes by itself when its quota closes.
     failure close(std::span<const point> points = {}) noexcept {
         try {
             return {pool_->chunks_.close(space_, {points.begin(), points.end()})};

@@ -42,7 +42,7 @@ namespace detail {
 /// quotas once their points are reached.
 class reclaim_hooks {
 public:
-    /// Sees to it that the tree of `q` asks `chunks`. Throws std::bad_alloc.
+    /// Makes sure that requests in the tree of `q` ask `chunks` for memory. Throws std::bad_alloc.
     template <class Chunks>
     void watch(const quota& q, Chunks& chunks) {
         const std::lock_guard lock(mutex_);
@@ -97,7 +97,7 @@ public:
     ~arena_chunks() {
         try {
             drain(never);
-        } catch (...) {  // the host has no memory for the wait; what is pending stays with the process
+        } catch (...) {  // no memory for the wait; leaving chunks stay with the process
         }
     }
 
@@ -118,7 +118,7 @@ public:
     /// Takes back given-up memory whose points are reached, and scrubbed chunks. True if there was
     /// any. Never blocks on a stream.
     bool collect() noexcept {
-        departures gone;  // points end unlocked
+        departures gone;  // points are destroyed without the lock
         std::unique_lock lock(mutex_);
         return collect(gone, lock);
     }
@@ -242,7 +242,8 @@ public:
         return chunk_size() * trim(0, static_cast<std::size_t>(wanted), lock);
     }
 
-    /// All leaves once the points are reached; commits are refused from now on. errc::closed if it was before.
+    /// All chunks leave once the points are reached. Commits are refused from now on. errc::closed
+    /// if the arena was closed already.
     errc close(const std::shared_ptr<space>& s, std::vector<point> points) noexcept {
         departures gone;
         std::unique_lock own(s->mutex);
@@ -256,7 +257,7 @@ public:
         return errc::none;
     }
 
-    /// Maps what isn't yet. See virtual_arena::try_commit.
+    /// Maps the chunks that aren't mapped yet. See virtual_arena::try_commit.
     failure commit(const std::shared_ptr<space>& s, runs where, instant deadline) {
         request r;
         return commit(s, where, deadline, r);
@@ -271,7 +272,7 @@ public:
             if (why.code == errc::none || r.lacks != lack::quota) return why;
             why = charge_until(*s->limit, r.missing, until);
             if (why.code != errc::none) return why;
-            struct charge {  // back unless it is used
+            struct charge {  // given back unless it is used
                 quota& limit;
                 bytes& size;
                 ~charge() {
@@ -280,7 +281,7 @@ public:
             } const paid{*s->limit, r.paid = r.missing};
             why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota)
-                return why;  // or it was more than before: into the queue again
+                return why;  // or more is missing now than before: queue again
         }
     }
 
@@ -295,7 +296,7 @@ public:
         return {};
     }
 
-    /// The same, later.
+    /// The same, but unmaps later, without waiting.
     failure decommit_after(const std::shared_ptr<space>& s, std::size_t first, std::size_t count,
                            std::span<const point> points) {
         departures gone, made;
@@ -309,7 +310,7 @@ public:
         return {};
     }
 
-    /// Moves the very chunks. See virtual_arena::try_hand_over.
+    /// Moves the chunks themselves, without a copy. See virtual_arena::try_hand_over.
     failure hand_over(space& from, std::size_t first, const std::shared_ptr<space>& to, std::size_t to_first,
                       std::size_t count, std::span<const point> points, instant deadline) {
         if (const errc why = await_departure(from, first, count, points, deadline); why != errc::none) return {why};
@@ -344,7 +345,8 @@ public:
         return {why};
     }
 
-    /// Unmaps chunks there, whose bytes the other arena is charged from now on: pledged. Or nothing happens.
+    /// Unmaps chunks in `from`, and charges their bytes to the quota of `to` from now on (pledged).
+    /// All or nothing.
     failure take_over(space& from, std::size_t first, space& to, std::size_t to_first, std::vector<index>& moving) {
         const std::size_t count = moving.size();
         std::unique_lock own(from.mutex, std::defer_lock), own_to(to.mutex, std::defer_lock);
@@ -388,7 +390,8 @@ public:
             if (s.slots[i].stage == stage::arriving) s.settle(i, 1);
     }
 
-    /// Why nothing can be put there: closed, invalid_specification (something is there already).
+    /// Why nothing can be mapped there: closed, or invalid_specification (something is mapped
+    /// already).
     static errc vacant(const space& s, std::size_t first, std::size_t count) noexcept {
         if (!s.open) return errc::closed;
         return s.all(first, count, stage::empty) ? errc::none : errc::invalid_specification;
@@ -401,10 +404,11 @@ private:
         lack lacks = lack::other;
         bytes missing{};         // to be charged, as of the last attempt
         bytes paid{};            // charged already, and not used
-        std::uint64_t seen = 0;  // how often something had come back when it was refused last
+        std::uint64_t seen = 0;  // how often memory had come back at the last refusal
     };
 
-    // Asks hooks for what its quota or the memory lacks, and waits for scrubbing and for what leaves.
+    // Asks the hooks for the bytes that the quota or the memory lacks, and waits for chunks that
+    // are being scrubbed or leaving.
     failure commit(const std::shared_ptr<space>& s, runs where, instant deadline, request& r) {
         departures gone, undo;
         for (const auto& run : where) undo.push_back({.first = run.first, .count = run.count});
@@ -422,7 +426,7 @@ private:
             // A commit that waits only for a scrub isn't refused yet, so it needn't wait for other
             // threads' calls.
             if (expired || why.code != errc::deadline_exceeded) settle(lock, entered);
-            const bool again = returns_ != r.seen;  // whoever brought it back
+            const bool again = returns_ != r.seen;  // whichever thread brought it back
             if (supply_.failed() != failed) return {.code = supply_.why_failed()};
             lock.unlock();
             if (again) continue;
@@ -430,7 +434,8 @@ private:
             if (expired || never_fits(*s, why, r)) return why;
             awaited.clear();
             lock.lock();
-            // Scrubbing is waited for where it is all that is missing; else what leaves may help.
+            // If only scrubbing is missing, waits for the scrubbing; otherwise leaving chunks may
+            // help.
             if (why.code == errc::deadline_exceeded)
                 supply_.add_points(awaited);
             else
@@ -441,7 +446,7 @@ private:
         }
     }
 
-    // Whether nothing that leaves could help.
+    // Whether no leaving chunk could help.
     [[nodiscard]] static bool never_fits(const space& s, const failure& why, const request& r) noexcept {
         return r.lacks == lack::quota ? s.limit->refuses(r.missing).code != errc::none
                                       : why.code == errc::out_of_memory && why.asked > why.limit && why.limit != 0;
@@ -464,7 +469,7 @@ private:
         for (const auto& run : where)
             for (std::size_t i = run.first; i < run.end(); ++i)
                 if (s->slots[i].stage == stage::empty) s->arrive(i, supply_.take(s->tenant));
-        // How far it got.
+        // How far the commit has got.
         auto run = where.begin();
         std::size_t i = run->first;
         const auto each_arriving = [&](auto f) {
@@ -496,7 +501,7 @@ private:
 
     // ---- under the mutex of the books
 
-    // Chunks to take, and their bytes charged; or neither.
+    // Takes chunks and charges their bytes, or does neither.
     failure obtain(space& s, std::size_t missing, request& r, std::unique_lock<std::mutex>& lock) {
         const bytes size = r.missing;
         const auto charge = [&] {
@@ -517,7 +522,8 @@ private:
             if (made == errc::none) made = supply_.end_create(without(lock, false, [&] { return memory_->create(); }));
         }
         if (const failure why = supply_.provide(s.tenant, missing, made); why.code != errc::none) {
-            // Chunks, and not addresses for scrubbing them, and no more than there may ever be.
+            // Chunks are missing, not addresses for scrubbing them, and the request doesn't exceed
+            // the most there may be.
             if (why.code == errc::out_of_memory && why.left < why.asked && why.asked <= why.limit)
                 r.lacks = lack::memory;
             return why;
@@ -527,11 +533,11 @@ private:
         return {};
     }
 
-    // A call of the memory's that is under way without the lock.
+    // A call of the memory that is under way without the lock.
     struct driver_call {
         driver_call* next = nullptr;
         std::uint64_t number = 0;
-        bool brings = false;  // memory back, that is nobody's any more
+        bool brings = false;  // gives back memory that belongs to nobody any more
     };
     // Returns the result of `calls`, which run without the lock.
     template <std::invocable F>
@@ -571,7 +577,7 @@ private:
         return gone;
     }
 
-    /// Those slots of `last` that are in stage `which` leave with it.
+    /// The slots of `last` that are in stage `which` leave with `last`.
     void depart(const std::shared_ptr<space>& s, departures& last, stage which) noexcept {
         for (auto& d : last) {
             d.from = s;
@@ -610,8 +616,8 @@ private:
 
     // ---- not under the mutex of the books
 
-    /// Unmaps the chunks that still leave with this departure; others may have been committed
-    /// again. False if the memory doesn't release some of them; these are tried again.
+    /// Unmaps the chunks that still leave with this departure; other chunks may have been committed
+    /// again. Returns false if the memory doesn't release some chunks: then these are tried again.
     bool finish(const departure<Memory, point>& d) noexcept {
         space& s = *d.from;
         const std::lock_guard own(s.mutex);
@@ -622,9 +628,9 @@ private:
         return all;
     }
 
-    // The three below under the arena's.
+    // The arena's lock guards the three functions below.
 
-    /// Neighbours go back to the supply, and their bytes to the quota; or nothing happens.
+    /// Gives neighbouring chunks back to the supply and their bytes to the quota, or does nothing.
     errc unmap(space& s, std::size_t first, std::size_t count, bool leaves = false) noexcept {
         if (const errc why = memory_->unmap(s.address(first), count * s.chunk_bytes); why != errc::none) return why;
         const std::lock_guard lock(mutex_);
@@ -646,7 +652,7 @@ private:
 
     // ---- under the mutex of the books
 
-    /// Scrubs chunks that nobody has mapped; unlocks while it waits.
+    /// Scrubs chunks that are mapped nowhere; unlocks while it waits.
     errc scrub(const std::vector<index>& chunks, std::unique_lock<std::mutex>& lock, instant deadline,
                departures& gone) noexcept try {
         std::vector<point> awaited;
@@ -677,8 +683,8 @@ private:
         return errc::out_of_memory;
     }
 
-    // `lacking`: only of departures that give that quota's tree bytes back. A quota has to live
-    // only while chunks that are charged to it leave.
+    // With `lacking`, adds only the points of departures that give bytes back to that quota's tree.
+    // A quota has to live only while chunks that are charged to it leave.
     void add_points(std::vector<point>& to, const quota* lacking = nullptr) const {
         for (const auto& d : departures_)
             if (lacking == nullptr || (d.from->leaving != 0 && quota_change::of_one_tree(*d.from->limit, *lacking)))
@@ -700,7 +706,7 @@ private:
 
     Memory* memory_;
     mutable std::mutex mutex_;               // of the books; behind an arena's
-    mutable std::condition_variable ended_;  // a call that was under way
+    mutable std::condition_variable ended_;  // a call that was under way has ended
     fifo<driver_call> under_way_;            // in the order in which they began
     std::uint64_t calls_begun_ = 0;
     std::uint64_t returns_ = 0;  // how often chunks, or bytes of a quota, have come back
@@ -708,7 +714,7 @@ private:
     departures departures_;  // oldest first
     std::uint64_t tickets_ = 0;
     std::size_t leaving_ = 0;
-    reclaim_hooks reclaims_;  // last: nothing else is gone while one is called
+    reclaim_hooks reclaims_;  // last: all other members still exist while a hook is called
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The addresses of one arena, slot by slot: each is empty, mapped, or leaving once a stream has reached a point. A
-// plain state machine; arena_chunks.hpp does what it decides, under its locks.
+// The addresses of one arena, slot by slot. Each slot is empty, mapped, or leaving once a stream
+// has reached a point. A plain state machine: arena_chunks.hpp carries out its decisions, under its
+// locks.
 //
 //   space.depart(last, slot_stage::mapped);      // last: a departure. Its mapped slots are leaving now
 //   space.each_run(last, [](std::size_t first, std::size_t count) { ... });
@@ -31,11 +32,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// `arriving`: on the way to be mapped, only while one thread holds the arena's mutex.
+/// `arriving`: about to be mapped, only while one thread holds the arena's mutex.
 enum class slot_stage : std::uint8_t { empty, arriving, mapped, leaving };
 
 struct arena_slot {
-    std::uint64_t ticket = 0;  // of the departure that it leaves with
+    std::uint64_t ticket = 0;  // of the departure with which the slot leaves
     std::uint32_t chunk = chunk_registry::none;
     slot_stage stage = slot_stage::empty;
 };
@@ -57,10 +58,11 @@ struct departure {
     std::uint64_t ticket = 0;
     std::size_t first = 0, count = 0;
     std::vector<Point> points{};
-    bool stuck = false;  // all is reached, but the memory didn't let go of it
+    bool stuck = false;  // all points are reached, but the memory didn't release the chunks
 
     [[nodiscard]] bool reached() const noexcept { return std::ranges::all_of(points, &Point::reached); }
-    /// Adds what it waits for: the points that aren't reached, or, if all are by now, one that is.
+    /// Adds the points that the departure waits for: those that aren't reached, or one reached
+    /// point if there are no others.
     void add_points(std::vector<Point>& to) const {
         if (stuck) return;
         const auto before = to.size();
@@ -107,7 +109,7 @@ struct arena_space {
         leaving -= stayed;
         return stayed;
     }
-    /// Those of `d` in stage `which` are about to leave. Returns how many.
+    /// The slots of `d` in stage `which` are about to leave. Returns their number.
     std::size_t depart(const departure<Memory, Point>& d, slot_stage which) noexcept {
         std::size_t n = 0;
         for (arena_slot& x : part(d.first, d.count)) {
@@ -120,7 +122,7 @@ struct arena_space {
         if (which == slot_stage::mapped) mapped -= n;
         return n;
     }
-    /// Calls `f(first, count)` for neighbours that leave with `d`.
+    /// Calls `f(first, count)` for each run of neighbouring slots that leave with `d`.
     template <std::invocable<std::size_t, std::size_t> F>
     void each_run(const departure<Memory, Point>& d, F f) const {
         const auto leaves = [&](std::size_t i) {
@@ -132,7 +134,7 @@ struct arena_space {
             if (i != first) f(first, i - first);
         }
     }
-    /// The slot is empty; its chunk, which nobody has mapped any more.
+    /// Makes the slot empty, and returns its chunk, which is mapped nowhere any more.
     std::uint32_t vacate(std::size_t i) noexcept {
         --(slots[i].stage == slot_stage::leaving ? leaving : mapped);
         return std::exchange(slots[i], {}).chunk;
@@ -142,11 +144,11 @@ struct arena_space {
     const std::size_t chunk_bytes;
     const tenant_tag tenant;
     quota* const limit;
-    mutable std::mutex mutex;              // of who maps and unmaps here
+    mutable std::mutex mutex;              // of the thread that maps and unmaps here
     std::vector<arena_slot> slots;         // under it
     bool open = true;                      // until it is closed; under it
     std::optional<close_callback> closes;  // when the quota does
-    departures farewell;                   // all slots: made beforehand, so that an arena ends without needing memory
+    departures farewell;                   // all slots: made beforehand, so that closing an arena needs no memory
     // Under the mutex of the books. `mapped` and `leaving`, slots, change under both.
     std::size_t mapped = 0, leaving = 0;
     std::size_t pledged = 0;  // calls that have charged the quota, and hold no lock

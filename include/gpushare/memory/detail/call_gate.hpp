@@ -18,10 +18,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Thread-safe. A mutex each way: for calls that cost more than that.
+/// Thread-safe. Entering and leaving each take a mutex, so use a gate for calls that cost more than
+/// that.
 class call_gate {
 public:
-    /// Somebody inside, unless the gate is shut.
+    /// A thread inside the gate, unless the gate is shut.
     class [[nodiscard]] pass {
     public:
         explicit pass(call_gate& gate) noexcept : gate_(&gate), in_(gate.enter()) {}
@@ -37,7 +38,8 @@ public:
         bool in_;
     };
 
-    /// From now on nobody enters. True once nobody is inside; false if somebody is at the deadline.
+    /// From now on no thread enters. Returns true once no thread is inside, and false if one still
+    /// is at the deadline.
     [[nodiscard]] bool shut(instant deadline) noexcept {
         std::unique_lock lock(mutex_);
         shut_ = true;

@@ -35,7 +35,7 @@ public:
 
     explicit chunk_registry(scrub_policy policy) : policy_(policy) {}
 
-    /// A tenant takes chunks between open() and close(), as often as it was opened.
+    /// The tenant can take chunks from now on, until close() was called as often as open().
     void open(tenant_tag tenant) { ++tenants_[tenant.value].opened; }
     /// After the last close, when all chunks are back, the dirty chunks belong to no tenant: the
     /// next tenant of that tag may be another one.
@@ -62,7 +62,8 @@ public:
         return i;
     }
 
-    /// A free chunk that can go for good, or `none`; dirty ones first. Not one that is being scrubbed.
+    /// A free chunk that can go for good, dirty ones first, or `none`. Never a chunk that is being
+    /// scrubbed.
     index drop() noexcept {
         const index i = dirty_.empty() ? clean_.front() : dirty_.front();
         if (i == none) return none;
@@ -84,10 +85,10 @@ public:
         ++taker.out;
         return i;
     }
-    /// How many take() would give.
+    /// How many chunks take() could give.
     [[nodiscard]] std::size_t ready(tenant_tag tenant) const noexcept { return clean_.size() + usage(tenant).kept; }
 
-    /// A taken chunk is back.
+    /// Gives a taken chunk back.
     void give(index i) noexcept {
         const tenant_tag writer = leave(i);
         if (policy_ == scrub_policy::off)
@@ -96,7 +97,7 @@ public:
             make_dirty(i, policy_ == scrub_policy::on_free ? std::nullopt : std::optional(writer));
         forget_if_gone(writer);
     }
-    /// A taken chunk is another tenant's now, without having been free.
+    /// Passes a taken chunk to another tenant without freeing it.
     void pass(index i, tenant_tag to) noexcept {
         const tenant_tag from = leave(i);
         cells_[i].writer = to;
@@ -104,22 +105,22 @@ public:
         forget_if_gone(from);
     }
 
-    /// A free chunk that has to be scrubbed before `tenant` gets it, longest free first, or `none`.
-    /// It isn't free until end_scrub().
+    /// A free chunk that has to be scrubbed before `tenant` gets it, the longest free first, or
+    /// `none`. The chunk isn't free until end_scrub().
     index begin_scrub(tenant_tag tenant) noexcept {
         index i = dirty_.front();
         while (i != none && cells_[i].writer == tenant) i = cells_[i].age.next;
         return begin(i);
     }
-    /// The same whoever gets it.
+    /// The same, whichever tenant gets the chunk.
     index begin_scrub() noexcept { return begin(dirty_.front()); }
-    /// A taken chunk is back, and being scrubbed already.
+    /// Takes a chunk back that is already being scrubbed.
     void give_scrubbing(index i) noexcept {
         const tenant_tag writer = leave(i);
         set(i, state::scrubbing);
         forget_if_gone(writer);
     }
-    /// `done`: it holds zeros. If not, it's nobody's, and dirty.
+    /// `done`: the chunk holds zeros. Otherwise the chunk belongs to nobody, and is dirty.
     void end_scrub(index i, bool done) noexcept {
         if (done)
             make_clean(i);
@@ -137,7 +138,7 @@ public:
     [[nodiscard]] std::size_t dirty() const noexcept { return dirty_.size(); }
     [[nodiscard]] std::size_t scrubbing() const noexcept { return count_[static_cast<std::size_t>(state::scrubbing)]; }
     [[nodiscard]] std::size_t out() const noexcept { return count_[static_cast<std::size_t>(state::out)]; }
-    /// Free, or free once scrubbed.
+    /// Chunks that are free, or will be once scrubbed.
     [[nodiscard]] std::size_t available() const noexcept { return clean() + dirty() + scrubbing(); }
     [[nodiscard]] scrub_policy policy() const noexcept { return policy_; }
 
@@ -169,7 +170,7 @@ private:
         if (writer) of(*writer).dirty.push_back(cells_, i);
     }
     [[nodiscard]] tenant_cells& of(tenant_tag tenant) noexcept { return tenants_.find(tenant.value)->second; }
-    // A taken chunk is no longer its tenant's, who is returned.
+    // A taken chunk leaves its tenant, which is returned.
     tenant_tag leave(index i) noexcept {
         const tenant_tag writer = *std::exchange(cells_[i].writer, std::nullopt);
         --of(writer).out;
@@ -185,7 +186,7 @@ private:
         owner.dirty.erase(cells_, i);
         cells_[i].writer = std::nullopt;
     }
-    // Out of the list of free chunks that it is in.
+    // Removes the chunk from the list of free chunks that it is in.
     void remove(index i) noexcept {
         if (cells_[i].state == state::clean) {
             clean_.erase(cells_, i);

@@ -60,12 +60,12 @@ public:
         j = {.stage = stage::filling, .id = id, .done = {}};
         ++active_;
         try {
-            const typename own_work_of<Stream>::type mine(*stream_);  // a kernel that failed spoils no fill
+            const typename own_work_of<Stream>::type mine(*stream_);  // another failed kernel fails no fill
             j.filled = mine.how_it_went();
             stream_->fill(at, std::byte{0}, chunk_size_);
             return errc::none;
         } catch (...) {
-            // Nothing was enqueued, but the slot is free only if the memory lets go of the chunk.
+            // Nothing was enqueued, but the slot is free only if the memory unmaps the chunk.
             if (memory_->unmap(at, chunk_size_) == errc::none) {
                 vacate(j);
                 return errc::submission_failed;
@@ -75,7 +75,7 @@ public:
         }
     }
 
-    /// Marks the end of what was begun. If the stream can't, finish() tries again.
+    /// Marks the end of the fills that were begun. If the stream can't, finish() tries again.
     void seal() noexcept {
         if (!unsealed()) return;
         try {
@@ -101,7 +101,7 @@ public:
             if (j.stage != stage::sealed || !j.done.reached()) continue;
             const errc why = j.failed ? errc::submission_failed : status_of(j.filled, j.done);
             j.stuck = memory_->unmap(address(slot), chunk_size_) != errc::none;
-            if (j.stuck) continue;  // it stays here, until the memory lets go of it
+            if (j.stuck) continue;  // the slot stays in use until the memory unmaps the chunk
             const auto id = j.id;
             vacate(j);
             ++finished;
@@ -118,7 +118,7 @@ public:
     [[nodiscard]] std::size_t active() const noexcept { return active_; }
     [[nodiscard]] bool full() const noexcept { return active_ == jobs_.size(); }
 
-    /// Adds the points that finish() waits for; reached ones among them, if they are by now.
+    /// Adds the points that finish() waits for. Some of them may be reached by now.
     void add_points(std::vector<point>& to) const {
         for (const job& j : jobs_)
             if (j.stage == stage::sealed && !j.stuck) to.push_back(j.done);
@@ -196,13 +196,13 @@ public:
         // than the free ones.
         return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) < n;
     }
-    /// out_of_memory, and nothing is begun, where there are as many as there may be.
+    /// out_of_memory, and nothing is begun, if there are as many chunks as allowed.
     [[nodiscard]] errc begin_create() noexcept {
         if (registry_.total() + making_ >= options_.capacity) return errc::out_of_memory;
         ++making_;
         return errc::none;
     }
-    /// Takes the memory's answer. Throws std::bad_alloc, and then the chunk is the device's again.
+    /// Takes the memory's answer. If this throws std::bad_alloc, the chunk is the device's again.
     errc end_create(result<typename Memory::chunk> made) {
         --making_;
         if (!made) return made.code();
@@ -232,11 +232,11 @@ public:
         return registry_.ready(tenant) >= n ? failure{} : because(errc::deadline_exceeded);
     }
 
-    /// After provide().
+    /// Takes a chunk; only after provide().
     index take(tenant_tag tenant) noexcept { return registry_.take(tenant); }
-    /// Stays where it is until it is dropped.
+    /// The chunk's place doesn't change until the chunk is dropped.
     [[nodiscard]] const typename Memory::chunk& physical(index i) const noexcept { return *chunks_[i]; }
-    /// A chunk that is mapped nowhere any more, but in the scrub window perhaps.
+    /// Gives back a chunk that is mapped nowhere any more, except perhaps in the scrub window.
     void give(index i) noexcept {
         if (window_.holds(i))
             registry_.give_scrubbing(i);
@@ -259,7 +259,7 @@ public:
     void seal() noexcept { window_.seal(); }
     [[nodiscard]] bool scrubs(index i) const noexcept { return window_.holds(i); }
 
-    /// Takes in chunks whose scrubbing has ended. True if there was one.
+    /// Collects the chunks whose scrubbing has ended. Returns true if there was one.
     bool collect() noexcept {
         const auto failed = failed_;
         const bool any = window_.finish([this](index i, errc why) {
@@ -269,7 +269,7 @@ public:
             }
             if (!registry_.is_out(i)) registry_.end_scrub(i, why == errc::none);
         }) != 0;
-        // A scrub that failed now isn't retried before the next call: the device may be lost.
+        // A failed scrub isn't retried before the next call, because the device may be lost.
         if (registry_.policy() == scrub_policy::on_free && failed_ == failed) scrub_ahead(options_.window);
         return any;
     }
@@ -279,7 +279,7 @@ public:
     void add_points(std::vector<point>& to) const { window_.add_points(to); }
     [[nodiscard]] bool scrubbing() const noexcept { return window_.active() != 0; }
 
-    /// A free chunk for the caller to give back to the device, unless no more than `keep` are left.
+    /// A free chunk that the caller gives back to the device, unless only `keep` chunks are left.
     [[nodiscard]] std::optional<typename Memory::chunk> drop(std::size_t keep) noexcept {
         std::optional<typename Memory::chunk> dropped;
         if (registry_.clean() + registry_.dirty() > keep) chunks_[registry_.drop()].swap(dropped);

@@ -32,7 +32,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 struct bin_sizes {
-    using classes = size_classes<3>;  // a block is at most an eighth bigger than what was asked for
+    using classes = size_classes<3>;  // a block is at most an eighth larger than requested
     static constexpr std::uint64_t largest = (8 << 20) / pool_granule;  // granules; bigger blocks aren't kept
     static constexpr std::uint32_t bins = classes::of(largest) + 1;
 
@@ -60,7 +60,8 @@ struct bin_layout : detail::bin_sizes {
 };
 static_assert(bin_layout::places.back() * sizeof(void*) <= (36 << 10), "what a worker costs the host");
 
-/// Tries for about as long as a short critical section takes: sleeping and being woken costs a hundred times that.
+/// Tries for about as long as a short critical section takes. Sleeping and waking up would cost a
+/// hundred times as much.
 template <std::predicate F>
 [[nodiscard]] bool soon(F try_it) noexcept {
     for (unsigned tries = 0; tries < 200; ++tries)
@@ -125,7 +126,8 @@ struct pool_traffic {
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
-/// The number of calls, and of their bytes, where each call is for less than 16 MiB: a call costs one addition.
+/// The number of calls and of their bytes, if each call is for less than 16 MiB. Counting a call
+/// costs one addition.
 class call_count {
 public:
     void add(std::uint64_t size) noexcept {
@@ -155,11 +157,12 @@ template <std::uint32_t Bins>
 class filled_bins {
 public:
     void insert(std::uint32_t bin) noexcept { words_[bin / word] |= std::uint64_t{1} << bin % word; }
-    /// Takes out `bin`, which is in here, if it is `empty`. Without a branch, which no processor could foresee.
+    /// Removes `bin`, which is in the set, if it is `empty`. Without a branch, because no processor
+    /// could predict it.
     void erase_if(bool empty, std::uint32_t bin) noexcept {
         words_[bin / word] ^= static_cast<std::uint64_t>(empty) << bin % word;
     }
-    /// The first from `from` on, of `window` < 64 bins; `Bins` if none of them holds anything.
+    /// The first member at or after `from`, among `window` < 64 bins; `Bins` if there is none.
     [[nodiscard]] std::uint32_t first(std::uint32_t from, std::uint32_t window) const noexcept {
         const auto filled = starting_at(from) & ((std::uint64_t{1} << window) - 1);
         return filled == 0 ? Bins : from + static_cast<std::uint32_t>(std::countr_zero(filled));
@@ -175,7 +178,7 @@ private:
         return words_[from / word] >> at | words_[from / word + 1] << 1 << (word - 1 - at);
     }
 
-    std::array<std::uint64_t, Bins / word + 2> words_{};  // one behind them to look into
+    std::array<std::uint64_t, Bins / word + 2> words_{};  // one extra for starting_at()
 };
 
 /// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their tags are 0),
@@ -196,45 +199,49 @@ public:
     /// multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
-    /// The same, but of exactly `least` to `most` bytes: what was freed last of the classes that those lie in.
+    /// The same, but a block of `least` to `most` bytes: the latest one freed into the classes of
+    /// these sizes.
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
                                          std::size_t size) noexcept;
 
-    /// As take, but no block of a segment of large ones. Looks at the last one put into each bin.
+    /// As take, but never a block from a segment of large blocks. Looks at the latest block of each
+    /// bin.
     [[nodiscard]] pool_block* take_shared(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
     struct freed {
         errc why = errc::none;
-        pool_block* homeless = nullptr;  // claimed, but its bin is full or there is none: the caller's to keep
+        pool_block* homeless = nullptr;  // claimed, but its bin is full or missing: the caller keeps it
         std::uint32_t bin = 0;
     };
 
     /// Claims a block and keeps it. Reads the index under the lock, and so not while pass() returns.
     [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept;
 
-    /// Keeps a block that was never out. False, and it is the caller's, if its bin is full or there is none.
+    /// Keeps a block that was never out. Returns false if its bin is full or missing: the caller
+    /// keeps the block.
     [[nodiscard]] bool stock(pool_block& block) noexcept;
 
-    /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
+    /// Hands some blocks for such requests on to `other`, which is never asked for any. Each block
+    /// is always in one of the two.
     void share(std::uint64_t granules, pool_bins& other) noexcept;
 
-    /// As many of `blocks` as there is room for, and none of a segment of large ones. Returns the
-    /// others.
+    /// Keeps as many of `blocks` as there is room for, but none from a segment of large blocks.
+    /// Returns the others.
     [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept;
 
-    /// Whether what comes from now on is kept. If not, there is no room in any bin; what lies there stays.
+    /// Whether blocks are kept from now on. If not, no bin has room; blocks in the bins stay.
     void keep(bool more) noexcept;
 
-    /// Returns once nobody is in here who came before.
+    /// Returns once every thread that was in here at the call has left.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
-    /// Takes out the smallest block of at least that many granules that may be cut; null if there
-    /// is none.
+    /// Takes out the smallest block of at least that many granules that may be cut, or null.
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept;
     /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is none.
     [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept;
 
-    /// Empties all bins, or one by half, the blocks that have lain longest: `receive` gets them, under the lock.
+    /// Removes blocks: all of them, or half of one bin's, those that have lain there longest.
+    /// `receive` gets each one, under the lock.
     template <std::invocable<pool_block&> F>
     void take_all(F receive) noexcept {
         const std::lock_guard lock(lock_);
@@ -257,7 +264,8 @@ public:
 
     /// Bytes kept, each block counted as the smallest of its bin.
     [[nodiscard]] bytes kept() const noexcept;
-    /// Through here. More may have come back than was handed out, where a worker frees what others allocate.
+    /// The traffic through this cache. More bytes may have come back than were handed out, if a
+    /// worker frees other workers' blocks.
     [[nodiscard]] pool_traffic traffic() const noexcept;
 
 private:
@@ -286,9 +294,9 @@ private:
 
     // On cache lines of its own: workers' bins don't share any.
     alignas(64) mutable detail::brief_lock lock_;
-    bool open_ = true;              // or else no bin has room
+    bool open_ = true;              // false: no bin has room
     std::uint32_t latest_bin_ = 0;  // of latest_
-    pool_block* latest_ = nullptr;  // freed when there was none, and on no bin
+    pool_block* latest_ = nullptr;  // the block freed last, if there was none; on no bin
     call_count out_, back_;
     std::unique_ptr<pool_block*[]> kept_;  // see bin_layout::places
     filled_bins<bins> filled_;
@@ -300,7 +308,7 @@ private:
 GPUSHARE_INLINE auto pool_bins::take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept
     -> pool_block* {
     const std::lock_guard lock(lock_);
-    // Many a program frees one block and asks for it again: for that one nothing is looked up.
+    // Many programs free one block and then request it again: that case needs no look-up.
     if (latest_ != nullptr && latest_bin_ - classes::covering(granules) < window && alignment <= pool_granule) {
         out_.add(size);
         return std::exchange(latest_, nullptr);
@@ -308,7 +316,7 @@ GPUSHARE_INLINE auto pool_bins::take(std::uint64_t granules, std::size_t alignme
     const auto bin = first_with(granules);
     if (bin == bins) return nullptr;
     pool_block* const block = last_on(bin);
-    // Not looked at without need: the block may be far, and others may wait for the lock.
+    // Read only if necessary: the block may be far away, and other threads may wait for the lock.
     if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
         return nullptr;
     drop_last(bin);

@@ -18,8 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A pool's unit: every block is a multiple of it, and begins at one. Device allocators align to
-/// it.
+/// A pool's unit: the size of every block is a multiple of it, and every block begins at a multiple
+/// of it. Device allocators have this alignment.
 inline constexpr std::size_t pool_granule = 256;
 
 /// `size` rounded up to granules; at least one, so that blocks of 0 bytes have addresses of their own.
@@ -71,11 +71,11 @@ struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
     std::uint32_t label_size = 0;       // of `label`
-    std::uint8_t bin = 0;               // of a cache, that it belongs on; fixed while the block isn't free
+    std::uint8_t bin = 0;               // the cache's bin for it; fixed while the block isn't free
 
     // Under the lock of the pool.
     bool free = false;
-    bool own = false;                // of a segment of large blocks: all of it, or a part
+    bool own = false;                // in a segment of large blocks: all of it, or a part
     std::uint8_t log_alignment = 0;  // of the range, in its first block: as the upstream was asked for it
     std::uint64_t size = 0;          // bytes, whole granules; fixed while the block isn't free
     pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
@@ -127,19 +127,21 @@ private:
     pool_block* first_ = nullptr;
 };
 
-/// An exact pool wastes at most a part in so many of all it may hold by blocks that are larger than they have to be.
+/// In an exact pool, blocks that are larger than necessary waste at most one part in so many of all
+/// memory that the pool may hold.
 inline constexpr std::uint64_t pool_waste = 64;
 
-/// A request in whole granules, `least` of which will do; `asked` is the caller's size. Bytes.
+/// A request in whole granules; `least` bytes suffice, and `asked` is the caller's size. All in
+/// bytes.
 struct pool_request {
     std::uint64_t size = 0, least = 0;
     std::size_t alignment = 1, asked = 0;
-    bool own = false;        // large: not from a segment of small ones
-    std::uint64_t most = 0;  // of a block that is used as it is, uncut
-    bool cut = false;        // large, and may be a part of the segment of another one
+    bool own = false;        // large: not from a segment of small blocks
+    std::uint64_t most = 0;  // the largest block that may be used uncut
+    bool cut = false;        // large, and may be cut from another large block's segment
 
-    /// Whether the whole block may be handed out for it. What is small gets no block of a segment
-    /// of large ones.
+    /// Whether the whole block may be handed out for the request. A small request gets no block
+    /// from a segment of large blocks.
     [[nodiscard]] bool is_served_by(const pool_block& b) const noexcept {
         return b.size >= least && b.size <= most && b.is_aligned(alignment) && (own || !b.own);
     }

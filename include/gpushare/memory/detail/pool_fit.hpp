@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool without its locks,
-// caches and upstream. It never touches the memory. A range is of small blocks, which are cut out of it, or of large ones:
-// one as a whole, or several where the pool lets them share it. pool_segments, below, gives ranges in which nothing is back to the upstream.
+// Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool
+// without locks, caches and upstream. It never touches the memory. A range holds small blocks that
+// are cut out of it, or large blocks: one that fills the range, or several if the pool lets them
+// share it. pool_segments, below, gives empty ranges back to the upstream.
 //
 //   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
@@ -37,8 +38,8 @@ public:
     pool_fit(const pool_fit&) = delete;
     pool_fit& operator=(const pool_fit&) = delete;
 
-    /// Adds a range of whole granules that begins at a granule: to be cut, or as one block's `own`.
-    /// Throws std::bad_alloc, and then nothing has changed.
+    /// Adds a range of whole granules that begins at a granule. The range is to be cut, or is one
+    /// large block's `own`. Throws std::bad_alloc, and then nothing has changed.
     pool_block& add(std::byte* begin, std::uint64_t size, std::size_t alignment = pool_granule, bool own = false);
 
     /// Forgets a range that is free as a whole.
@@ -50,9 +51,9 @@ public:
     /// bookkeeping, and then nothing has changed.
     [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment);
 
-    /// A block of `size` to `most` bytes that has a range of its own, as it is; the smallest,
-    /// nearly. Or an empty range of such a size, which becomes the block's own. Null if there is
-    /// none.
+    /// A block of `size` to `most` bytes that has a range of its own, uncut, and nearly the
+    /// smallest such block. Otherwise an empty range of such a size, which then becomes the block's
+    /// own. Null if there is neither.
     [[nodiscard]] pool_block* take_own(std::uint64_t size, std::uint64_t most, std::size_t alignment) noexcept;
 
     /// As take, out of a range of large blocks.
@@ -63,8 +64,8 @@ public:
     [[nodiscard]] pool_block* take_any(std::uint64_t size, std::size_t alignment, bool everywhere = false);
     /// A range that is free as a whole, as one block.
     [[nodiscard]] pool_block& take_whole(pool_block& whole) noexcept;
-    /// An empty range: one of the smallest that surely have `wanted` bytes, or otherwise one of the
-    /// largest. Null if no range is empty.
+    /// An empty range: one of the smallest that are sure to have `wanted` bytes, or otherwise one
+    /// of the largest. Null if no range is empty.
     [[nodiscard]] pool_block* empty_range(std::uint64_t wanted) const noexcept;
 
     /// Cuts `size` bytes out of a free block in which they fit.
@@ -78,7 +79,7 @@ public:
     [[nodiscard]] pool_index& index() noexcept { return index_; }
     [[nodiscard]] const pool_index& index() const noexcept { return index_; }
     [[nodiscard]] std::uint64_t free_bytes() const noexcept;
-    /// In ranges in which nothing is.
+    /// The bytes of empty ranges.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept { return lists_[wholes].bytes + lists_[owns].bytes; }
     /// Steps in proportion to the number of blocks in the highest class.
     [[nodiscard]] std::uint64_t largest_free() const noexcept;
@@ -110,7 +111,7 @@ private:
         std::array<pool_block*, lists> heads{};
         std::array<std::uint64_t, (lists + 63) / 64> words{};
         static_assert((lists + 63) / 64 <= 64, "the summary is one word");
-        std::uint64_t summary = 0;  // which words aren't 0
+        std::uint64_t summary = 0;  // the words that aren't 0
         std::uint64_t bytes = 0;
 
         void push(pool_block& b, std::uint32_t c) noexcept {
@@ -146,7 +147,7 @@ private:
             c = occupied_from(c);
             return c < lists ? heads[c] : nullptr;
         }
-        // The first of the highest class; null if there is none.
+        // The first block of the highest class; null if there is none.
         [[nodiscard]] pool_block* last() const noexcept {
             if (summary == 0) return nullptr;
             const auto word = static_cast<std::uint32_t>(std::bit_width(summary)) - 1;
@@ -225,7 +226,7 @@ GPUSHARE_INLINE auto pool_fit::empty_range(std::uint64_t wanted) const noexcept 
 
 GPUSHARE_INLINE auto pool_fit::carve(pool_block& b, std::uint64_t size, std::size_t alignment) -> pool_block& {
     const auto front = gap(b, alignment), rest = b.size - front - size;
-    // All that can fail comes first.
+    // The calls that can fail come first.
     index_.reserve(2);
     pool_block* const behind = rest == 0 ? nullptr : &fresh(b.begin + front + size, rest);
     pool_block* taken = &b;
@@ -338,7 +339,7 @@ GPUSHARE_INLINE auto pool_fit::take_from(set in_use, set empty, std::uint64_t si
 
 #endif  // GPUSHARE_BODIES
 
-/// The block that `take_one` gets. No memory for what is known of a block is no memory for the block: null then.
+/// The block that `take_one` returns. Null also if the host has no memory for the block's record.
 template <std::invocable F>
 [[nodiscard]] pool_block* quietly(F take_one) noexcept {
     try {
@@ -348,12 +349,12 @@ template <std::invocable F>
     }
 }
 
-/// As the upstream knows it.
+/// A range as the upstream knows it.
 struct pool_segment {
     std::byte* begin = nullptr;
     std::uint64_t size = 0;
     std::size_t alignment = 0;
-    bool own = false;  // of large blocks, when it was given back
+    bool own = false;  // whether it had large blocks when it was given back
 };
 
 /// The ranges of a fit, as the upstream knows them. The first block of a range has its begin
@@ -363,11 +364,13 @@ public:
     /// Throws std::bad_alloc, and then nothing has changed.
     pool_block& add(pool_fit& fit, const pool_segment& s, bool own);
 
-    /// One in which nothing is, if more than `target` bytes are held: as few as will do.
+    /// Removes one empty range if more than `target` bytes are held, chosen so that few ranges have
+    /// to go.
     [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept;
-    /// One that is free as a whole, by its block.
+    /// Removes a range that is free as a whole, named by its block.
     pool_segment remove(pool_fit& fit, pool_block& whole) noexcept;
-    /// Any, whatever is in it, once the fit isn't used any more but for its index, which still knows the blocks.
+    /// Removes any range, whatever is in it. For the time when only the fit's index is still used,
+    /// which keeps the blocks.
     [[nodiscard]] pool_segment remove_any(pool_fit& fit) noexcept;
 
     /// The size of the largest range. Linear in the number of blocks.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the pool's block that begins at a pointer. Every free does so, hence look-ups take no lock.
+// Finds the pool's block that begins at a pointer. Every free does so, and so look-ups take no
+// lock.
 //
 //   gpushare::detail::pool_index index;
 //   index.reserve(1);    index.insert(block);
@@ -49,8 +50,8 @@ public:
     void insert(pool_block& b) noexcept;
     void erase(const pool_block& b) noexcept;
 
-    /// The first block from place `at` on; moves `at` past it. Null at the end. Only for the one
-    /// inserting thread.
+    /// The first block at or after the place `at`; moves `at` past it. Null at the end. Only for
+    /// the thread that inserts.
     [[nodiscard]] pool_block* next(std::size_t& at) const noexcept;
 
     /// Whether there are replaced tables. Once all threads have gone that may have begun to read
@@ -83,7 +84,7 @@ private:
     [[nodiscard]] const table& current() const noexcept { return *owned_; }
     [[nodiscard]] slot& at(std::size_t i) noexcept { return owned_->slots[i & owned_->mask]; }
 
-    // A table of at least `size` slots with all that is in.
+    // Makes a table of at least `size` slots with all entries.
     void renew(std::size_t size);
 
     std::atomic<const table*> table_{nullptr};
@@ -146,7 +147,7 @@ GPUSHARE_INLINE void pool_index::erase(const pool_block& b) noexcept {
     while (at(i).key.load(std::memory_order_relaxed) != key) ++i;
     --live_;
     at(i).key.store(gap, std::memory_order_relaxed);
-    // Gaps with nothing behind them needn't be passed by anybody.
+    // Gaps with nothing behind them can be emptied, so that no search passes them.
     if (at(i + 1).key.load(std::memory_order_relaxed) != empty) return;
     for (; at(i).key.load(std::memory_order_relaxed) == gap; --i, --used_)
         at(i).key.store(empty, std::memory_order_relaxed);

@@ -94,14 +94,14 @@ public:
         }
     }
 
-    /// A block that `by` freed, reached or not; null if none fits. Linear.
+    /// A block that `by` freed, whether or not the point is reached; null if none fits. Linear.
     [[nodiscard]] pool_block* take(const void* by, const pool_request& r) noexcept {
         for (auto* b = open_.front(); b != nullptr; b = b->next)
             if (b->by == by)
                 if (pool_block* const found = b->blocks.take(r)) return found;
         return nullptr;
     }
-    /// Nobody may any more.
+    /// From now on no worker may use these blocks early.
     void forget(const void* by) noexcept {
         for (auto* b = open_.front(); b != nullptr; b = b->next)
             if (b->by == by) b->by = nullptr;
@@ -162,13 +162,13 @@ struct pool_move {
 
     pool_move* next = nullptr;
     std::thread::id by = std::this_thread::get_id();
-    bool inside;  // begun by a hook, which asks no others
+    bool inside;  // begun by a hook, and so it doesn't ask further hooks
 };
 
-/// Somebody who waits. Under the lock of the pool.
+/// A thread that waits. Under the lock of the pool.
 struct pool_wait_entry {
     pool_wait_entry* next = nullptr;
-    bool told = false;              // since it tried last
+    bool told = false;              // since its last try
     std::condition_variable woken;  // with the lock of the pool
 };
 
@@ -183,7 +183,7 @@ public:
     /// before it.
     [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-    /// At the end. True if nobody waited before.
+    /// Joins at the end. Returns true if no thread waited before.
     bool join(pool_wait_entry& p) noexcept {
         const bool first = waiters_.empty();
         waiters_.push(p);
@@ -191,7 +191,7 @@ public:
         if (first) tell();
         return first;
     }
-    /// True if nobody waits any more.
+    /// Returns true if no thread waits any more.
     bool leave(pool_wait_entry& p) noexcept {
         const bool was_first = first(p);
         waiters_.remove(p);
@@ -200,14 +200,14 @@ public:
         return waiters_.empty();
     }
 
-    /// Memory has come, or may come of somebody's waiting for it.
+    /// Wakes the first waiter: memory has come, or may come if the waiter waits for a stream.
     void tell() noexcept {
         if (waiters_.empty()) return;
         waiters_.front()->told = true;
         waiters_.front()->woken.notify_one();
     }
 
-    /// All of them: nothing will come.
+    /// Wakes all waiters: nothing will come.
     void tell_all() noexcept {
         for (auto* p = waiters_.front(); p != nullptr; p = p->next) {
             p->told = true;
@@ -275,7 +275,7 @@ public:
 
     // --- waiters: see pool_resource.hpp
 
-    /// While this isn't 0, later requests that don't wait are refused.
+    /// The number of waiters. While this isn't 0, later requests that don't wait are refused.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
     void join(pool_wait_entry& p) noexcept {
         const auto lock = locked();
@@ -288,8 +288,8 @@ public:
 
     // --- the end
 
-    /// From now on the store hands out no block: all bins are empty and stay so. Blocks that are
-    /// out are freed as before.
+    /// From now on the store hands out no block: all bins are empty and stay empty. Blocks that are
+    /// out can still be freed.
     void stop() noexcept {
         spent done(*this);
         auto lock = locked();
@@ -326,7 +326,8 @@ public:
         std::uint64_t elsewhere = 0;  // bytes that are neither out nor free
         segments_.for_each_block(fit_, [&](pool_block& b) {
             auto tag = b.tag.load(std::memory_order_relaxed);
-            // Acquire: the label. A block may come out beside this, but for those no place was made.
+            // Acquire: for the label. A block may come out meanwhile; `found` has no place for such
+            // a block.
             if (tag == 0 || found.size() == found.capacity() ||
                 !b.tag.compare_exchange_strong(tag, 0, std::memory_order_acquire)) {
                 elsewhere += b.free ? 0 : b.size;
@@ -340,7 +341,7 @@ public:
         while (!taken.empty()) fit_.give(taken.pop());
         return moves_.empty() && elsewhere == pending_bytes();
     }
-    /// Forgets the ranges in which there is something: they are somebody else's to give back.
+    /// Forgets the ranges that still have blocks: somebody else gives them back.
     void abandon() noexcept {
         while (remove_any().begin != nullptr) {
         }
@@ -404,12 +405,13 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last attempt, once no memory is on its way between pool and upstream. Two exceptions: a
-    /// thread that is itself within a move, called from there by a quota's hook, doesn't wait at
-    /// all, since others may wait for it. And no thread waits for a move whose own thread is in a
-    /// hook called from there, as `upstream` says: that thread holds no memory, and may wait for
-    /// this one. `seen` is the value of changes() before the upstream was asked. Null and false: it
-    /// doesn't fit; null and true: something has changed in between, so try again.
+    /// The last attempt, once no memory is on its way between pool and upstream. There are two
+    /// exceptions. A thread that is itself within a move, because a quota's hook was called from
+    /// there, doesn't wait at all, since others may wait for it. And no thread waits for a move
+    /// whose own thread is in a hook called from there, as `upstream` says: that thread holds no
+    /// memory, and may wait for this thread. `seen` is the value of changes() before the upstream
+    /// was asked. Null and false: the request doesn't fit. Null and true: something has changed in
+    /// between, so try again.
     template <class Upstream>
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
                                                                const Upstream& upstream) noexcept {
@@ -437,7 +439,7 @@ public:
         const auto [size, alignment] = pool_tag::asked(tag, p);
         return gpushare::block{p, bytes{size}, alignment, {}};
     }
-    /// Frees a block: unknown_block or wrong_size, changing nothing, if it isn't out like that.
+    /// Frees a block. unknown_block or wrong_size, and nothing changes, if no such block is out.
     errc free(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto lock = locked();
         if (closed_) return errc::closed;
@@ -448,8 +450,8 @@ public:
         waiters_.tell();
         return errc::none;
     }
-    /// As free, but once `point` is reached. Waits for it if the host has no memory to remember it.
-    /// submission_failed, and the block is out as before, if the point can't be waited for, either.
+    /// As free, but once `point` is reached. If the host has no memory to remember the block, waits
+    /// for the point. submission_failed, and the block is out as before, if that wait fails.
     errc free_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (!point.reached()) {
             const auto lock = locked();
@@ -464,15 +466,15 @@ public:
                 b->blocks.push(*block);
                 pending_.add(*b);
                 uncount(size);
-                waiters_.tell();  // to wait for the point
+                waiters_.tell();  // so that one waits for the point
                 return errc::none;
             }
         }
         if (!await(point)) return errc::submission_failed;
         return free(p, size, alignment);
     }
-    /// Takes in a block for which its worker's bin has no room, and makes room there for the next
-    /// ones. errc::closed if the pool is.
+    /// Takes a block for which its worker's bin has no room, and makes room there for later blocks.
+    /// errc::closed if the pool is closed.
     errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
         const auto lock = locked();  // a thread that empties all bins must not miss a block between two of them
         if (closed_) return errc::closed;
@@ -486,7 +488,7 @@ public:
         return errc::none;
     }
 
-    /// Takes back what streams have reached, and leaves the caches alone.
+    /// Takes back blocks whose streams have reached the free, and leaves the caches alone.
     void collect() noexcept {
         spent done(*this);
         const auto lock = locked();
@@ -558,7 +560,7 @@ public:
         moves_.remove(m);
         changed_.notify_all();
     }
-    /// In ranges in which nothing is.
+    /// The bytes of empty ranges.
     [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
         const auto lock = locked();
         return fit_.empty_bytes();
@@ -571,7 +573,8 @@ public:
         const auto out = out_bytes() - std::min(out_bytes(), pending_bytes());
         return out - std::min(out, traffic.requested());
     }
-    /// How much of that there is beyond a part of what isn't, and beyond `least`.
+    /// How many of the empty bytes are more than `least` and more than the other bytes divided by
+    /// `part`.
     [[nodiscard]] std::uint64_t idle_beyond(std::uint64_t least, std::uint64_t part) const noexcept {
         const auto lock = locked();
         const auto idle = fit_.empty_bytes(), most = std::max(least, (segments_.held() - idle) / part);
@@ -581,7 +584,7 @@ public:
         const auto lock = locked();
         return segments_.held();
     }
-    /// Whether a range is held of which such a block could be a part.
+    /// Whether the store holds a range that is large enough for such a block.
     [[nodiscard]] bool could_hold(const pool_request& r) const noexcept {
         const auto lock = locked();
         return segments_.largest(fit_) >= r.least;
@@ -643,7 +646,7 @@ public:
         for (const worker* const w : workers_) all += w->bins.traffic();
         return all;
     }
-    /// Freed on streams that haven't got there.
+    /// Bytes freed on streams that haven't reached the free.
     [[nodiscard]] std::uint64_t pending() const noexcept {
         const auto lock = locked();
         return pending_bytes();
@@ -683,7 +686,7 @@ private:
         for (const worker* const w : workers_) w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
         return cached;
     }
-    // In blocks, those included that streams haven't reached.
+    // The bytes of blocks, including freed blocks whose streams haven't reached the free.
     [[nodiscard]] std::uint64_t out_bytes() const noexcept {
         const auto in_bins = fit_.free_bytes() + cached_bytes();
         return segments_.held() - std::min(segments_.held(), in_bins);
@@ -693,14 +696,14 @@ private:
         for (const worker* const w : workers_) all += w->unrecorded.bytes();
         return all;
     }
-    // Whether this thread moves a range, and was called from there.
+    // Whether this thread moves a range, and was called from within that move.
     [[nodiscard]] bool inside_move() const noexcept {
         for (const auto* m = moves_.front(); m != nullptr; m = m->next)
             if (m->by == std::this_thread::get_id()) return true;
         return false;
     }
 
-    // In a bounded number of steps, nearly.
+    // In a bounded number of steps, with few exceptions.
     [[nodiscard]] pool_block* take_soon(const pool_request& r) noexcept {
         return r.own ? take_large(r, r.size) : detail::quietly([&] { return fit_.take(r.size, r.alignment); });
     }
@@ -708,7 +711,7 @@ private:
         pool_block* const b = fit_.take_own(size, r.most, r.alignment);
         return b != nullptr || !r.cut ? b : detail::quietly([&] { return fit_.cut_own(size, r.alignment); });
     }
-    // Before it is refused, what is large has what is left of shared segments as well.
+    // Before a refusal, a large request may also use what is left of shared segments.
     [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own, bool last = false) noexcept {
         pool_block* b = r.own ? take_large(r, r.least) : nullptr;
         if (b == nullptr && (last || !r.own))
@@ -723,7 +726,7 @@ private:
         return b != nullptr ? b : pending_.take(own, r);
     }
 
-    // Out of one block that is in a bin: what spares the workers the loss of all.
+    // Takes from one block that is in a bin, so that the workers needn't lose all blocks.
     [[nodiscard]] pool_block* take_kept(const pool_request& r) noexcept {
         const auto slack = std::max(r.alignment, pool_granule) - pool_granule;
         for (worker* const w : workers_) {
@@ -811,10 +814,10 @@ private:
     pool_segments segments_;
     pool_wait_queue waiters_;
     plain_list<worker*> workers_;
-    worker depot_;                    // for all: what a worker has too much of, as others may have too little
-    pool_chain stranded_;             // freed on streams that could not be recorded before they were gone
+    worker depot_;                    // of all workers: surplus of one that others may lack
+    pool_chain stranded_;             // freed on streams that went before a point could be recorded
     std::uint64_t recorded_now_ = 0;  // bytes in batches that are being recorded
-    pool_traffic traffic_;            // but for what workers count
+    pool_traffic traffic_;            // without the part that workers count
     fifo<pool_move> moves_;           // between here and the upstream
     unsigned recordings_ = 0;         // batches being recorded
     std::uint64_t changes_ = 0;       // moves that moved something

@@ -29,17 +29,18 @@ struct quota_word {
 
     [[nodiscard]] constexpr std::uint64_t available() const noexcept { return bits & mask; }
     [[nodiscard]] constexpr bool frozen() const noexcept { return (bits & frozen_bit) != 0; }
-    /// Counts that have not moved yet; 0 when the 64 before them have to.
+    /// Counts that haven't moved yet. 0 means that the 64 before them have to move.
     [[nodiscard]] constexpr std::uint64_t charges() const noexcept { return (bits >> charge_shift) % spill; }
     [[nodiscard]] constexpr std::uint64_t releases() const noexcept { return (bits >> release_shift) % spill; }
 
     [[nodiscard]] constexpr quota_word frozen_if(bool freeze) const noexcept {
         return {freeze ? bits | frozen_bit : bits & ~frozen_bit};
     }
-    /// `n` bytes more or less are available, and nobody called.
+    /// The word with `n` bytes more or less available, and no call counted.
     [[nodiscard]] constexpr quota_word plus(std::uint64_t n) const noexcept { return {bits + n}; }
     [[nodiscard]] constexpr quota_word minus(std::uint64_t n) const noexcept { return {bits - n}; }
-    /// One charge or release more, modulo 128: the carry must not reach the field above.
+    /// The word after one more charge or release, modulo 128: the carry must not reach the field
+    /// above.
     [[nodiscard]] constexpr quota_word charged(std::uint64_t n) const noexcept {
         return {count(charge_shift).bits - n};
     }
@@ -109,14 +110,14 @@ struct quota_cell {
         total.store(before.changed(held, closed).bits, std::memory_order_release);
     }
 
-    /// Call with every word that has one charge or release more.
+    /// Call this with every word that counts one more charge or release.
     void count_charge(quota_word w) noexcept {
         if (w.charges() == 0) charges.fetch_add(quota_word::spill, std::memory_order_relaxed);
     }
     void count_release(quota_word w) noexcept {
         if (w.releases() == 0) releases.fetch_add(quota_word::spill, std::memory_order_relaxed);
     }
-    /// The word with `n` bytes released, counted if there are any.
+    /// The word after a release of `n` bytes, counted as a release unless `n` is 0.
     quota_word released(quota_word w, std::uint64_t n) noexcept {
         if (n == 0) return w;
         w = w.released(n);

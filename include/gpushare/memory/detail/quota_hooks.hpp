@@ -50,7 +50,7 @@ public:
         if (of_ == nullptr) return;
         std::condition_variable left;
         std::unique_lock lock(of_->root_->mutex_);
-        left_ = &left;  // not asked any more, but in the list, since threads may be in it
+        left_ = &left;  // not called any more, but still in the list, since threads may be in it
         left.wait(lock, [&] { return calls_.empty(); });
         hook_registration** at = &of_->root_->hooks_;
         while (*at != this) at = &(*at)->next_;
@@ -74,7 +74,7 @@ public:
             bytes freed{};
             h->call(lock, [&] { freed = h->free_(request); });
             if (freed != bytes{}) return true;
-            h = q.root_->hooks_;  // the list may be another one by now; the cursor tells where we are
+            h = q.root_->hooks_;  // the list may have changed; the cursor still holds
         }
         return false;
     }
@@ -101,7 +101,7 @@ public:
         }
         return waited;
     }
-    /// The quota that it belongs to; null once the root of the tree is gone.
+    /// The quota that the hook belongs to; null once the root of the tree is gone.
     [[nodiscard]] const quota_node* of() const noexcept { return of_; }
     /// True if there is a hook that has a wait function and could help a waiter.
     static bool any_to_poll(const quota_node& root) noexcept {
@@ -136,7 +136,7 @@ private:
         lock.unlock();
         try {
             body();
-        } catch (...) {  // nobody's business but the hook's: nothing was freed
+        } catch (...) {  // only the hook's own business: nothing was freed
         }
         lock.lock();
         calls_.remove(frame);
@@ -147,8 +147,8 @@ private:
         return order_ != at.order ? order_ > at.order : number_ > at.number;
     }
 
-    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for a
-    // waiter, from which no bytes are held back.
+    // The quota that refuses `n` bytes for q, and the number of bytes that are missing there.
+    // `served`: for a waiter, from which no bytes are held back.
     static shortage shortage_of(const quota_node& q, std::uint64_t n, bool served) noexcept {
         const quota_node* level = &q;
         for (auto need = n;; level = level->parent_) {
@@ -156,7 +156,7 @@ private:
             if (!held_back) need -= std::min(need, level->cell_.now().available());
             const auto burst = level->burst_ - bytes{level->borrowed_.load(std::memory_order_relaxed)};
             const bool obstacle = level->parent_ == nullptr || bytes{need} > burst;
-            if (need == 0) return {level, n};  // it would fit by now
+            if (need == 0) return {level, n};  // the request would fit by now
             if (obstacle || held_back)
                 return {level,
                         level->parent_ == nullptr ? need : std::max((bytes{need} - burst).count(), std::uint64_t{1})};
@@ -181,7 +181,8 @@ private:
         return oldest != nullptr;
     }
 
-    // Whether it can do something for q, which `level` refuses; `request` has what is missing there.
+    // Whether the hook can do something for q, which `level` refuses. `request` has the bytes that
+    // are missing at `level`.
     [[nodiscard]] bool concerned(const quota_node& q, const quota_node& level,
                                  reclaim_request& request) const noexcept {
         if (left_ != nullptr) return false;
@@ -202,7 +203,7 @@ private:
 
     quota_node* of_;
     int order_;
-    bool for_all_;  // of the tree's quotas
+    bool for_all_;  // for all of the tree's quotas
     std::uint64_t number_ = 0;
     free_function free_;
     wait_function wait_;

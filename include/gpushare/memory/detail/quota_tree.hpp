@@ -43,9 +43,9 @@ class hook_registration;
 /// How far one request has come in asking the hooks of a tree; see quota_wait.hpp.
 struct hook_cursor {
     instant until = instant::min();                                 // when it will be refused
-    std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the last that was asked
+    std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the hook asked last
     std::uint64_t number = 0;
-    std::int64_t last = std::numeric_limits<std::int64_t>::max();  // which hooks may be asked: none of a higher order
+    std::int64_t last = std::numeric_limits<std::int64_t>::max();  // the highest order of hooks that may be asked
 };
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 
@@ -79,15 +79,15 @@ private:
     T *first_ = nullptr, *last_ = nullptr;
 };
 
-/// Somebody who waits. All under the mutex of the tree.
+/// A waiter. All members are under the mutex of the tree.
 struct quota_wait_entry {
     list_link<quota_wait_entry> of_quota{}, of_threads{};
     quota_node* at = nullptr;
     std::uint64_t size = 0;
-    std::uint64_t ticket = 0;  // who came first has the smaller one
+    std::uint64_t ticket = 0;  // an earlier waiter has a smaller ticket
     claim_state state = claim_state::waiting;
     errc why = errc::none;                               // of the last refusal
-    bool polls = false;                                  // a thread that may call hooks for those that wait
+    bool polls = false;                                  // a thread that may call hooks for those waiters
     void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
 };
 
@@ -116,9 +116,9 @@ struct alignas(64) quota_node {
         if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
         child.next_ = std::exchange(children_, &child);
         promised_ += child.guaranteed_;
-        if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;  // others may wait for what is promised now
+        if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;  // others may wait for the promised bytes
         note_borrower(child);
-        serve_waiters();  // who has less than before may be stopped further down, and let others by
+        serve_waiters();  // such a child may be stopped further down, and let others by
         return true;
     }
 
@@ -140,11 +140,11 @@ struct alignas(64) quota_node {
     // frozen.
     void freeze() const noexcept { cell_.freeze(); }
     void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
-    // Refusals of one that is stopped come to the mutex, to say so.
+    // After a stop, refusals come to the mutex, which tells the reason.
     void hold(std::uint64_t held) const noexcept {
         cell_.hold(held, burst_ == bytes{} && borrowers_ == 0 && !stopped());
     }
-    // Written under the mutex. Acquire: a thread that sees it sees what was done before.
+    // Written under the mutex. Acquire: a thread that sees the stop sees what happened before it.
     [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
     [[nodiscard]] bool over_limit() const noexcept {
         return borrowed_.load(std::memory_order_relaxed) > burst_.count();
@@ -164,7 +164,8 @@ struct alignas(64) quota_node {
         if (child.watched()) top().watch();
     }
 
-    // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
+    // Charges `n` bytes. `asking` is the child on whose behalf, if any: it has no idle bytes to
+    // gather.
     errc take(std::uint64_t n, const quota_node* asking, precedence when = precedence::after_waiters) noexcept {
         if (stopped() && n != 0) return refuse(errc::closed);
         if (behind_ != errc::none && n != 0 && when == precedence::after_waiters) return refuse(behind_);
@@ -198,19 +199,19 @@ struct alignas(64) quota_node {
         return why == errc::none || why == errc::closed ? why : errc::out_of_memory;
     }
 
-    // Bytes that the parent must be charged for such a guarantee. Borrowed bytes are charged there
-    // already.
+    // The bytes that the parent must be charged for such a guarantee. The parent is charged for
+    // borrowed bytes already.
     [[nodiscard]] std::uint64_t growth(bytes guaranteed) const noexcept {
         const auto grow = (guaranteed - guaranteed_).count();
         return grow - std::min(grow, borrowed_.load(std::memory_order_relaxed));
     }
 
-    // Nothing idle goes back before: between that and taking it again, somebody else could.
+    // Gives no idle bytes back beforehand: another quota could take them before this one does.
     errc change(bytes guaranteed, bytes burst) noexcept {
         const auto grow = (guaranteed - guaranteed_).count(), fresh = growth(guaranteed);
         if (const errc why = parent_ != nullptr ? parent_->take(fresh, this, precedence::before_waiters) : errc::none;
             why != errc::none) {
-            tell_parents();  // what is idle here, the parent has passed over
+            tell_parents();  // the parent has passed over idle bytes here
             return why == errc::closed ? why : errc::no_room;
         }
         const auto shrink = (guaranteed_ - guaranteed).count();
@@ -218,7 +219,7 @@ struct alignas(64) quota_node {
         return errc::none;
     }
 
-    // `fresh` bytes are its own from now on that weren't before.
+    // `fresh` bytes become the quota's own that weren't before.
     void set_limits(bytes guaranteed, bytes burst, std::uint64_t borrowed, std::uint64_t fresh) noexcept {
         const bool was_over = over_limit();
         freeze();
@@ -228,7 +229,7 @@ struct alignas(64) quota_node {
         borrowed_.store(borrowed, std::memory_order_relaxed);
         root_->limits_changed_ = true;
         settle(fresh);
-        if (over_limit()) {  // still, without what it has idle itself
+        if (over_limit()) {  // still, without its own idle bytes
             watch();
             settle();
         }
@@ -236,7 +237,7 @@ struct alignas(64) quota_node {
         if (parent_ != nullptr) parent_->note_borrower(*this);
     }
 
-    // Nothing is granted any more, and what is released goes to the parent.
+    // Nothing is granted any more, and released bytes go to the parent.
     void stop() noexcept {
         stopped_.store(true, std::memory_order_release);
         (void)change({}, {});
@@ -249,9 +250,9 @@ struct alignas(64) quota_node {
         give_back(cell_.released(cell_.now(), n));
     }
 
-    // Publishes the word of a frozen quota that may have more left than before. Over the limit, or
-    // while a request waits, no loan stays here. Doesn't look for idle loans below: a quota there
-    // may just be requesting bytes from this one.
+    // Publishes the word of a frozen quota that may have more bytes left than before. If the quota
+    // is over its limit, or a request waits, no loan stays here. Doesn't look for idle loans below,
+    // since a quota there may just be requesting bytes from this one.
     void give_back(quota_word word) const noexcept {
         if (over_limit() || watched()) {
             const auto back = thaw_without_idle(word);
@@ -262,7 +263,8 @@ struct alignas(64) quota_node {
         }
     }
 
-    // Takes in `fresh` bytes that the parent was charged, and returns to it what is borrowed and idle, here or below.
+    // Adds `fresh` bytes that the parent was charged. Returns to the parent the borrowed bytes that
+    // are idle, here or below.
     void settle(std::uint64_t fresh = 0) const noexcept {
         freeze();
         const auto word = gather(nullptr).plus(fresh);
@@ -301,7 +303,7 @@ struct alignas(64) quota_node {
         return idle;
     }
 
-    // Thaws the word without what is borrowed and idle, and returns how much that was.
+    // Thaws the word without the bytes that are borrowed and idle, and returns their number.
     std::uint64_t thaw_without_idle(quota_word word) const noexcept {
         const bool was_over = over_limit();
         const auto borrowed = borrowed_.load(std::memory_order_relaxed);
@@ -313,8 +315,8 @@ struct alignas(64) quota_node {
         return idle;
     }
 
-    // Charges `n` bytes again that were just released here, whatever the limits are by now: as the
-    // top is watched, nobody else has got them, and debts that they have paid are owed again.
+    // Charges `n` bytes again that were just released here, whatever the limits are by now. The top
+    // is watched, so nobody else has got these bytes; debts that they have paid are owed again.
     void take_again(std::uint64_t n) noexcept {
         freeze();
         const auto need = n - std::min(n, cell_.now().available());
@@ -341,26 +343,28 @@ struct alignas(64) quota_node {
         return bytes{word.available()} + more;
     }
 
-    // Why so many bytes can never be charged here, or errc::none.
+    // Why `n` bytes can never be charged here, or errc::none.
     [[nodiscard]] errc unfit(std::uint64_t n) const noexcept {
         if (stopped() && n != 0) return errc::closed;
         if (bytes{n} > guaranteed_ + burst_) return n > quota_word::mask ? errc::size_overflow : errc::over_quota;
         const bytes more = bytes{n} - guaranteed_;
         return more == bytes{} ? errc::none : from_above(parent_->unfit(more.count()));
     }
-    // The most that could be charged here if all that is charged anywhere were released, and everybody's guarantees stay.
+    // The most that could be charged here if all charges anywhere were released and all guarantees
+    // stayed.
     [[nodiscard]] bytes attainable() const noexcept {
         const bytes lent = parent_ != nullptr ? std::min(burst_, parent_->attainable()) : bytes{};
         return guaranteed_ + lent - promised_;
     }
-    // Why somebody who waits for so many bytes would wait for ever, or errc::none.
+    // Why a waiter for `n` bytes would wait for ever, or errc::none.
     [[nodiscard]] errc hopeless(std::uint64_t n) const noexcept {
         if (const errc why = unfit(n); why != errc::none) return why;
         if (bytes{n} <= attainable()) return errc::none;
         return bytes{n} + promised_ > guaranteed_ + burst_ ? errc::over_quota : errc::out_of_memory;
     }
 
-    // ---- Who waits. Bytes come from a quota's top, the last that it can borrow from, and from all that borrow there.
+    // ---- Waiters. Bytes come from a quota's top, the last quota that it can borrow from, and from
+    // all quotas that borrow there.
 
     [[nodiscard]] quota_node& top() noexcept { return const_cast<quota_node&>(std::as_const(*this).top()); }
     [[nodiscard]] const quota_node& top() const noexcept {
@@ -368,7 +372,8 @@ struct alignas(64) quota_node {
         while (q->may_borrow_) q = q->parent_;
         return *q;
     }
-    // Whether what is idle here goes back at once: somebody waits, or one that it is borrowed from is over its limit.
+    // Whether idle bytes here go back at once: a request waits, or a quota that lent them is over
+    // its limit.
     [[nodiscard]] bool watched() const noexcept {
         const quota_node* q = this;
         for (; q->may_borrow_; q = q->parent_)
@@ -376,7 +381,7 @@ struct alignas(64) quota_node {
         return q->waiting_here_ != 0;
     }
 
-    // Freezes all quotas that bytes may come from, and brings idle loans here: from now on each
+    // Freezes all quotas that bytes may come from, and brings idle loans here. From now on each
     // loan comes back with its release. An earlier release may not have reported yet that it left a
     // loan idle, so this looks for loans whatever the flags say.
     void watch() const noexcept {
@@ -384,7 +389,7 @@ struct alignas(64) quota_node {
         freeze_below(nullptr);
         thaw(cell_.released(cell_.now(), collect_below(nullptr)));
     }
-    // Thaws what isn't watched any more.
+    // Thaws the quotas that aren't watched any more.
     void unwatch() const noexcept {
         for (const quota_node* c = children_; c != nullptr; c = c->next_)
             if (c->may_borrow_) c->unwatch();
@@ -411,30 +416,30 @@ struct alignas(64) quota_node {
     quota_node *children_ = nullptr, *next_ = nullptr;
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
-    errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
-    linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;  // who waits for bytes of this one
-    int waiting_here_ = 0;  // how many wait, in the top of what they may get bytes from
+    errc behind_ = errc::none;  // the refusal of charges while a request waits for bytes from here
+    linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;  // waiters for bytes of this quota
+    int waiting_here_ = 0;                                              // how many waiters have this quota as their top
     // The state of the queue; see quota_wait_queue.hpp.
     quota_turn turn_{.of = this};       // while there is a queue
     quota_node* stopped_by_ = nullptr;  // the quota that has refused its first waiter
-    quota_node* ahead_ = nullptr;       // the quota whose first waiter gets what is left here, if anybody
+    quota_node* ahead_ = nullptr;       // the quota whose first waiter gets the bytes left here, if any
     turn_heap stopped_here_;            // quotas that this one has refused
     list_link<quota_node> in_line_{};   // in waiting_quotas_
     std::string_view name_{};           // whose it is
     // In the root only.
     int waiting_ = 0;                                                       // how many wait
-    linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // those with a queue
-    turn_heap to_try_;                                                      // those of them that may be served now
-    linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // who polls
+    linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // quotas with a queue
+    turn_heap to_try_;                                                      // those that may be served now
+    linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // threads that poll
     std::uint64_t tickets_ = 0;
-    bool limits_changed_ = false;  // since the queues were looked through for who can't be served any more
-    void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it
-    hook_registration* hooks_ = nullptr;             // in the order of asking
+    bool limits_changed_ = false;                    // since the last search of the queues for hopeless waiters
+    void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first waiter: programs that never wait don't pay
+    hook_registration* hooks_ = nullptr;             // in the order in which they are asked
     std::uint64_t hooks_made_ = 0;
-    void (*orphan_hooks_)(quota_node&) noexcept = nullptr;  // set by the first of them, for the end of the tree
-    std::atomic<ask_function> ask_next_{nullptr};           // set by the first of the hooks
+    void (*orphan_hooks_)(quota_node&) noexcept = nullptr;  // set by the first hook, for the end of the tree
+    std::atomic<ask_function> ask_next_{nullptr};           // set by the first hook
     bool (*in_hook_)(const quota_node&, std::thread::id) noexcept = nullptr;  // likewise
-    bool polled_ = false;  // somebody who waits looks after the hooks that can be waited for
+    bool polled_ = false;  // a waiter polls the hooks that have a wait function
 };
 
 }  // namespace detail

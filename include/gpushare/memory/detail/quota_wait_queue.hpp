@@ -3,10 +3,10 @@
 //
 // A waiter keeps its place: every later request, however small, is refused the bytes that the
 // waiter waits for, so that small requests don't starve a big one. Only bytes that could serve the
-// waiter are held back: bytes of its own quota and, if that isn't the obstacle, bytes that its
-// parent lends, and so on up to the quota whose limit is the obstacle. Guaranteed bytes are never
-// held back for others, and new guarantees go ahead of waiters. Every resize, release and end of a
-// quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
+// waiter are held back: bytes of its own quota and, if that quota isn't the obstacle, bytes that
+// its parent lends, and so on up to the quota whose limit is the obstacle. Guaranteed bytes are
+// never held back for others, and new guarantees go ahead of waiters. Every resize, release and end
+// of a quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
 //
 // The effect is the same as this: all waiters are tried, the oldest first, and each refused one
 // reserves the bytes that it may get, from its own quota up to the one that has refused it. A
@@ -25,10 +25,11 @@
 // of the tree, plus the logarithm of the number of waiters for each one served. After a change of
 // limits all are tried.
 //
-// Why no wake-up is lost. A release is one compare-and-swap of a word, and the frozen bit, which sends a release to the
-// mutex, lies in the same word. A thread that joins the queue freezes all words that its bytes may come from, and then
-// looks. A release before the freeze is in the word that it looks at; a release after it fails to swap, sees the bit,
-// takes the mutex and serves the waiters. There is no second flag that the two could miss, and while nobody waits a
+// Why no wake-up is lost: a release is one compare-and-swap of a word, and the same word has the
+// frozen bit, which sends a release to the mutex. A thread that joins the queue freezes all words
+// that its bytes may come from, and then looks. A release before the freeze has changed the word
+// that the thread looks at. A release after the freeze fails to swap, sees the bit, takes the mutex
+// and serves the waiters. There is no second flag that the two could miss, and while nobody waits a
 // release pays nothing.
 #pragma once
 
@@ -58,7 +59,7 @@ namespace detail {
 
 /// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of the tree.
 struct quota_wait_queue {
-    /// Refused at once, and in no queue, if it could never be served.
+    /// Refuses the waiter at once, without a queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept;
 
     /// While a top, such as a root, is pressed, bytes freed below go back to it at once, as if a
@@ -109,7 +110,7 @@ GPUSHARE_INLINE void quota_wait_queue::join(quota_wait_entry& p) noexcept {
     q.queue_.push(p);
     if (p.polls) root.threads_.push(p);
     ++root.waiting_;
-    if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
+    if (++top.waiting_here_ == 1) top.watch();  // before any waiter looks
     if (q.queue_.front() == &p) {
         root.waiting_quotas_.push(q);
         line_up(q);
@@ -128,7 +129,7 @@ GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& top) noexcep
 
 GPUSHARE_INLINE void quota_wait_queue::leave(quota_wait_entry& p) noexcept {
     auto& q = *p.at;
-    const bool first = q.queue_.front() == &p;  // the others hold nothing back that the first one doesn't
+    const bool first = q.queue_.front() == &p;  // later waiters hold back only what the first one does
     if (first) withdraw(q);
     remove(p);
     if (first) line_up(q);
@@ -259,7 +260,7 @@ struct quota_waiter : quota_wait_entry {
             woken.notify_one();
         });
         std::unique_lock lock(root.mutex_);
-        // Within a hook the thread calls no other one.
+        // Within a hook the thread calls no other hook.
         polls = !hook_registration::inside(root, std::this_thread::get_id());
         quota_wait_queue::join(*this);
         while (state == claim_state::waiting) {
@@ -282,8 +283,8 @@ struct quota_waiter : quota_wait_entry {
     }
 
 private:
-    // How long a thread waits for streams, or leaves them alone while nothing is expected from
-    // them, before it looks at the rest again.
+    // How long a thread waits for streams, or leaves them alone while it expects nothing from them,
+    // before it looks at everything else again.
     static constexpr ns slice = std::chrono::milliseconds(1);
 
     errc give_up(errc code) noexcept {
@@ -291,7 +292,7 @@ private:
         pass_on();
         return code;
     }
-    // Somebody else looks after the streams.
+    // Another thread takes over the streams.
     void pass_on() noexcept {
         auto& root = *at->root_;
         if (root.polled_) return;

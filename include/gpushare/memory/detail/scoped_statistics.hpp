@@ -30,12 +30,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A scope, while it is open or something that was allocated in it is out.
+/// A scope. The id is valid while the scope is open or a block that was allocated in it is out.
 struct scope_id {
     std::uint32_t index = 0;
 };
 
-/// Thread-safe: one mutex, held for some entries of tables.
+/// Thread-safe: one mutex, held for a few table look-ups.
 class scoped_statistics {
 public:
     /// The scope of everything.
@@ -85,15 +85,15 @@ public:
             ++f.allocations;
         });
     }
-    /// A block that is on its way back.
+    /// A block that is being freed.
     struct struck {
         block what{};
         std::uint32_t scope = 0;
         trace_store::id trace = trace_store::none;
     };
 
-    /// A block goes back: errc::none, and the caller may free it, and then calls forget(); or
-    /// put_back(), if it couldn't. unknown_block or wrong_size, and nothing changes.
+    /// Begins to free a block. After errc::none the caller may free the block, and then calls
+    /// forget(), or put_back() if the free failed. unknown_block or wrong_size: nothing changes.
     [[nodiscard]] errc strike(void* pointer, bytes size, std::size_t alignment, struck& going) noexcept {
         const std::lock_guard lock(mutex_);
         const entry* const found = blocks_.find(pointer);
@@ -107,7 +107,7 @@ public:
         });
         return errc::none;
     }
-    /// The block is back.
+    /// The block was freed.
     void forget(const struck& gone) noexcept {
         const std::lock_guard lock(mutex_);
         blocks_.forget();
@@ -147,8 +147,8 @@ public:
 private:
     static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
     struct scope_entry {
-        std::uint32_t parent = none;  // of a vacant one: the next vacant one
-        std::uint32_t users = 1;      // itself while it is open, scopes in it, blocks that came from it
+        std::uint32_t parent = none;  // of a vacant entry: the next vacant entry
+        std::uint32_t users = 1;      // the open scope itself, scopes in it, and blocks allocated in it
         std::string name{};
         memory_statistics figures{};
     };

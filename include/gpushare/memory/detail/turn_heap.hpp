@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quotas with a waiter, in the order in which their first waiters came: a pairing heap (Fredman et
-// al., 1986) whose elements carry their own links, so that nothing is allocated and none of them
-// needs to be found before it is taken out.
+// al., 1986). The elements carry their own links, so that the heap allocates nothing and removes an
+// element without a search.
 //
 //   turn_heap line;    line.push(q.turn_);    line.first()->of;    line.remove(q.turn_);
 //
@@ -20,11 +20,11 @@ namespace detail {
 
 struct quota_node;
 
-/// The place of a quota in a heap. In one at a time.
+/// A quota's place in a heap. A quota is in one heap at a time.
 struct quota_turn {
     quota_node* of = nullptr;
     std::uint64_t ticket = 0;      // of its first waiter
-    quota_turn* below = nullptr;   // the first of those right below it
+    quota_turn* below = nullptr;   // the first element right below this one
     quota_turn* next = nullptr;    // beside it
     quota_turn* before = nullptr;  // beside it, or above the first
 };
@@ -74,7 +74,7 @@ private:
         while (pairs != nullptr) all = merged(all, alone(pairs));
         return all;
     }
-    // The first of those side by side; `side` is the rest.
+    // Takes the first element of those side by side; `side` keeps the rest.
     static quota_turn* alone(quota_turn*& side) noexcept {
         auto* const t = std::exchange(side, side->next);
         t->next = t->before = nullptr;
