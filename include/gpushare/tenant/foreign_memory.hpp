@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that an engine allocates by itself, past every allocator of ours, as most do with weights:
-// the meter measures it around the load, and charges it to the engine's tenant.
+// Memory that an engine allocates by itself, past every allocator of ours, as most engines do for
+// weights. The meter measures this memory around the load, and charges it to the engine's tenant.
 //
 //   gpushare::foreign_meter before{node.memory(d)};             // on a GPU: by the device's own account
 //   auto engine = load(path);
@@ -34,8 +34,8 @@ inline namespace GPUSHARE_ABI {
 /// files.
 struct process_memory {
     /// A reading. Throws operation_error (io_failed, errno in `asked`) if the system doesn't tell,
-    /// or no file can be opened: a 0 would pass for a reading, and the next reading would count all
-    /// memory of the process.
+    /// or if no file can be opened. A 0 would pass for a reading, and the next reading would then
+    /// count all memory of the process.
     [[nodiscard]] static bytes taken() {
         errno = 0;
         std::FILE* const file = std::fopen("/proc/self/statm", "re");
@@ -63,13 +63,13 @@ public:
     /// Measures the process. Throws as a reading does.
     explicit foreign_meter(const Source&) requires(!of_device) : before_(Source::taken()) {}
 
-    /// More than when it was made, or when charge() was called last. Not too much because of frees
-    /// that are under way: the least of some readings. Throws what reading the process's memory
-    /// does.
+    /// The bytes taken since the meter was made, or since charge() was last called. Takes the least
+    /// of some readings, so that frees under way don't count as memory. Throws what reading the
+    /// process's memory throws.
     [[nodiscard]] bytes measured() const noexcept(of_device) { return now() - before_; }
 
     /// Charges measured() to a tenant, as long as the result lives; later allocations are measured
-    /// anew. On a device the overhead no longer includes this memory. Throws memory_error as an
+    /// anew. On a device this memory no longer counts as overhead. Throws memory_error as an
     /// allocation would, and the errors of measured(), and then nothing is charged.
     template <class Tenant>
     [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {

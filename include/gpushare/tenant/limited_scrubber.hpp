@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scrubber that is a client of a limiter like any other: it scrubs in pieces, at a weight and a level of its own, and
-// higher levels get in between two pieces. For scrubbing_resource, in place of a stream.
+// A scrubber that is a client of a limiter like any other. It scrubs in pieces, at a weight and a
+// level of its own, so that higher levels get in between two pieces. For scrubbing_resource, in
+// place of a stream.
 //
 //   const auto cleaner = limiter.add({.weight = 5_pct, .level = {-1}});
 //   gpushare::limited_scrubber scrubs{limiter, cleaner, stream};
 //   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};        // below the tenants' resources
 //
-// A chunk_pool needs none, since it scrubs chunk by chunk on a stream that it is given. To limit it, submit with that
-// stream:
+// A chunk_pool needs no such scrubber, since it scrubs chunk by chunk on the stream that it is
+// given. To limit its scrubbing, submit with that stream:
 //   gpushare::submit_chunked(limiter, cleaner, stream, n, [&](auto&, std::size_t) { pool.scrub_ahead(1); });
 #pragma once
 
@@ -30,9 +31,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Scrubs as a client of a limiter. The limiter and the stream must outlive the scrubber, and its
-/// points until these are reached. Safe from any thread. fill() drives the limiter, so call it
-/// under no lock that others' callables take; a chunk_pool must not call it. Some thread must drive
+/// Scrubs as a client of a limiter. The limiter and the stream must outlive the scrubber and all of
+/// its points that aren't reached. Safe from any thread. fill() drives the limiter, so call it
+/// under no lock that others' callables take. A chunk_pool must not call it. Some thread must drive
 /// the limiter; a wait for a point does.
 template <class Limiter>
 requires scrubber<typename Limiter::stream>
@@ -45,7 +46,7 @@ class limited_scrubber {
         const limited_scrubber* of = nullptr;
         std::vector<chunked_ticket<Limiter>> fills;
         std::vector<native_point> after;
-        std::shared_ptr<const work> before;  // where there is nothing else to wait for
+        std::shared_ptr<const work> before;  // the earlier work, if there are no other waits
 
         [[nodiscard]] bool done() const noexcept {
             return std::ranges::all_of(fills, [](const auto& f) { return f.done(); }) &&
@@ -67,27 +68,28 @@ public:
         /// A point that a stream has recorded.
         point(native_point p) : native_(std::move(p)) {}  // NOLINT: kernels end with points of streams
 
-        /// Whether it is reached. Doesn't drive the limiter.
+        /// Whether the point is reached. Doesn't drive the limiter.
         [[nodiscard]] bool reached() const noexcept { return native_.reached() && (work_ == nullptr || work_->done()); }
         /// Waits, and drives the limiter meanwhile. False at the deadline.
         bool wait(instant deadline) const {
             return native_.wait(deadline) && (work_ == nullptr || work_->wait(deadline));
         }
-        /// Waits for one after the other: the scrubber's are reached in the order in which they were recorded.
+        /// Waits for one point after the other, since a scrubber's points are reached in the order
+        /// of their records.
         static bool wait_any(std::span<const point> points, instant deadline) {
             return std::ranges::any_of(points, [](const point& p) { return p.reached(); }) ||
                    std::ranges::any_of(points, [&](const point& p) { return p.wait(deadline); });
         }
-        /// The code of the first fill that failed since the previous point; without fills in
-        /// between, that point's.
+        /// The error of the first fill that failed since the previous point. Without fills in
+        /// between, the previous point's error.
         [[nodiscard]] errc status() const noexcept {
             if (work_ == nullptr) return native_.status();
             for (const auto& f : work_->fills)
                 if (const errc why = f.status(); why != errc::none) return why;
             return work_->before != nullptr ? point(work_->before).status() : errc::none;
         }
-        /// For two points of streams, their elapsed(). Else the device time charged for scrubbing between `b` and the
-        /// point before it.
+        /// For two points of streams, their elapsed(). Otherwise the device time charged for
+        /// scrubbing between `b` and the point before it.
         friend ns elapsed(const point& a, const point& b) noexcept {
             if (b.work_ == nullptr) return elapsed(a.native_, b.native_);
             ns sum{};
@@ -126,7 +128,7 @@ public:
     /// Work enqueued from now on starts after `p`. Blocks the thread if `p` is another scrubber's.
     void wait(const point& p) {
         if (p.work_ != nullptr && p.work_->of != this)
-            (void)p.wait(never);  // its own are earlier in the client's queue
+            (void)p.wait(never);  // the scrubber's own points are earlier in the client's queue
         if (p.native_.reached()) return;
         const std::lock_guard lock(mutex_);
         after_.push_back(p.native_);
@@ -148,7 +150,7 @@ public:
     }
 
 private:
-    // The points to wait for that aren't reached yet.
+    // The points to wait for, without those that are reached.
     [[nodiscard]] std::vector<native_point> awaited() {
         const std::lock_guard lock(mutex_);
         std::erase_if(after_, [](const auto& p) { return p.reached(); });
@@ -163,7 +165,7 @@ private:
     std::mutex mutex_;
     std::vector<native_point> after_;
     std::vector<chunked_ticket<Limiter>> fills_;  // since the last point
-    std::shared_ptr<const work> last_;            // that had fills
+    std::shared_ptr<const work> last_;            // the last work that had fills
 };
 
 }  // namespace GPUSHARE_ABI

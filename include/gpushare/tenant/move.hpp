@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves a running tenant to other devices, to defragment a node or to make room there. It first
-// reserves what the tenant is promised on the new devices, then copies its blocks, then gives back
-// the old place. If a step before that fails, nothing has changed.
+// reserves what the tenant is promised on the new devices, then copies the tenant's blocks, and
+// then gives back the old place. If a step fails before the last one, nothing has changed.
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}};
 //   auto moved = gpushare::move_tenant(shared, chat, {gpushare::device_id{3}}, blocks, now + 5s);
 //   chat = std::move(moved.successor);      weights = blocks[0].at;
 //
 // If there isn't room for both places, park the tenant: take it off its devices with its data, and
-// put it on others later. So two tenants change places, or one makes room for an urgent one. In
-// between it has only host memory: neither its name nor a promise.
+// put it on other devices later. So two tenants can change places, or one can make room for an
+// urgent one. A parked tenant has only host memory, and neither its name nor a promise.
 //
 //   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
 //   auto urgent = shared.admit({.name = "urgent", .memory = 24_GiB});
@@ -40,31 +40,32 @@ inline namespace GPUSHARE_ABI {
 /// How a move went. The times follow each other.
 struct move_report {
     bytes moved{};  ///< of all blocks that were copied
-    bytes kept{};   ///< of the blocks that stayed, on a device that it didn't leave
-    ns reserve{};   ///< until the tenant was admitted there
-    ns scrub{};     ///< until its memory there was allocated, which is overwritten before it is had
-    ns wait{};      ///< until its work here was done
-    ns copy{};      ///< until all blocks were there
+    bytes kept{};   ///< of the blocks that stayed, on devices that the tenant didn't leave
+    ns reserve{};   ///< until the tenant was admitted at the new place
+    ns scrub{};     ///< until its new memory was allocated, which is overwritten first
+    ns wait{};      ///< until its work at the old place was done
+    ns copy{};      ///< until all blocks were at the new place
     std::uint64_t late =
         0;  ///< submissions that ended here after the copy began, by a thread that didn't stop: what they wrote is lost
-    close_report closed{};  ///< how it ended here; if that isn't complete, close the old handle again
+    close_report closed{};  ///< how the old place closed; if not complete, close it again
 };
 
 /// A tenant at its new place.
 template <class Tenant>
 struct moved_tenant {
-    Tenant successor;      ///< of the same name; the old handle's calls are refused with errc::closed
-    move_report report{};  ///< how it went
+    Tenant successor;      ///< same name; the old handle's calls are refused with errc::closed
+    move_report report{};  ///< how the move went
 };
 
 /// Moves a tenant to the devices `to`, as many as it has, all or nothing. `blocks` are the blocks
-/// of its memory to keep: they are copied, and their `at` is changed. Its other blocks end with it
-/// here. The copies are the tenant's own submissions there, charged to it. The tenant occupies both
-/// places until the end, so it needs room for itself there. `slice` is that of tenant_spec.
+/// of its memory to keep: they are copied, and their `at` is changed. Other blocks end with the
+/// tenant's old place. The copies are the tenant's own submissions at the new place, and are
+/// charged to it. The tenant occupies both places until the end, so the new place needs room for
+/// all of it. `slice` is that of tenant_spec.
 ///
-/// On a device that it doesn't leave, one with the same place in `to` as in spec().on, nothing is
-/// copied or taken twice: the successor gets the memory as it is, blocks that aren't listed, pools
-/// and arenas on it included.
+/// A device that the tenant doesn't leave has the same place in `to` as in spec().on. There nothing
+/// is copied or taken twice: the successor gets the memory as it is, including blocks that aren't
+/// listed, and pools and arenas on that memory.
 ///
 /// The tenant's threads must have stopped submitting work, and using the blocks, until this
 /// returns. Work queued by then runs first, so a sleeping tenant is woken, and is awake afterwards.
@@ -81,7 +82,7 @@ requires copier<typename Node::stream>
                                                              std::vector<device_id> to, std::span<moving_block> blocks,
                                                              instant deadline = never,
                                                              std::uint32_t slice = any_slice) {
-    const auto leaves = from.spec().on;  // the same for ever
+    const auto leaves = from.spec().on;  // the devices never change
     if (to.size() != leaves.size())
         raise({errc::invalid_specification, to.size(), 0, leaves.size(), reason::wrong_count}, from.name(),
               "move, devices to go to");
@@ -107,7 +108,7 @@ requires copier<typename Node::stream>
         lap(report.copy);
     }
 
-    succession.take_over();  // the last that may fail
+    succession.take_over();  // nothing after this may fail
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         auto& b = blocks[i];
         (target.of(i) != nullptr ? report.moved : report.kept) += bytes{b.size};
@@ -121,7 +122,8 @@ requires copier<typename Node::stream>
     return {std::move(next), report};
 }
 
-/// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+/// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
+/// memory.
 template <node Node, compute_policy Policy>
 requires copier<typename Node::stream>
 [[nodiscard]] result<moved_tenant<tenant<Node, Policy>>> try_move_tenant(
@@ -130,8 +132,8 @@ requires copier<typename Node::stream>
     return detail::or_why([&] { return move_tenant(shared, from, std::move(to), blocks, deadline, slice); });
 }
 
-/// The data of a tenant that is on no device. Movable, one owner; frees it when it goes. `Host`
-/// must outlive it, and is reached by the devices' copies: pinned, for speed.
+/// The data of a tenant that is on no device. Movable, one owner; the destructor frees the data.
+/// `Host` must outlive it. The devices' copies must reach that memory: pinned, for speed.
 template <memory_resource Host>
 class parked_tenant {
 public:
@@ -154,33 +156,33 @@ public:
     parked_tenant& operator=(parked_tenant&&) = delete;
     ~parked_tenant() { free(); }
 
-    /// As it was granted, with the devices where it was.
+    /// The tenant's grant, with the devices that it left.
     [[nodiscard]] const tenant_spec& spec() const noexcept { return spec_; }
-    /// The size of its data, bytes.
+    /// The size of the data.
     [[nodiscard]] bytes size() const noexcept {
         bytes all;
         for (const auto& c : copies_) all += bytes{c.of.size};
         return all;
     }
-    /// How many blocks it has.
+    /// The number of blocks.
     [[nodiscard]] std::size_t blocks() const noexcept { return copies_.size(); }
-    /// Whether they are these, wherever they are.
+    /// Whether the data is of these blocks, wherever they are.
     [[nodiscard]] bool has(std::span<const moving_block> blocks) const noexcept {
         return std::equal(copies_.begin(), copies_.end(), blocks.begin(), blocks.end(),
                           [](const copy& c, const moving_block& b) {
                               return c.of.part == b.part && c.of.size == b.size && c.of.alignment == b.alignment;
                           });
     }
-    /// One of them, on the host.
+    /// A block's data on the host.
     [[nodiscard]] void* copy_of(std::size_t block) const noexcept { return copies_[block].at; }
-    /// How it ended on its devices; if that isn't complete, close the old handle again.
+    /// How the tenant ended on its devices; if that isn't complete, close the old handle again.
     [[nodiscard]] const close_report& closed() const noexcept { return closed_; }
 
     /// Called by park_tenant().
     void set_spec(tenant_spec granted) noexcept { spec_ = std::move(granted); }
     /// Called by park_tenant().
     void set_closed(close_report how) noexcept { closed_ = std::move(how); }
-    /// Its data isn't needed any more.
+    /// Frees the data.
     void free() noexcept {
         for (const auto& c : std::exchange(copies_, {})) (void)host_->deallocate(c.at, c.of.size, c.of.alignment);
     }
@@ -197,10 +199,11 @@ private:
     close_report closed_{};
 };
 
-/// Copies `blocks` of a tenant to the host and closes it, all or nothing; its other memory ends
-/// there. Queued work runs first, and its threads must have stopped, as for move_tenant(). Throws
-/// what an allocation of `host` throws; operation_error: deadline_exceeded, the code with which the
-/// work or a copy failed, in_flight, unknown_block, closed. Then the tenant is where it was.
+/// Copies `blocks` of a tenant to the host and closes the tenant, all or nothing. Its other memory
+/// ends with it. Queued work runs first, and the tenant's threads must have stopped, as for
+/// move_tenant(). Throws what an allocation of `host` throws; operation_error: deadline_exceeded,
+/// the code with which the work or a copy failed, in_flight, unknown_block, closed. After an error
+/// the tenant is where it was.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] parked_tenant<Host> park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks, Host& host,
@@ -213,16 +216,16 @@ requires copier<typename Node::stream>
         blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; });
     copies.wait(deadline, "park, copying");
     detail::expect_idle_since(from, before + copies.count(), "park, beside submissions");
-    parked.set_spec(from.spec());  // what was queued may have resized it
-    for (auto& b : blocks) {       // nothing may fail any more
+    parked.set_spec(from.spec());  // queued work may have resized the tenant
+    for (auto& b : blocks) {       // nothing may fail from here on
         detail::leave_block(from, b);
         b.at = nullptr;
     }
     parked.set_closed(detail::close_left(from, deadline));
     return parked;
 }
-/// The same, with the reason instead of an exception. Other exceptions than the library's errors,
-/// such as std::bad_alloc, are thrown.
+/// The same, with the reason instead of an exception. Exceptions other than the library's errors,
+/// such as std::bad_alloc, are still thrown.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] result<parked_tenant<Host>> try_park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks,
@@ -230,11 +233,12 @@ requires copier<typename Node::stream>
     return detail::or_why([&] { return park_tenant(from, blocks, host, deadline); });
 }
 
-/// Admits a parked tenant and copies its data back, all or nothing. It goes to the devices `to` or,
-/// if there are none, to devices that the tenancy chooses. `blocks` are the blocks with which it
-/// was parked; their `at` is set. Then `parked` has no data any more. Throws what tenancy::admit
-/// and an allocation throw; operation_error: deadline_exceeded, the code with which a copy failed,
-/// invalid_specification (other blocks, another number of devices). Then it is still parked.
+/// Admits a parked tenant and copies its data back, all or nothing. The tenant goes to the devices
+/// `to` or, if there are none, to devices that the tenancy chooses. `blocks` are the blocks with
+/// which it was parked; their `at` is set. Afterwards `parked` has no data. Throws what
+/// tenancy::admit and an allocation throw; operation_error: deadline_exceeded, the code with which
+/// a copy failed, invalid_specification (other blocks, another number of devices). After an error
+/// the tenant is still parked.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
@@ -260,7 +264,8 @@ requires copier<typename Node::stream>
     parked.free();
     return back;
 }
-/// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+/// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
+/// memory.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] result<tenant<Node, Policy>> try_unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain values of the tenant layer: a tenant's specification, its usage, the events and reports
-// about it; and a tenancy's options, each with a default, and the function that chooses devices.
+// The plain values of the tenant layer: a tenant's specification, its usage, and events and reports
+// about it. Also a tenancy's options, each with a default, and the function that chooses devices.
 //
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
 //   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
@@ -49,7 +49,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// For tenant_spec::burst: as much as its devices have.
+/// For tenant_spec::burst: as much as the tenant's devices have.
 inline constexpr bytes all_burst = bytes::max();
 
 /// For tenant_spec::slice: the slice with the most device time left to promise.
@@ -58,9 +58,10 @@ inline constexpr std::uint32_t any_slice = ~0U;
 /// The layers of a tenant's memory() above its quota.
 enum class memory_stack : std::uint8_t {
     direct,  ///< each block is the device's own: freed memory is everybody's at once; each call is a driver call
-    /// Blocks out of segments that the tenant keeps: no driver call while they suffice. Only blocks
-    /// below 16 KiB share a segment, of 128 KiB or a sixteenth of what is left, if that is less. A
-    /// small block that stays keeps its segment charged, a larger block only itself.
+    /// Blocks out of segments that the tenant keeps: no driver call while the segments suffice.
+    /// Only blocks below 16 KiB share a segment. Such a segment has 128 KiB, or a sixteenth of the
+    /// bytes that are left if that is less. A small block that stays keeps its segment charged, and
+    /// a larger block only itself.
     pool,
     arena,  ///< a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes whole chunks, or shares one
             ///< with others that are smaller than a chunk; memory is promised in whole chunks. See tenancy::offer
@@ -82,59 +83,59 @@ enum class memory_stack : std::uint8_t {
 /// `compute` is a share of each device.
 struct tenant_spec {
     std::string name{};         ///< the tenant's, in messages and ledgers; unique among present tenants
-    bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
+    bytes memory{};             ///< guaranteed: set aside from the admission on; or 0, with burst
     std::uint32_t devices = 1;  ///< how many, on one node
     /// The tenant's share of device time among the tenants of its level, of the time that higher
-    /// levels leave: the shares of each level of a device sum to a whole. None: no time is
-    /// promised, for a tenant that only wants memory, or time that no other tenant wants. It goes
-    /// at the level best_effort, below all others, unless `level` isn't 0. Policies that cap by
-    /// shares don't serve it.
+    /// levels leave. The shares of each level of a device sum to at most a whole. None: no time is
+    /// promised, for a tenant that only wants memory, or time that no other tenant wants. Such a
+    /// tenant runs at the level best_effort, below all others, unless `level` isn't 0. Policies
+    /// that cap by shares don't serve it.
     share compute{};
-    priority level{};  ///< tenants of a higher level go first, always
-    /// The highest level that its requests and submissions may have; requests for more are served
-    /// at this one. None: its own level. Their time at that level is charged to its share all the
-    /// same.
+    priority level{};  ///< tenants of a higher level always go first
+    /// The highest level that the tenant's requests and submissions may have. Requests for a higher
+    /// level are served at this one. None: the tenant's own level. Time at the ceiling is charged
+    /// to the tenant's share as usual.
     std::optional<priority> ceiling{};
     /// A submission with a declared width (submit_options::width) counts as filling at least this
-    /// part of the SMs. If the device doesn't tell which part work fills, the submission is charged
-    /// by that width. 0: the declared width counts as it is.
+    /// part of the SMs. If the device doesn't tell which part the work fills, the submission is
+    /// charged by this width. 0: the declared width counts.
     sm_width narrowest{};
-    bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst
-    std::vector<device_id> on{};      ///< the devices to use; empty: those with the most room
-    bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
-    std::uint32_t slice = any_slice;  ///< the slice of SMs on each of its devices; see tenancy::slice
+    bytes burst{};                        ///< further bytes, lent while no guarantee needs them; or all_burst
+    std::vector<device_id> on{};          ///< the devices to use; empty: those with the most room
+    bytes unit{1};                        ///< memory / devices and burst / devices must be multiples of it
+    std::uint32_t slice = any_slice;      ///< the slice of SMs on each of its devices; see tenancy::slice
     std::optional<memory_stack> stack{};  ///< the layers of memory(); none: as in tenancy_options
     /// When its memory is overwritten; none: the tenancy's default. `off` takes effect only while
     /// every tenant that its devices ever had says `off`; otherwise memory that others left behind
     /// is still overwritten.
     std::optional<scrub_policy> scrub{};
-    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: likewise
-    std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
+    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: default
+    std::optional<bytes> spill{};  ///< how much may be on the host when bytes lack; 0: nothing; none: the default
     /// While the tenant sleeps, the unused part of its guarantee is lent to others as burst. The
     /// bytes are called back when the tenant wakes, and the wake waits for them: tenant::recall()
     /// says how long. They are never promised to another tenant.
     bool lends_asleep = false;
 
-    // For policies of the tenancy that look at it; see client_settings. One that has no caps
-    // refuses a cap.
+    // For policies of the tenancy that use them; see client_settings. A policy without caps refuses
+    // a cap.
     share cap = share::whole();  ///< the most of each device's time
     bool soft_cap = false;       ///< holds only while others want the device
-    ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
-    std::uint32_t group = 0;     ///< its class, where the policy is a tree
-    ns longest{};                ///< its longest kernel, for others' waits and beside a cap; 0: learnt
-    ns yields_within{};          ///< how often its work yields at least, for the same; 0: it doesn't
+    ns slo{};                    ///< how long after its arrival work is due; 0: no objective
+    std::uint32_t group = 0;     ///< the tenant's class, if the policy is a tree
+    ns longest{};                ///< the longest kernel, for others' waits and beside a cap; 0: learnt
+    ns yields_within{};          ///< how often the work yields at least, for the same; 0: never
     sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of lower levels' long work
     ns back_within{};            ///< lends these SMs to work that returns them within this time; 0: to short work
 
-    std::uint32_t streams = 1;      ///< on each of its devices: work of one runs in order, that of several side by side
-    std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait on a device; 0: as limiter_options has it
+    std::uint32_t streams = 1;      ///< on each device; work of one stream runs in order, work of several side by side
+    std::uint32_t queue_limit = 0;  ///< how many submissions may wait on a device; 0: as in limiter_options
 };
 
 /// Counts of a tenant's calls since its admission.
 struct allocation_counts {
     bytes total{};                  ///< of all allocations together, as asked for
     std::uint64_t allocations = 0;  ///< that succeeded
-    std::uint64_t frees = 0;        ///< those at a close too
+    std::uint64_t frees = 0;        ///< including those at a close
     std::uint64_t refused = 0;      ///< allocations that were refused
 };
 
@@ -157,7 +158,7 @@ struct tenant_change {
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on
-    std::optional<bytes> spill{};  ///< as in tenant_spec; only of a tenant admitted with some. Blocks there stay
+    std::optional<bytes> spill{};                ///< as in tenant_spec; only if admitted with some. Blocks there stay
 };
 
 /// A tenant's usage, now and so far, summed over its devices. device_time is that of each device
@@ -166,7 +167,7 @@ struct tenant_usage {
     bytes memory{};        ///< guaranteed, as granted
     bytes burst{};         ///< beyond that, as granted
     bytes current{};       ///< charged now
-    bytes idle{};          ///< of that, kept by pools for the next allocation: back as soon as somebody lacks it
+    bytes idle{};          ///< of that, kept by pools for the next allocation: back once a request lacks it
     bytes peak{};          ///< the most that was charged at once; sums each device's own
     bytes pending{};       ///< freed in stream order, and still charged: the stream hasn't reached the free
     bytes largest_free{};  ///< the largest block that it could have now, on the device with the largest
@@ -176,43 +177,44 @@ struct tenant_usage {
     std::uint64_t frees = 0;        ///< likewise
     std::uint64_t refused = 0;      ///< allocations that were refused
     ns device_time{};               ///< charged
-    std::uint64_t completed = 0;    ///< submissions that are over
+    std::uint64_t completed = 0;    ///< submissions that ended
     std::uint64_t failed = 0;       ///< of these, the failed ones
-    std::uint64_t waiting = 0;      ///< submissions that aren't let in yet
+    std::uint64_t waiting = 0;      ///< submissions that wait for admission
     std::uint64_t in_flight = 0;    ///< submissions on the devices
-    std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
-    unrun_counts turned_away{};     ///< submissions that were refused when they came
-    unrun_counts cancelled{};       ///< submissions that waited and never ran, those dropped included
-    duration_histogram queueing{};  ///< how long each waited that was let in
+    std::uint64_t dropped = 0;      ///< submissions that came too late and never ran
+    unrun_counts turned_away{};     ///< submissions that were refused on arrival
+    unrun_counts cancelled{};       ///< submissions that waited and never ran, including dropped ones
+    duration_histogram queueing{};  ///< how long each admitted submission waited
     duration_histogram running{};   ///< how long each lasted on its device
 };
 
 /// The forecast for getting back a sleeping tenant's guarantee; see tenant_spec::lends_asleep.
 struct recall_forecast {
-    bytes lent{};  ///< of its guarantee, on all its devices
+    bytes lent{};  ///< of the guarantee, on all devices
     bytes
         missing{};  ///< of that, what others use now, so that it must be called back; 0: waking waits for nobody's memory
     ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
 };
 
-/// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.
+/// An event that no return value can report. Texts and traces are valid during the call of the
+/// sink.
 struct tenant_event {
     /// The kind of event.
     enum class kind : std::uint8_t {
         leak,  ///< a block that was still out at close; it was taken back
         wrong_free,  ///< a free of something that isn't out, or isn't of that size; nothing was changed, but an adaptor for other
                      ///< libraries then frees what is out there by its address
-        overcommitted,  ///< others than tenants took memory that was promised, `size` bytes of it
+        overcommitted,  ///< something other than tenants took `size` bytes of promised memory
         stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
         charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes
     };
     kind what{};                     ///< what happened
-    std::string_view tenant{};       ///< whose it is, with control characters escaped; empty: nobody's
-    device_id device{};              ///< where
-    errc code = errc::none;          ///< why, where there is a reason
-    bytes size{};                    ///< of the block, or what is too much
-    std::string_view label{};        ///< of a leak: as it was allocated
-    std::span<void* const> trace{};  ///< of a leak, where the tenancy takes traces: of its allocation
+    std::string_view tenant{};       ///< the tenant, with control characters escaped; empty: no tenant
+    device_id device{};              ///< the device
+    errc code = errc::none;          ///< the reason, if there is one
+    bytes size{};                    ///< of the block, or of the excess
+    std::string_view label{};        ///< of a leak: the label of the allocation
+    std::span<void* const> trace{};  ///< of a leak, if the tenancy takes traces: of its allocation
 };
 
 /// In English.
@@ -243,11 +245,11 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 
 /// The reason why a close isn't complete.
 enum class close_wait : std::uint8_t {
-    nothing,  ///< it is complete
-    work,     ///< submissions in flight, and permits that are out: usage.in_flight says how many
-    streams,  ///< work that went to a stream of the tenant's past its limiter
-    frees,    ///< frees whose streams haven't reached them
-    memory,   ///< pools and arenas that are in use, workspaces, handed over memory: still_charged says how much
+    nothing,  ///< the close is complete
+    work,     ///< submissions in flight, and permits that are out: see usage.in_flight
+    streams,  ///< work on a stream of the tenant's that went past its limiter
+    frees,    ///< frees that the streams haven't reached
+    memory,   ///< pools and arenas in use, workspaces, memory handed over: see still_charged
 };
 /// In English.
 [[nodiscard]] constexpr std::string_view to_string(close_wait w) noexcept {
@@ -261,26 +263,26 @@ enum class close_wait : std::uint8_t {
     return "unknown";
 }
 
-/// How a close went. Complete: everything was returned and nothing is charged. Otherwise
-/// `waits_for` says what it waits for: call close again once that has ended. Everything else is as
-/// it was at the deadline.
+/// How a close went. If it is complete, everything was returned and nothing is charged. Otherwise
+/// `waits_for` says what must end first: call close again after that. Everything else is as it was
+/// at the deadline.
 struct close_report {
-    bool complete = false;            ///< all is returned
+    bool complete = false;            ///< everything was returned
     std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
     bytes leaked{};                   ///< their sizes
-    bytes still_charged{};  ///< to the tenant's quotas, by arenas, workspaces and pending frees, which must end first
+    bytes still_charged{};  ///< to the tenant's quotas, by arenas, workspaces and pending frees that must end first
     tenant_usage usage{};   ///< final, if complete
-    close_wait waits_for = close_wait::nothing;  ///< of what isn't complete: what has to end first
-    device_id device{};                          ///< and on which of its devices
+    close_wait waits_for = close_wait::nothing;  ///< if not complete: what must end first
+    device_id device{};                          ///< and the device where
 };
 
 /// Options of a tenancy.
 struct tenancy_options {
     limiter_options limiter{};                    ///< of each device, or of each slice of one
     ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
-    event_sink events{};                          ///< gets what no return value can tell
+    event_sink events{};                          ///< gets events that no return value can report
 
-    // Defaults for tenants whose specification doesn't say.
+    // Defaults for tenants whose specification leaves them open.
     memory_stack stack = memory_stack::pool;          ///< what backs their memory
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
     ns wait{};                                        ///< how long memory().allocate() waits for bytes
@@ -300,35 +302,37 @@ inline void fill_in(tenant_spec& spec, const tenancy_options& by_default) {
 }
 }  // namespace detail
 
-/// A block of a tenant's memory that goes with it.
+/// A block of a tenant's memory that moves with the tenant.
 struct moving_block {
-    std::size_t part = 0;         ///< which of the tenant's devices, from 0
-    void* at = nullptr;           ///< where it is; once the tenant is elsewhere, where it is from now on
-    std::size_t size = 0;         ///< as it was allocated, bytes
-    std::size_t alignment = 256;  ///< likewise
+    std::size_t part = 0;         ///< the part of the tenant, from 0
+    void* at = nullptr;           ///< its address; after a move, its new address
+    std::size_t size = 0;         ///< as allocated, in bytes
+    std::size_t alignment = 256;  ///< as allocated
 };
 
-/// A function that chooses a tenant's devices. `rooms` are the devices with enough device time left for the tenant,
-/// with the memory that could still be promised. `node` is what is left of all devices: of a lost one nothing, of a
-/// sliced one what is left of the slice where the tenant would be. Returns the bytes on each chosen device of `rooms`,
-/// or throws operation_error, as equal_split does. Called under the tenancy's mutex, with all devices' quotas held
-/// still: it must not call the tenancy.
+/// A function that chooses a tenant's devices. `rooms` are the devices with enough device time left
+/// for the tenant, and the memory that could still be promised there. `node` is what is left of all
+/// devices: nothing of a lost device, and of a sliced device what is left of the slice where the
+/// tenant would be. Returns the bytes on each chosen device of `rooms`, or throws operation_error,
+/// as equal_split does. Called under the tenancy's mutex, while all devices' quotas are held: it
+/// must not call the tenancy.
 using device_choice =
     std::function<partition(const tenant_spec& spec, const std::vector<device_room>& rooms, const node_view& node)>;
 
-/// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
+/// A specification that can't be read. The code is size_overflow for `overflow`, and otherwise
+/// invalid_specification.
 class specification_error final : public std::runtime_error, public error {
 public:
     /// The kind of error in a key.
     enum class kind : std::uint8_t {
-        unknown_key,    ///< in a place where all keys are known
-        bad_value,      ///< not of the form, or out of the range, that is allowed
+        unknown_key,    ///< an unknown key in a place where all keys are known
+        bad_value,      ///< not of the allowed form, or out of the allowed range
         overflow,       ///< a number that doesn't fit
         duplicate,      ///< the same key twice
-        contradiction,  ///< keys that can't both be meant
+        contradiction,  ///< keys that contradict each other
     };
 
-    /// `text` is a sentence about the key, which goes before it.
+    /// `text` is a sentence about the key. The key is put in front of it.
     specification_error(kind why, std::string_view key, std::string_view text)
         : std::runtime_error(detail::whole_sentence(errc::none, std::string(key).append(": ").append(text))),
           error(failure{why == kind::overflow ? errc::size_overflow : errc::invalid_specification}, {}),
@@ -339,7 +343,7 @@ public:
     [[nodiscard]] kind why() const noexcept { return why_; }
     /// The key that is to blame.
     [[nodiscard]] const std::string& key() const noexcept { return key_; }
-    /// A sentence for people; what can't be printed of the input is escaped.
+    /// A sentence for people. Characters of the input that can't be printed are escaped.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 
 private:
@@ -347,7 +351,7 @@ private:
     std::string key_;
 };
 
-/// Keys with their values: a map of strings, an array of pairs of string views.
+/// Keys with their values, such as a map of strings or an array of pairs of string views.
 template <class R>
 concept key_values = std::ranges::input_range<R> && requires(std::ranges::range_reference_t<R> pair) {
     std::string_view(pair.first);

@@ -5,8 +5,8 @@
 //   auto chat = gpushare::parse_specification("name=chat memory=12GiB devices=4 compute=30% priority=2");
 //   for (auto& spec : gpushare::parse_specifications(text_of_a_file)) ...
 //
-// Pairs of key=value, with blanks or line ends between; where a # stands instead of a key, the rest of the line is a
-// comment. Keys:
+// Pairs of key=value, with blanks or line ends between them. If a # stands in place of a key, the
+// rest of the line is a comment. Keys:
 //  name       anything without blanks, up to 63 characters
 //  memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
 //  burst      bytes beyond that, while others don't use them: as memory, or all: as much as its devices have
@@ -137,7 +137,7 @@ inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000
                       "a whole number of ns, us, ms or s, such as 20ms")};
 }
 
-// Below any_slice, which no number means.
+// Below any_slice, a value that no number may have.
 [[nodiscard]] inline std::uint32_t checked_index(std::string_view key, std::string_view value) {
     return static_cast<std::uint32_t>(
         checked(parse_whole(value), key, value, 0, any_slice - 1, "a whole number from 0 to 4294967294"));
@@ -172,7 +172,7 @@ struct plain_key {
     std::string_view name;
     void (*read)(specification_fields&, std::string_view key, std::string_view value);
 };
-/// Every field of a tenant_spec, in the order in which an error lists them.
+/// Every field of a tenant_spec, in the order of error messages.
 inline constexpr std::array plain_keys{
     plain_key{"name", [](auto& f, auto key, auto value) { f.set(f.name, checked_name(key, value), key); }},
     plain_key{"memory", [](auto& f, auto key, auto value) { f.set(f.memory, checked_bytes(key, value, 1), key); }},
@@ -297,8 +297,8 @@ void for_each_pair(std::string_view text, Read read, Fail fail) {
     std::vector<tenant_spec> all;
     specification_fields f;
     bool named = false;
-    std::size_t begins = 1;  // the line of the tenant that is read
-    bool ends = false;       // what is wrong is so with all of that tenant, not with one of its pairs
+    std::size_t begins = 1;  // the first line of the tenant being read
+    bool ends = false;       // the error is about the whole tenant, not one of its pairs
     const auto name = [&] { return f.name.value ? std::string_view(*f.name.value) : std::string_view(); };
     const auto finish = [&] {
         ends = true;
@@ -373,7 +373,7 @@ inline void read_hami(specification_fields& f, std::string_view key, std::string
         const auto percent = checked(parse_quantity(value), key, value, 1, 100, percent_allowed);
         if (device_memory == bytes{})
             throw specification_error(kind::contradiction, key, "can't be read without the memory of a device");
-        // Hundredths of it first: no product can be too big.
+        // Takes hundredths first, so that no product can be too large.
         const auto hundredths = device_memory.count() / 100, rest = device_memory.count() % 100;
         f.set(f.memory_each, bytes{hundredths * percent + rest * percent / 100}, key);
     } else if (key == "nvidia.com/gpucores") {
@@ -391,7 +391,8 @@ inline void read_hami(specification_fields& f, std::string_view key, std::string
     }
 }
 
-/// Whether NVIDIA's feature discovery and operator label nodes with it: nobody asks for anything by it.
+/// Whether NVIDIA's feature discovery and operator label nodes with the key: no pod asks for
+/// anything by it.
 [[nodiscard]] inline bool describes_node(std::string_view key) noexcept {
     constexpr std::string_view domain = "nvidia.com/";
     if (!key.starts_with(domain) || key.ends_with(".shared")) return false;  // resources of a device plugin
@@ -427,7 +428,8 @@ template <key_values Pairs>
 
 namespace detail {
 
-/// cGPU's variables; memory is known when its unit is, behind the last of them.
+/// cGPU's variables. The memory is known only after the last variable, because the unit may come
+/// late.
 class cgpu_variables {
 public:
     [[nodiscard]] static bool owns(std::string_view key) noexcept {
@@ -506,7 +508,7 @@ public:
     }
 
 private:
-    // Any value but HAMi's default has no field in a specification.
+    // A specification has no field for values other than HAMi's default.
     static void refuse_other(std::string_view key, std::string_view value, std::string_view usual,
                              std::string_view instead) {
         if (value == usual) return;
@@ -553,7 +555,7 @@ public:
     }
 
 private:
-    // Either all devices have a limit or none.
+    // Either all devices have a limit, or none has one.
     template <class T>
     static void all_or_none(const specification_fields::field<T>& f, const std::string& unlimited) {
         if (f.value && !unlimited.empty() && unlimited.back() >= '0' && unlimited.back() <= '9')
@@ -561,7 +563,8 @@ private:
                                       "says something else than " + f.key);
     }
 
-    // "", or "_0": the devices with a limit of memory are the ones there are.
+    // `suffix` is "" or "_0" and so on. The devices with a limit of memory are the devices that
+    // exist.
     void note_device(std::string_view key, std::string_view suffix, bool of_memory) {
         if (suffix.empty()) return;
         const auto number = suffix.starts_with('_') ? parse_whole(suffix.substr(1)) : parsed{0, parse_code::no_number};
@@ -579,7 +582,7 @@ private:
 
 }  // namespace detail
 
-/// Settings that the variables don't contain.
+/// Settings that the variables don't have.
 struct environment_options {
     std::uint32_t cgpu_max_inst =
         20;  ///< how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it is

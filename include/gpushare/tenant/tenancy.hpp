@@ -6,8 +6,8 @@
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   chat.submit([&](auto& stream) { stream.launch(shape, kernel); }).wait();
 //
-// Nothing runs by itself: threads that submit and wait also drive the devices for all. Only for a
-// device whose tenants never wait does a thread of yours call dispatch(device, stop).
+// Nothing runs by itself: threads that submit and wait also drive the devices for all tenants. A
+// device whose tenants never wait needs a thread of yours that calls dispatch(device, stop).
 //
 // Weighted shares are the default; the second template argument is another policy, or any_policy. If tenants must not
 // share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first
@@ -61,8 +61,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 class topology;
 
-/// A node that tenants share. Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its
-/// tenants.
+/// A node that tenants share. Thread-safe; neither copied nor moved. The node must outlive the
+/// tenancy, and the tenancy its tenants.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenancy {
 public:
@@ -74,8 +74,9 @@ public:
     /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what the node's memory(d)
     /// throws.
     explicit tenancy(Node& shared, tenancy_options options = {});
-    /// `make_policy(d)` gives the policy of each device, and of each slice of it: it stays as long as the tenancy.
-    /// limiter_of(d).set_policy replaces a policy while tenants are there.
+    /// `make_policy(d)` gives the policy of each device, and of each of its slices; that policy
+    /// stays as long as the tenancy. limiter_of(d).set_policy replaces a policy while there are
+    /// tenants.
     template <class F>
     requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
         tenancy(Node& shared, tenancy_options options, F make_policy)
@@ -86,9 +87,9 @@ public:
             add_slice(d);
         }
     }
-    /// Tenants get the best connected of the devices with room, where `links` is the node's topology. Include
-    /// <gpushare/partition/topology.hpp>. Throws operation_error (invalid_specification) if it has another
-    /// number of devices.
+    /// Gives tenants the best connected devices among those with room. `links` is the node's
+    /// topology. Include <gpushare/partition/topology.hpp>. Throws operation_error
+    /// (invalid_specification) if the topology has another number of devices.
     template <std::same_as<topology> Topology>
     tenancy(Node& shared, Topology links, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
         if (links.size() != shared.num_devices())
@@ -99,7 +100,7 @@ public:
             return connected_split(spec.memory, spec.devices, rooms, links, spec.unit);
         };
     }
-    /// A policy isn't an option; chosen only to say so.
+    /// A policy isn't an option. This overload exists only to say so.
     template <compute_policy Other>
     tenancy(Node& shared, Other, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
         constexpr bool is_option = !compute_policy<Other>;
@@ -107,18 +108,20 @@ public:
                       "gpushare: the policy is a template argument, tenancy<node, fifo> shared{on}; policies with "
                       "settings are made by a function of the device: {on, options, [](device_id) { return ...; }}");
     }
-    /// Chosen where nothing else fits, as for a misspelt option: so the error has few lines, and the first shows the option.
+    /// Chosen if nothing else fits, as for a misspelt option. So the error has few lines, and the
+    /// first one shows the option.
     template <int not_an_option_or_not_of_its_type = 0>
     tenancy(Node&, ...) = delete;
     tenancy(const tenancy&) = delete;
     tenancy& operator=(const tenancy&) = delete;
 
-    /// Aborts, and names the tenant on stderr, if the handle of a tenant still exists: the handle
-    /// would use the tenancy when it is used, or destroyed. Declare the tenancy before its tenants.
+    /// Aborts, and names the tenant on stderr, if a tenant's handle still exists, because the
+    /// handle uses the tenancy whenever it is used or destroyed. Declare the tenancy before its
+    /// tenants.
     ~tenancy();
 
-    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken:
-    /// invalid_specification (no name, neither memory nor burst, a slice that isn't there),
+    /// Admits a tenant. Throws operation_error, which names the tenant, and then nothing is taken:
+    /// invalid_specification (no name, neither memory nor burst, a slice that doesn't exist),
     /// duplicate_name, share_exceeded (permille of a device, in one of its slices), no_device, and
     /// the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
@@ -130,10 +133,11 @@ public:
         return e.figures();
     }
 
-    /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_wait.hpp) to
-    /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded
-    /// or stopped, with the figures of the last refusal and the name of the largest borrower. Guaranteed memory is
-    /// never asked for: what wouldn't fit beside it if all burst came back is refused at once (no_room).
+    /// As admit, but if lent burst is in the way (no_room), asks the borrowers' hooks
+    /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
+    /// `until`, a patience. Then throws deadline_exceeded or stopped, with the figures of the last
+    /// refusal and the name of the largest borrower. Guaranteed memory is never called back: a
+    /// request that wouldn't fit beside it, even without all burst, is refused at once (no_room).
     template <clock Clock>
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
         detail::room_wait wait{roots_for(spec), until};
@@ -154,22 +158,22 @@ public:
         return e.figures();
     }
 
-    /// One of several changes that are made as one.
+    /// One of several changes that are made together.
     struct update {
-        tenant* who = nullptr;   ///< of this tenancy
-        tenant_change change{};  ///< as of tenant::resize
+        tenant* who = nullptr;   ///< the tenant, of this tenancy
+        tenant_change change{};  ///< as for tenant::resize
     };
     /// Why several changes were not made.
     struct refused_update {
-        failure why{};  ///< errc::none: they were
+        failure why{};  ///< errc::none: the changes were made
         std::size_t which =
             0;  ///< the first of the list that can't be, beside those before it and all that the others give up
     };
     /// Changes the grants of several tenants, each of them once, as one change. First all of them
-    /// give up the resources that shrink, then all get those that grow, and no other tenant gets
-    /// anything in between. All or nothing. So tenants trade memory for device time. Throws as
-    /// tenant::resize, with the name of the tenant that can't be resized; duplicate_name for one
-    /// that is named twice.
+    /// give up the resources that shrink. Then they all get the resources that grow, and no other
+    /// tenant gets anything in between. All or nothing. So tenants can trade memory for device
+    /// time. Throws as tenant::resize, with the name of the tenant that can't be resized;
+    /// duplicate_name for a tenant that is named twice.
     void resize_together(std::span<const update> all) {
         if (const auto refused = try_resize_together(all); refused.why.code != errc::none)
             raise(refused.why, all[refused.which].who->name(), "resize together");
@@ -177,9 +181,9 @@ public:
     /// The same, with the reason instead of an exception.
     [[nodiscard]] refused_update try_resize_together(std::span<const update> all);
 
-    /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one,
-    /// tenants get those with the most memory left. admit() passes its exceptions on, and refuses
-    /// an invalid choice.
+    /// From now on `choice` chooses the devices of tenants that don't name them. With an empty
+    /// choice, tenants get the devices with the most memory left. admit() passes its exceptions on,
+    /// and refuses an invalid choice.
     void choose_devices(device_choice choice);
 
     /// From now on, admits tenants of memory_stack::arena on that device, with chunks of `memory`,
@@ -190,7 +194,8 @@ public:
     void offer(device_id d, Memory& memory) {
         place(d, &shared_node::device::arena, [&] { return std::make_unique<detail::arena_source<Memory>>(memory); });
     }
-    /// The same of memory_stack::stream_ordered, out of a pool for all: cuda::memory_pool, host::memory_pool.
+    /// The same for memory_stack::stream_ordered, out of a pool for all tenants: cuda::memory_pool,
+    /// host::memory_pool.
     template <class Pool>
     requires detail::stream_ordered_pool<Pool, typename Node::stream>
     void offer(device_id d, Pool& pool) {
@@ -201,18 +206,21 @@ public:
                 pool, first.open ? first.open({}, kernel_free_tag) : node_->make_stream(d, {}, kernel_free_tag));
         });
     }
-    /// Gives back what is kept of a device for arenas and in stream order. Throws operation_error (no_device).
+    /// Gives back the memory that is kept on a device for arenas and in stream order. Throws
+    /// operation_error (no_device).
     void trim(device_id d);
 
-    /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices don't run on each
-    /// other's SMs and never wait for each other; those of one slice share its time by a limiter of its own. A tenant's
-    /// `compute` is still a share of the device, and must fit into one slice; slices() tells their sizes. Memory, its
-    /// bandwidth and the caches aren't sliced. `Sms` is the backend's device_sms.
+    /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices
+    /// don't run on each other's SMs and never wait for each other. Tenants of one slice share its
+    /// time by a limiter of its own. A tenant's `compute` is still a share of the device, and must
+    /// fit into one slice; slices() tells their sizes. Memory, its bandwidth and the caches aren't
+    /// sliced. `Sms` is the backend's device_sms.
     ///
-    /// Returns errc::not_supported or too_few_sms if the device can't be split, or not so finely; it stays whole then,
-    /// and its tenants share its time. Throws operation_error: no_device; invalid_specification (no weights, one that
-    /// is 0; the device has tenants, whose handles are there, or slices already); too_few_sms (others have partitions
-    /// there). Not while other threads use the tenancy.
+    /// Returns errc::not_supported or too_few_sms if the device can't be split, or not so finely.
+    /// The device then stays whole, and its tenants share its time. Throws operation_error:
+    /// no_device; invalid_specification (no weights, a weight of 0, a device that has tenants with
+    /// handles or is sliced already); too_few_sms (others have partitions there). Not while other
+    /// threads use the tenancy.
     template <sm_partitionable Sms>
     requires(std::constructible_from<Sms, Node&, device_id>&& std::copy_constructible<Sms>&&
                  std::same_as<typename Sms::stream, typename Node::stream>) [[nodiscard]] errc
@@ -239,7 +247,7 @@ public:
             while (device.slices.size() > 1) device.slices.pop_back();
             throw;
         }
-        for (std::size_t i = 0; i < counts.size(); ++i) {  // nothing throws any more
+        for (std::size_t i = 0; i < counts.size(); ++i) {  // nothing throws from here on
             device.slices[i].size = static_cast<std::uint32_t>(counts[i] * std::uint64_t{1000} / all);
             device.slices[i].open = std::move(open[i]);
         }
@@ -254,11 +262,12 @@ public:
     /// Does nothing if the device isn't sliced.
     void verify(device_id d) const;
 
-    /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the embedder's. Not
-    /// needed if tenants' threads wait for their work. Each slice has a limiter of its own. Throws as limiter_of.
+    /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the
+    /// embedder's. Not needed if tenants' threads wait for their work. Each slice has a limiter of
+    /// its own. Throws as limiter_of.
     void dispatch(device_id d, const std::stop_token& stop, std::uint32_t slice = 0) { limiter_of(d, slice).run(stop); }
 
-    /// Throws operation_error (no_device; invalid_specification for a slice that isn't there).
+    /// Throws operation_error (no_device; invalid_specification for a slice that doesn't exist).
     [[nodiscard]] limiter& limiter_of(device_id d, std::uint32_t slice = 0) {
         check(d, slice);
         return shared_.devices[d.index].slices[slice].compute;
@@ -267,8 +276,8 @@ public:
     /// The time of the node.
     [[nodiscard]] instant now() const noexcept { return node_->get_clock().now(); }
 
-    /// The memory that could be promised on each device now, out of what the last measurement
-    /// leaves to tenants there. A lost device has none.
+    /// The memory that could be promised on each device now, out of the memory that the last
+    /// measurement leaves to tenants. A lost device has none.
     [[nodiscard]] std::vector<device_room> rooms() const;
     /// The same if all lent burst came back; `whole` is the device's memory, including the memory
     /// in use outside of tenants.
@@ -279,19 +288,20 @@ public:
         return detail::is_lost(*node_, d);
     }
 
-    /// Measures again how much of each device contexts, modules, libraries and other processes
-    /// take, and sets it aside. If less is left than is promised and in use, nothing is taken from
-    /// tenants. No new grant is made until everything fits, an event for each device says by how
-    /// many bytes it is over, and their sum is returned. Every admission measures first.
+    /// Measures again how much memory contexts, modules, libraries and other processes take on each
+    /// device, and sets that memory aside. If fewer bytes are left than are promised and in use,
+    /// nothing is taken from tenants. Instead no new grant is made until everything fits, an event
+    /// for each device says by how many bytes it is over, and their sum is returned. Every
+    /// admission measures first.
     bytes remeasure() noexcept;
 
-    /// The share of device time that isn't promised yet, in all slices: of the level that was
-    /// promised most. Throws operation_error (no_device).
+    /// The share of device time that isn't promised yet, in all slices, at the level with the most
+    /// promised. Throws operation_error (no_device).
     [[nodiscard]] share unpromised(device_id d) const;
-    /// The same of one level.
+    /// The same for one level.
     [[nodiscard]] share unpromised(device_id d, priority level) const;
-    /// The largest share that one more tenant of this level could be admitted with there, if its
-    /// memory fits: of one slice. Throws as unpromised(d).
+    /// The largest share, in one slice, with which one more tenant of this level could be admitted
+    /// there, if its memory fits. Throws as unpromised(d).
     [[nodiscard]] share admissible(device_id d, priority level) const;
     /// The same for one slice, also as a share of the device. Throws as limiter_of.
     [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const;
@@ -317,32 +327,34 @@ private:
 
     void add_slice(device_id d);
 
-    // The root quotas of the devices that it may go to.
+    // The root quotas of the devices that the tenant may use.
     [[nodiscard]] detail::plain_list<quota*> roots_for(const tenant_spec& spec);
     [[nodiscard]] static bytes per_device_of(const tenant_spec& spec) noexcept {
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
     }
 
-    // Whether enough devices could have its memory, if all that is lent came back.
+    // Whether enough devices could have the tenant's memory if all lent memory came back.
     [[nodiscard]] bool could_promise(const tenant_spec& spec) const;
 
-    // Beside the predecessor, whose name it has, if there is one: both are there until one is closed.
+    // Admits beside the predecessor, if there is one, which has the same name: both exist until one
+    // is closed.
     tenant admit_beside(const tenant* predecessor, tenant_spec spec);
     tenant admit_named(const tenant* predecessor, tenant_spec spec);
     detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec);
 
-    // Tenants whose destructor could not wait any longer are gone as soon as their work is. Not under the mutex: what
-    // leaked is reported to the embedder.
+    // Destroys the tenants whose destructor could not wait any longer, once their work is done. Not
+    // under the mutex, since leaks are reported to the embedder.
     void reap() noexcept;
 
     Node* node_;
     detail::shared_node<Node, Policy> shared_;
     std::function<Policy(device_id)> make_policy_;
-    device_choice choice_;        // under the mutex; none: those with the most room
+    device_choice choice_;        // under the mutex; empty: the devices with the most room
     std::uint32_t last_tag_ = 0;  // under the mutex
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Out of the class, and so without `inline`: an `extern template` then stops compilers from
+// instantiating the members.
 
 template <node Node, compute_policy Policy>
 tenancy<Node, Policy>::tenancy(Node& shared, tenancy_options options)
@@ -430,12 +442,11 @@ template <node Node, compute_policy Policy>
 bytes tenancy<Node, Policy>::remeasure() noexcept {
     bytes over{};
     for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
-        if (detail::is_lost(*node_, {i}))
-            continue;  // all of it is taken, and none of that comes back by refusing somebody
+        if (detail::is_lost(*node_, {i})) continue;  // all of it is taken, and refusing doesn't bring any back
         auto& d = shared_.devices[i];
-        if (d.stream_ordered) (void)d.stream_ordered->trim();  // what a pool keeps looks like others'
+        if (d.stream_ordered) (void)d.stream_ordered->trim();  // a pool's memory looks like others'
         {
-            const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
+            const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one counts
             (void)d.memory.resize(d.overhead.measure(node_->memory(device_id{i})), {});
         }
         const auto now = d.memory.usage();
@@ -526,7 +537,7 @@ auto tenancy<Node, Policy>::admit_beside(const tenant* predecessor, tenant_spec 
         } catch (const operation_error& e) {
             if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
             if (!e.tenant().empty()) throw;
-            detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
+            detail::refuse_admission(e.figures(), name, e.what());  // a split knows no tenants
         }
 }
 
@@ -575,7 +586,7 @@ void tenancy<Node, Policy>::reap() noexcept {
 /// The policy is what `make_policy` returns.
 template <node Node, class F>
 tenancy(Node&, tenancy_options, F) -> tenancy<Node, std::invoke_result_t<F&, device_id>>;
-/// Of whatever else; for short errors.
+/// For anything else; keeps errors short.
 template <node Node>
 tenancy(Node&, ...) -> tenancy<Node>;
 

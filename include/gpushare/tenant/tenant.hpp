@@ -6,21 +6,21 @@
 //   auto step = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
 //   step.wait();
 //   chat.close();
-//
 // A submission takes options (submit_options; each may be left out) and a callback for its
-// completion. A ticket can be waited for, and cancelled while its submission waits. It tells which
-// exception was thrown, and by which tenant:
+// completion. A thread can wait for a ticket, and can cancel it while the submission waits. A
+// ticket tells which exception was thrown, and by which tenant:
 //
 //   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
 //                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
 //   page.wait();    if (page.status() != gpushare::errc::none) page.rethrow();  // "tenant 'chat': ...: cannot open the page"
 //
-// Submissions that belong together are a request; a coroutine waits without a thread:
+// Submissions that belong together are a request. A coroutine waits without a thread:
 //
 //   auto answer = chat.request({.deadline = now + 50ms});    answer.submit(layer_1).wait();    answer.submit(layer_2).wait();
 //   auto done = co_await chat.async_submit(work);
 //
-// A tenant that sleeps runs nothing and gives its caches back; what comes waits until it wakes, or is refused at once:
+// A sleeping tenant runs nothing and gives its caches back. New submissions wait until it wakes, or
+// are refused at once:
 //
 //   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
 //
@@ -31,14 +31,15 @@
 //   auto adapter = chat.allocate_spillable(512_MiB);
 //   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
 //
-// A vendor's library, such as cuBLAS, takes device memory for a tenant by itself, past the tenant's allocator. Declared,
-// this workspace is charged to that tenant instead of being set aside as overhead of the device. (The workspaces of
-// collectives are something else.)
+// A vendor's library, such as cuBLAS, takes device memory for a tenant by itself, past the tenant's
+// allocator. Once declared, such a workspace is charged to the tenant, and isn't set aside as
+// overhead of the device. (The workspaces of collectives are something else.)
 //
 //   auto blas = chat.declare_workspace(32_MiB);      // after the library took it; charged as long as `blas` lives
 //
-// A tenant is a node, too: its devices, with the tenant's memory on them. An object that takes a node and allocates
-// there, such as a communicator with its workspaces, is then charged to the tenant, and ends with it:
+// A tenant is a node, too: its devices, with the tenant's memory on them. If an object takes a node
+// and allocates there, such as a communicator with its workspaces, its memory is charged to the
+// tenant and ends with it:
 //
 //   gpushare::tenant_node mine{node, chat};
 //   gpushare::device_communicator group{mine, visible, chat.spec().on};         // its workspaces are of chat's memory
@@ -80,16 +81,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Bytes that a library took of a device for a tenant, past the tenant's allocator. Charged as long as it lives; movable.
+/// Bytes of a device that a library took for a tenant, past the tenant's allocator. Charged as long
+/// as the object lives; movable.
 class workspace {
 public:
     workspace() noexcept = default;
-    /// `charged` bytes of `from` that are charged already. Both must outlive it.
+    /// `charged` bytes that are already charged to `from`. Both arguments must outlive the
+    /// workspace.
     workspace(quota& from, detail::device_overhead& on, bytes charged) noexcept
         : from_(&from), on_(&on), size_(charged) {
         on.declare(charged);
     }
-    /// The same of memory that the device doesn't know of.
+    /// The same for memory that the device doesn't know of.
     workspace(quota& from, bytes charged) noexcept : from_(&from), size_(charged) {}
     /// Takes over the charge.
     workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
@@ -125,24 +128,24 @@ private:
 };
 
 /// The request that tenant::request returns. Neither copied nor moved; for one thread at a time.
-/// Ends before its tenant.
+/// Must end before its tenant.
 template <class Limiter>
 class [[nodiscard]] tenant_request {
 public:
-    using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
+    using stream = typename Limiter::stream;  ///< The stream of its submissions.
 
-    /// Called by the tenant, to which the streams and the name belong.
+    /// Called by the tenant that owns the streams and the name.
     tenant_request(Limiter& limiter, client_id client, std::span<stream> streams, std::string_view name,
                    const request_options& options)
         : request_(limiter, client, options), streams_(streams), name_(name) {}
 
-    /// As tenant::submit. The remaining time is the request's; so is the deadline, if it is earlier
-    /// than the deadline of `o`.
+    /// As tenant::submit. The remaining time is the request's. So is the deadline, unless the
+    /// deadline of `o` is earlier.
     typename Limiter::ticket submit(submission_work<stream> work, const submit_options& o = {},
                                     submission_callback on_done = {}) {
         return try_submit(std::move(work), o, std::move(on_done)).value(name_, "submit");
     }
-    /// As submit; the reason instead of an exception.
+    /// As submit, with the reason instead of an exception.
     [[nodiscard]] result<typename Limiter::ticket> try_submit(submission_work<stream> work,
                                                               const submit_options& o = {},
                                                               submission_callback on_done = {}) {
@@ -158,8 +161,8 @@ private:
 };
 
 /// A block that may be on the host. Movable; one owner. The destructor frees the block, and must
-/// run before the tenancy's; the tenant may be closed by then. Safe from any thread, except for
-/// moves.
+/// run before the tenancy's destructor; the tenant may be closed by then. Safe from any thread,
+/// except for moves.
 template <class List>
 class spillable {
     using entry = typename List::entry;
@@ -168,7 +171,7 @@ public:
     /// Keeps the block on its device, at one address. Movable; must not outlive the block.
     class lease {
     public:
-        /// Takes over `other`'s.
+        /// Takes over the other's lease.
         lease(lease&& other) noexcept
             : of_(std::exchange(other.of_, nullptr)), block_(other.block_), why_(other.why_) {}
         lease& operator=(lease&&) = delete;
@@ -176,12 +179,13 @@ public:
             if (of_ != nullptr) of_->let_go(*block_);
         }
 
-        /// Whether it is there.
+        /// Whether the block is on the device.
         [[nodiscard]] explicit operator bool() const noexcept { return of_ != nullptr; }
-        /// Why it isn't: out_of_memory (the device has no room), deadline_exceeded, closed, or what
-        /// the copy failed with.
+        /// Why the block isn't on the device: out_of_memory (the device has no room),
+        /// deadline_exceeded, closed, or the error of the copy.
         [[nodiscard]] errc code() const noexcept { return why_; }
-        /// Where it is, for work on any stream; null if it isn't there. Nothing may use it once the lease is gone.
+        /// The address, for work on any stream; null if the block isn't on the device. Nothing may
+        /// use it after the lease.
         [[nodiscard]] void* data() const noexcept { return of_ != nullptr ? block_->block.data() : nullptr; }
 
     private:
@@ -194,7 +198,7 @@ public:
         errc why_;
     };
 
-    /// Called by the tenant, to whose memory `of` belongs.
+    /// Called by the tenant that owns the memory `of`.
     spillable(std::shared_ptr<List> of, entry& block) noexcept : of_(std::move(of)), block_(&block) {}
     /// Takes over `other`'s block.
     spillable(spillable&& other) noexcept : of_(std::move(other.of_)), block_(std::exchange(other.block_, nullptr)) {}
@@ -213,12 +217,12 @@ public:
     /// tenant may have to leave for it.
     [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
     /// Moves the block to the host now, before a request lacks its bytes. in_flight: a lease holds
-    /// it. deadline_exceeded: it is still on its way, and stays on the device if use() comes first.
-    /// out_of_memory: the host has no room. closed; otherwise the copy's error.
+    /// the block. deadline_exceeded: the block is still on its way, and stays on the device if
+    /// use() comes first. out_of_memory: the host has no room. closed; otherwise the copy's error.
     [[nodiscard]] errc leave(instant deadline = never) { return of_->send(*block_, deadline); }
-    /// Whether it is on the device now, used or not; not while it is on its way.
+    /// Whether the block is on the device now, used or not. False while it is on its way.
     [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }
-    /// As it was made with.
+    /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return block_->block.size(); }
 
 private:
@@ -240,7 +244,7 @@ public:
     /// Called by the tenant.
     grant_watch(std::shared_ptr<detail::grant_followers> of, std::uint64_t number) noexcept
         : of_(std::move(of)), number_(number) {}
-    /// Nothing is left in `other`.
+    /// Takes over the watch of `other`.
     grant_watch(grant_watch&& other) noexcept : of_(std::move(other.of_)), number_(other.number_) {}
     grant_watch& operator=(grant_watch&&) = delete;
     ~grant_watch() {
@@ -252,9 +256,10 @@ private:
     std::uint64_t number_;
 };
 
-/// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and assignment. Calls that
-/// overlap a close, or come after it, are refused (errc::closed). `part` counts the tenant's devices from 0. The
-/// destructor closes; memory that could not be given back in time stays charged and is reported.
+/// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and
+/// assignment. Calls that overlap a close, or come after it, are refused (errc::closed). `part`
+/// counts the tenant's devices from 0. The destructor closes the tenant; memory that could not be
+/// given back in time stays charged and is reported.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant {
     using state = detail::tenant_state<Node, Policy>;
@@ -281,17 +286,17 @@ public:
     }
     ~tenant();
 
-    /// As it was admitted.
+    /// The name with which the tenant was admitted.
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
     /// The current grant, resizes included, with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const;
 
-    /// Calls `told` with the current grant: at once, and after each change to it as long as the
-    /// result lives, before the call that makes the change returns, in its thread. One call at a
-    /// time, under no lock of the tenancy's; the last one has the current grant. `told` must not
-    /// change a tenant, or make or end a watch or a gate's client of this one. Later exceptions of
-    /// `told` are ignored. The tenant that move_tenant makes of this one is another tenant. Throws
-    /// std::bad_alloc, and the exceptions of the first call.
+    /// Calls `told` with the current grant: at once, and after each change of the grant as long as
+    /// the result lives. A call after a change runs in the thread of the change, before the change
+    /// returns. Calls come one at a time, under no lock of the tenancy's, and the last call has the
+    /// current grant. `told` must not change a tenant, or make or end a watch or a gate's client of
+    /// this tenant. Later exceptions of `told` are ignored. The tenant that move_tenant makes of
+    /// this one is another tenant. Throws std::bad_alloc, and the exceptions of the first call.
     [[nodiscard]] grant_watch watch_grant(std::function<void(const tenant_spec&)> told) {
         auto all = state_->followers();
         const auto number = all->add(std::move(told), [this](tenant_spec& into) { state_->copy_grant(into); });
@@ -304,20 +309,20 @@ public:
     /// The time of its node, for deadlines.
     [[nodiscard]] instant now() const noexcept { return state_->now(); }
 
-    /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
+    /// Throws operation_error: closed, or no_device if the tenant has fewer devices.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
-    /// The stream of the tenant's submissions, the one with this number of tenant_spec::streams.
-    /// Work enqueued on it directly, past the limiter, is charged to no tenant. Throws as memory(),
-    /// and invalid_specification if there aren't so many.
+    /// The stream of the tenant's submissions with this number (see tenant_spec::streams). Work
+    /// enqueued directly on the stream, past the limiter, is charged to no tenant. Throws as
+    /// memory(), and invalid_specification if there are fewer streams.
     [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0);
 
-    /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is
+    /// The slice of the device's SMs that the tenant is in; 0 on a whole device. Its limiter is
     /// tenancy::limiter_of(device, slice).
     [[nodiscard]] std::uint32_t slice(std::size_t part = 0) { return at(part).slice.index; }
 
-    /// Charges bytes that a vendor's library took of the device for this tenant, past its memory(). So measuring the
-    /// device doesn't set them aside as overhead. Throws memory_error as an allocation would. Destroy the result before
-    /// the tenant.
+    /// Charges bytes of the device that a vendor's library took for this tenant, past its memory().
+    /// Measurements of the device then don't set these bytes aside as overhead. Throws memory_error
+    /// as an allocation would. Destroy the result before the tenant.
     [[nodiscard]] workspace declare_workspace(bytes size, std::size_t part = 0) {
         return try_declare_workspace(size, part).value(name(), "declare a workspace");
     }
@@ -342,8 +347,8 @@ public:
     /// The same, with the reason instead of an exception.
     [[nodiscard]] result<workspace> try_declare_foreign(bytes size, std::size_t part = 0);
 
-    /// A block that is on the device while in use, and may be on the host otherwise; see spillable.
-    /// Throws what memory() and an allocation throw, and not_supported if the tenant has no
+    /// A block that is on the device while in use, and may otherwise be on the host; see spillable.
+    /// Throws the errors of memory() and of an allocation, and not_supported if the tenant has no
     /// tenant_spec::spill.
     [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
         return make_spillable(
@@ -372,15 +377,15 @@ public:
     /// invalid_specification (no such stream, no callable).
     ticket submit(submission_work<stream> work, const submit_options& o = no_options, submission_callback on_done = {},
                   std::size_t part = 0, const std::stop_token& stop = {});
-    /// The same on another of its devices.
+    /// The same on another of the tenant's devices.
     ticket submit(submission_work<stream> work, std::size_t part) {
         return submit(std::move(work), no_options, {}, part);
     }
-    /// As submit; the reason instead of an exception.
+    /// As submit, with the reason instead of an exception.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o = no_options,
                                             submission_callback on_done = {}, std::size_t part = 0,
                                             const std::stop_token& stop = {});
-    /// The same on another of its devices.
+    /// The same on another of the tenant's devices.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part) {
         return try_submit(std::move(work), no_options, {}, part);
     }
@@ -391,12 +396,12 @@ public:
         return {p.slice.compute, p.client, work_stream(part, o.stream), std::move(work), o};
     }
     /// Begins a request on one of the tenant's devices; see tenant_request. Throws as memory(), and
-    /// share_exceeded where the policy refuses the level.
+    /// share_exceeded if the policy refuses the level.
     [[nodiscard]] tenant_request<limiter> request(const request_options& o = {}, std::size_t part = 0);
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
                                          const std::stop_token& stop = {}, const submit_options& o = no_options);
-    /// The same, with the options first, as submit has them.
+    /// The same, with the options first, as in submit.
     [[nodiscard]] result<permit> acquire(const submit_options& o, instant deadline = never,
                                          const std::stop_token& stop = {}, std::size_t part = 0) {
         return acquire(part, deadline, stop, o);
@@ -409,24 +414,24 @@ public:
 
     /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
     [[nodiscard]] submission_estimate estimate(std::uint64_t key = 0, std::size_t part = 0);
-    /// Ends a quarantine, on all of its devices; see limiter_options::quarantine_after.
+    /// Ends a quarantine on all of the tenant's devices; see limiter_options::quarantine_after.
     void pardon();
 
-    /// Admits no new work, waits until work in flight has ended, and gives back the memory that its
-    /// pools, caches and spillable blocks keep (it calls all hooks of its quota). Waiting
-    /// submissions stay queued and new ones wait behind them until wake(); with
-    /// while_asleep::refuse, both are refused with errc::asleep. Quota and share remain promised;
-    /// with tenant_spec::lends_asleep, the bytes that its quota leaves free are lent to others
-    /// until it wakes. Returns false at the deadline, for a request to stop, or after close(): then
-    /// it isn't asleep on any device, and refused submissions stay refused. Don't call it from a
-    /// callback of the tenant's own.
+    /// Admits no new work, waits until work in flight has ended, and gives back the memory that the
+    /// tenant's pools, caches and spillable blocks keep (it calls all hooks of the tenant's quota).
+    /// Waiting submissions stay queued, and new ones wait behind them until wake(). With
+    /// while_asleep::refuse, both are refused with errc::asleep. Quota and share remain promised.
+    /// With tenant_spec::lends_asleep, the bytes that the quota leaves free are lent to others
+    /// until the tenant wakes. Returns false at the deadline, for a stop request, or after close():
+    /// then the tenant isn't asleep on any device, and refused submissions stay refused. Don't call
+    /// it from one of the tenant's own callbacks.
     bool sleep(instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep);
-    /// Ends sleep(). Does nothing if it isn't asleep. If the tenant lends its guarantee in its
-    /// sleep (tenant_spec::lends_asleep), asks the borrowers for it by the hooks of their quotas,
-    /// and waits until `deadline`; by default it doesn't wait. Then throws operation_error
-    /// (deadline_exceeded, stopped), which names the largest borrower: the tenant sleeps on, and
-    /// can be woken again. Other tenants' wake() doesn't throw.
+    /// Ends sleep(). Does nothing if the tenant isn't asleep. A tenant that lends its guarantee in
+    /// its sleep (tenant_spec::lends_asleep) asks the borrowers for it by the hooks of their
+    /// quotas, and waits until `deadline`; by default it doesn't wait. Then it throws
+    /// operation_error (deadline_exceeded, stopped), which names the largest borrower: the tenant
+    /// sleeps on, and can be woken again. For other tenants wake() doesn't throw.
     void wake(instant deadline = instant::min(), const std::stop_token& stop = {});
     /// The same, with the reason instead of an exception.
     failure try_wake(instant deadline = instant::min(), const std::stop_token& stop = {}) try {
@@ -435,10 +440,11 @@ public:
     } catch (const operation_error& e) {
         return e.figures();
     }
-    /// While it sleeps and lends its guarantee: lends what was freed since as well. Else nothing.
+    /// If the tenant sleeps and lends its guarantee, also lends the memory that was freed since.
+    /// Otherwise does nothing.
     void lend_more();
-    /// The wait that waking takes, as of now: how much of its guarantee others use, and how long
-    /// having it back takes.
+    /// How long a wake would have to wait now: how many bytes of the guarantee others use, and how
+    /// long recalls take.
     [[nodiscard]] recall_forecast recall() const;
 
     /// The tenant's usage, now and so far; final after close().
@@ -458,7 +464,7 @@ public:
         return e.figures();
     }
 
-    /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back
+    /// As resize, but if lent burst is in the way (no_room), asks the borrowers to give it back,
     /// and waits; see tenancy::admit_until. A request that doesn't fit beside others' guarantees is
     /// refused at once.
     template <clock Clock>
@@ -481,7 +487,7 @@ public:
         return e.figures();
     }
 
-    /// Whether close() has got so far that all calls are refused.
+    /// Whether close() has come so far that all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
 
     /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
@@ -495,24 +501,24 @@ private:
     template <node, compute_policy>
     friend class detail::succession;
 
-    // The root quotas of its devices.
+    // The root quotas of the tenant's devices.
     [[nodiscard]] detail::plain_list<quota*> roots();
     // The bytes that a refused resize lacks on one device.
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
     }
-    // Whether its devices could promise it so much more, if all that is lent came back.
+    // Whether the devices could promise the tenant `more` bytes if all lent memory came back.
     [[nodiscard]] bool could_grow(bytes more) const;
-    // The same of a recall.
+    // The same for a recall.
     [[nodiscard]] static bytes lack(const failure& refused) noexcept {
         return bytes{refused.asked} - bytes{refused.left};
     }
-    // Its node's.
+    // The node's clock.
     struct time {
         const state* of;
         [[nodiscard]] instant now() const noexcept { return of->now(); }
     };
-    // Charged by `charge`, which says why not.
+    // A workspace charged by `charge`, which returns the reason if it fails.
     template <bool OfDevice, class Charge>
     [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {
         auto* const p = state_->find(part);
@@ -549,7 +555,8 @@ private:
     std::unique_ptr<state> state_;
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Out of the class, and so without `inline`: an `extern template` then stops compilers from
+// instantiating the members.
 
 template <node Node, compute_policy Policy>
 tenant<Node, Policy>::~tenant() {
@@ -732,35 +739,37 @@ void tenant<Node, Policy>::abandon() noexcept {
     } catch (...) {
         const std::lock_guard lock(all.mutex);
         detail::erase_equal(all.handles,
-                            state_.release());  // work may still use the memory: losing it is the lesser evil
+                            state_.release());  // work may still use the memory: better lost
     }
 }
 
 /// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
-/// outlive it, and what is made on it must be gone before the tenant closes: a close takes its
-/// memory back like any other. Streams are the node's, outside of any slice. Thread-safe.
+/// outlive it. Objects that are made on it must be gone before the tenant closes, because a close
+/// takes their memory back like any other. The streams are the node's, outside of any slice.
+/// Thread-safe.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_node {
 public:
     using stream = typename Node::stream;                            ///< the node's
     using memory_type = typename tenant<Node, Policy>::memory_type;  ///< a tenant_memory
 
-    /// Where `who` is now. Throws operation_error (closed); std::bad_alloc.
+    /// On the devices where `who` is now. Throws operation_error (closed); std::bad_alloc.
     tenant_node(Node& whole, tenant<Node, Policy>& who)
         : whole_(&whole), tag_(who.tag()), memory_(whole.num_devices()) {
         const auto on = who.spec().on;
         for (std::size_t part = 0; part < on.size(); ++part) memory_[on[part].index] = &who.memory(part);
     }
 
-    /// As the node has.
+    /// The node's number of devices.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return whole_->num_devices(); }
-    /// The tenant's. Throws operation_error (no_device) for a device that it isn't on.
+    /// The tenant's memory. Throws operation_error (no_device) for a device that the tenant isn't
+    /// on.
     [[nodiscard]] memory_type& memory(device_id d) const {
         if (d.index >= memory_.size() || memory_[d.index] == nullptr)
             raise({errc::no_device, d.index, 0, memory_.size()}, {}, "memory of a tenant's node");
         return *memory_[d.index];
     }
-    /// A new one of the node's, whose work is the tenant's in ledgers.
+    /// A new stream of the node's, whose work is the tenant's in ledgers.
     [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t /*tag*/ = 0) const {
         return whole_->make_stream(d, level, tag_);
     }

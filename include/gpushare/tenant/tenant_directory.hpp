@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tenants of a server by name, as a file lists them. Reload the file, and new tenants are
-// admitted, changed ones are changed while their work goes on, and removed ones are closed.
+// The tenants of a server by name, as a file lists them. When the file is reloaded, new tenants are
+// admitted, changed tenants are changed while their work goes on, and removed tenants are closed.
 //
 //   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
 //   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see tenant/specification_text.hpp
@@ -82,19 +82,19 @@ inline namespace GPUSHARE_ABI {
 
 /// The outcome for one tenant when a list was applied.
 struct directory_outcome {
-    /// In the order in which it is done.
+    /// In the order in which they are done.
     enum class kind : std::uint8_t {
-        unchanged,  ///< it is there as the list has it
-        closed,     ///< the list hasn't got it any more
+        unchanged,  ///< the tenant is as in the list
+        closed,     ///< the list doesn't have the tenant any more
         closing,    ///< the same, but its work or users of its memory aren't done: the next apply() goes on
-        changed,    ///< it has what the list says
-        admitted,   ///< it is new
-        refused,    ///< it stays as it was, or isn't admitted: see `why`; the next apply() tries again
+        changed,    ///< the tenant has the grant of the list
+        admitted,   ///< the tenant is new
+        refused,    ///< stays as it was, or isn't admitted: see `why`; the next apply() tries again
     };
     std::string tenant{};    ///< its name
-    kind what{};             ///< what became of it
-    errc code = errc::none;  ///< where it was refused: as what
-    std::string why{};       ///< where it was refused: a sentence with figures
+    kind what{};             ///< what was done
+    errc code = errc::none;  ///< if refused: the code
+    std::string why{};       ///< if refused: a sentence with figures
 };
 
 /// In English.
@@ -110,8 +110,9 @@ struct directory_outcome {
     return "unknown";
 }
 
-/// A server's tenants by name. Safe from any thread; the tenancy must outlive it. A tenant that find() returned may be
-/// kept: once the directory has closed it, its calls are refused (errc::closed).
+/// A server's tenants by name. Safe from any thread; the tenancy must outlive it. A tenant that
+/// find() returned may be kept: once the directory has closed the tenant, its calls are refused
+/// (errc::closed).
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_directory {
 public:
@@ -136,17 +137,17 @@ public:
         return found;
     }
 
-    /// Throws what apply() would throw for an invalid list, and changes nothing: before a server
-    /// does what can't be undone.
+    /// Throws the errors of apply() for an invalid list, and changes nothing. A server calls it
+    /// before steps that it can't undo.
     void check(std::span<const tenant_spec> wanted) const { (void)plan(wanted); }
 
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
-    /// (invalid_specification: no name, neither memory nor burst, a field that can't be so or can't
-    /// be changed; not_whole; no_device; duplicate_name). Otherwise first closes, until
-    /// `close_deadline`, the tenants that aren't in the list, then makes all changes as one
-    /// (tenancy::resize_together), so that tenants may trade, then admits, in the list's order. A
-    /// tenant that finds no room is refused and stays as it was, without harm to the others: apply
-    /// the same list again when there is room.
+    /// (invalid_specification: no name, neither memory nor burst, a field with an impossible value
+    /// or one that can't be changed; not_whole; no_device; duplicate_name). Otherwise first closes,
+    /// until `close_deadline`, the tenants that aren't in the list, then makes all changes as one
+    /// (tenancy::resize_together), so that tenants may trade, and then admits, in the list's order.
+    /// A tenant that finds no room is refused and stays as it was, without harm to the others:
+    /// apply the same list again when there is room.
     std::vector<directory_outcome> apply(std::span<const tenant_spec> wanted, instant close_deadline = never) {
         const std::lock_guard applying(applying_);
         auto plan = this->plan(wanted);
@@ -180,7 +181,7 @@ private:
         }
     };
 
-    // Checks for errors that no amount of room could cure.
+    // Checks for errors that room can't cure.
     void check_one(const tenant_spec& spec) const {
         detail::check_admission(spec);
         const auto there = shared_->rooms().size();
@@ -228,7 +229,8 @@ private:
         });
     }
 
-    // All changes as one. One that finds no room is left out, so that the others aren't harmed.
+    // Makes all changes as one. Leaves out a change that finds no room, so that the others aren't
+    // harmed.
     void change(const std::vector<step>& plan, std::vector<directory_outcome>& outcomes) {
         using tenancy_type = tenancy<Node, Policy>;
         std::vector<typename tenancy_type::update> all;

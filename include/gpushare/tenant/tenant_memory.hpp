@@ -43,16 +43,16 @@ inline namespace GPUSHARE_ABI {
 /// How a tenant_memory is made.
 template <timeline_point Point>
 struct tenant_memory_options {
-    memory_stack stack = memory_stack::pool;          ///< what it is made of
-    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, where there is a `fill`
+    memory_stack stack = memory_stack::pool;          ///< the layers of the memory
+    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, if there is a `fill`
     ns wait{};                       ///< how long allocate() waits for bytes before it refuses, by `now`
     trace_function trace = nullptr;  ///< stack traces of allocations, for reports of leaks
-    /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and returns the point
-    /// after it. Without one nothing is overwritten.
+    /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and
+    /// returns the point after it. Without a `fill` nothing is overwritten.
     std::function<Point(const Point* after, void* p, std::size_t size)> fill{};
-    std::function<instant()> now{};           ///< the time, if there is a `wait`, now or later
-    detail::memory_source* source = nullptr;  ///< what it comes from, for arena and stream_ordered
-    std::function<bool()> make_room{};        ///< asked where the device refuses: whether it has given something back
+    std::function<instant()> now{};           ///< the time, if there may be a `wait`
+    detail::memory_source* source = nullptr;  ///< its source, for arena and stream_ordered
+    std::function<bool()> make_room{};        ///< called if the device refuses: whether it has given memory back
     const std::atomic<bool>* minded =
         nullptr;  ///< true: others who had the device's memory mind that it is read, whatever `scrub` says
 };
@@ -65,8 +65,9 @@ public:
     /// As cudaMalloc's.
     static constexpr std::size_t default_alignment = 256;
 
-    /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All
-    /// arguments by reference, the sink too, must outlive it. Throws std::bad_alloc.
+    /// Takes `guaranteed` bytes from `device` at once. Throws operation_error (no_room) if they
+    /// aren't there. All arguments by reference, the sink too, must outlive it. Throws
+    /// std::bad_alloc.
     tenant_memory(quota& device, Upstream& upstream, std::string_view tenant, device_id id, bytes guaranteed,
                   bytes burst, const event_sink& sink, tenant_memory_options<Point> o = {});
     tenant_memory(const tenant_memory&) = delete;
@@ -137,10 +138,10 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
 
-    /// Frees a block that no work uses any more. If it isn't out, or has another size:
+    /// Frees a block that no work uses any more. If the block isn't out, or has another size:
     /// unknown_block or wrong_size, an event, and nothing is freed. closed, without an event, once
-    /// the tenant is closed. Any other code: the block is out as before, and a later free may
-    /// succeed. submission_failed: the block must be overwritten, and the device doesn't say when
+    /// the tenant is closed. After any other code the block is out as before, and a later free may
+    /// succeed. submission_failed: the block must be overwritten, and the device doesn't tell when
     /// that is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
 
@@ -148,7 +149,8 @@ public:
     errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As deallocate, but work before `point` may still use the block: it is credited once the point is reached.
+    /// As deallocate, but work before `point` may still use the block: its bytes are credited once
+    /// the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
                           std::size_t alignment = default_alignment) noexcept;
     /// The same, of a size with its unit.
@@ -160,7 +162,7 @@ public:
     /// address: not for a hot path.
     [[nodiscard]] std::optional<block> find(const void* p) const noexcept;
 
-    /// Gives back what its pool keeps for the next allocation, as far as nothing is in it.
+    /// Gives back the empty memory that the pool keeps for the next allocation.
     void trim() noexcept;
     /// Collects the frees that streams have reached by now.
     void collect() noexcept;
@@ -175,11 +177,11 @@ public:
     [[nodiscard]] bool closed() const noexcept;
 
     /// After close(): frees every block that is out, with an event each. No work may use the blocks
-    /// any more. True if no overlapping call is still on its way to the device, so that only frees
-    /// in stream order are left to drain. False if one is at the deadline or stop request of
-    /// `until`, for example in a hook or a slow driver, or soon if this thread is in a hook of its
-    /// device, since it might wait for itself: call it again. Throws std::bad_alloc, and then
-    /// nothing was taken back.
+    /// any more. Returns true if no overlapping call is still on its way to the device, so that
+    /// only frees in stream order are left to drain. Returns false if one still is, for example in
+    /// a hook or a slow driver, at the deadline or stop request of `until`, or soon if this thread
+    /// is in a hook of its device and might wait for itself. Then call it again. If this throws
+    /// std::bad_alloc, nothing was taken back.
     template <clock Clock>
     bool take_back(close_report& report, const patience<Clock>& until) {
         std::vector<leak> leaks;
@@ -212,15 +214,16 @@ public:
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_.in_hook(thread); }
     /// How long allocate() waits for bytes before it refuses.
     [[nodiscard]] ns waits() const noexcept { return ns{wait_.load(std::memory_order_relaxed)}; }
-    /// So long from now on, by the `now` of its options. Relaxed: a figure alone, that calls under way needn't see.
+    /// Sets how long allocate() waits from now on, by the `now` of its options. Relaxed: calls
+    /// under way needn't see the figure.
     void wait_for(ns longest) noexcept { wait_.store(longest.count(), std::memory_order_relaxed); }
-    /// The stack that backs it.
+    /// The layers of the memory.
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     /// The bytes that the tenant may still allocate.
     [[nodiscard]] bytes free() const noexcept;
-    /// The part of the limit that is burst others use now.
+    /// The part of the limit that is burst in use by others.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
     /// The largest block that the tenant could allocate now; see quota_resource::largest_free.
     /// Empties a pool's caches, so keep this call off hot paths.
@@ -235,19 +238,21 @@ public:
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
     /// Bytes that were freed in stream order and are still charged.
     [[nodiscard]] bytes pending() const noexcept;
-    /// Totals and counts. The quota counts more refusals: it is asked again after frees were collected.
+    /// Totals and counts. The quota counts more refusals, since it is asked again after frees were
+    /// collected.
     [[nodiscard]] allocation_counts counts() const noexcept;
-    /// A limit for a part of this memory: for a quota_resource over it, which charges the tenant
-    /// for what it allocates anyway.
+    /// A limit for a part of this memory. Put a quota_resource with this limit over the memory; the
+    /// tenant is charged for the allocations as always:
     ///   quota most = tenant.memory().child_quota(1_GiB);    quota_resource part{most, tenant.memory(), "cache"};
     /// A child of limit() is charged for memory that comes from elsewhere; a quota_resource over
     /// this memory refuses it.
     [[nodiscard]] static quota child_quota(bytes most) { return quota(most); }
-    /// The quota that this memory is charged to; an arena's or workspace's bytes can be charged to it, too.
+    /// The quota that is charged for this memory. Bytes of an arena or a workspace can be charged
+    /// to it, too.
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
-    // Behind a look at what the pool keeps.
+    // After a look at the blocks that the pool keeps.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure* why, std::string_view label) noexcept;
 
     using resource = quota_resource<detail::clean_memory<Upstream, Point>>;
@@ -262,7 +267,7 @@ private:
         return pool_ ? f(*pool_) : f(*direct_);
     }
 
-    // The clock that `wait` is by.
+    // The clock of `wait`.
     struct time {
         const tenant_memory* of;
         [[nodiscard]] instant now() const noexcept { return of->now_(); }
@@ -287,7 +292,8 @@ private:
     std::atomic<std::uint64_t> refused_{0};
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Out of the class, and so without `inline`: an `extern template` then stops compilers from
+// instantiating the members.
 
 template <memory Upstream, timeline_point Point>
 tenant_memory<Upstream, Point>::tenant_memory(quota& device, Upstream& upstream, std::string_view tenant, device_id id,

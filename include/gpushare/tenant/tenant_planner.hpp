@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts a tenancy's tenants where a plan says. A placement policy chooses the devices; a tenant
-// without room waits; capacity is reserved for a future time; a live tenant in the way is moved; a
-// tenant of a lower level gets notice to go. Each plan is a value; the tenancy carries it out.
+// Puts a tenancy's tenants where a plan says. A placement policy chooses the devices. A tenant
+// without room waits. Capacity can be reserved for a future time. A live tenant that is in the way
+// is moved, and a tenant of a lower level gets notice to go. Each plan is a value; the tenancy
+// carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who is its handle, if it doesn't wait
@@ -12,11 +13,12 @@
 //   plan.drain(gpushare::device_id{3});                                                // nobody new comes there
 //
 // Before each decision the planner looks at the tenancy's devices: how much of each is taken by
-// tenants admitted past the planner and by other processes, and which devices are lost. If the
-// tenancy still refuses a choice, the refusal goes into that view, and the policy chooses again.
+// other processes and by tenants that were admitted past the planner, and which devices are lost.
+// If the tenancy still refuses a choice, the planner notes the refusal in its view, and the policy
+// chooses again.
 //
 // Without a planner, placed_by lets a placement policy choose the devices of a tenancy's tenants,
-// instead of taking those with the most room. So later tenants find room: whole devices stay whole,
+// instead of the devices with the most room. So later tenants find room: whole devices stay whole,
 // and a device's memory and device time run out together.
 //
 //   gpushare::tenancy shared{node};
@@ -63,7 +65,7 @@ inline namespace GPUSHARE_ABI {
     return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices, .level = spec.level};
 }
 
-/// Where an admitted tenant is, on the node of as_cluster(): `granted` is its spec().
+/// The place of an admitted tenant, on the node of as_cluster(). `granted` is its spec().
 [[nodiscard]] inline placement place_of(const tenant_spec& granted) {
     placement where{.request = placement_of({.memory = granted.memory,
                                              .devices = static_cast<std::uint32_t>(granted.on.size()),
@@ -76,7 +78,7 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// One node whose devices have `whole` of these rooms; devices without memory count as gone.
+/// A node whose devices have the `whole` of these rooms. Devices without memory count as gone.
 [[nodiscard]] inline cluster cluster_of(const std::vector<device_room>& rooms) {
     cluster c;
     c.add({.devices = static_cast<std::uint32_t>(rooms.size())});
@@ -89,8 +91,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// A tenancy's devices as a cluster of one empty node, for policies that learn from the nodes' sizes. Each device has
-/// the memory that could be promised there; one that is lost is gone. Throws as cluster::add: at most 64 devices.
+/// A tenancy's devices as a cluster of one empty node, for policies that learn from the nodes'
+/// sizes. Each device has the memory that could be promised there; a lost device is gone. Throws as
+/// cluster::add: at most 64 devices.
 template <class Tenancy>
 requires requires(const Tenancy& t) {
     { t.rooms() } -> std::same_as<std::vector<device_room>>;
@@ -106,7 +109,7 @@ template <placement_policy Policy>
                                         const node_view& node) mutable {
         const placement_request request = placement_of(spec);
         const auto with_room = std::ranges::count_if(node.devices, [&](const auto& d) { return fits(request, d); });
-        // Too few with room: why, the plain split says best.
+        // Too few devices have room: the plain split explains that best.
         if (with_room < static_cast<std::ptrdiff_t>(request.devices))
             return equal_split(spec.memory, spec.devices, rooms, spec.unit);
         const device_set taken = detail::rated(policy, node, request).devices;
@@ -120,37 +123,38 @@ template <placement_policy Policy>
 /// The outcome for a tenant that asked to be admitted.
 template <class Tenant>
 struct arrival {
-    std::uint64_t id = 0;                                          ///< of one that waits, as advance() says it again
+    std::uint64_t id = 0;                                          ///< of a waiting one, for advance()
     std::string name{};                                            ///< the tenant's
     admission_result::result outcome = admission_result::refused;  ///< placed, queued, refused, expired
     errc code = errc::none;  ///< why it was refused; also by the tenancy, where something is there that wasn't planned
-    refusal why{};           ///< what one that waits lacks
-    std::optional<Tenant> who{};  ///< one that was placed
+    refusal why{};           ///< the resource that a waiting tenant lacks
+    std::optional<Tenant> who{};  ///< the tenant, if placed
 };
 
-/// A tenant that is to move, and where to.
+/// A move that is planned for a tenant.
 struct tenant_move {
     std::string tenant{};   ///< its name
-    placement_move plan{};  ///< from where to where
+    placement_move plan{};  ///< its old and its new place
 };
 
-/// Tenants that have to go for another one, and until when they may take their time.
+/// Tenants that have to go for another tenant, and their deadline.
 struct tenant_notice {
     std::uint64_t id = 0;                ///< for the planner
     std::vector<std::string> victims{};  ///< their names
-    placement added{};                   ///< what fits then
-    instant until{};                     ///< who is still there may be closed then
+    placement added{};                   ///< the place for the other tenant
+    instant until{};                     ///< tenants that are still there may be closed then
 };
 
-/// For all tenants of a tenancy, which must outlive it. A tenant that is closed without left()
-/// keeps its place in the plan. Not thread-safe; its tenants are.
+/// For all tenants of a tenancy, which must outlive the planner. A tenant that is closed without a
+/// call of left() keeps its place in the plan. Not thread-safe; its tenants are.
 template <class Tenancy, placement_policy Policy>
 class tenant_planner {
 public:
     using tenant = typename Tenancy::tenant;    ///< the handle that arrive() gives
     using arrival = gpushare::arrival<tenant>;  ///< what arrive() and advance() return
 
-    /// Tenants that are there already are so much that is taken. Throws as as_cluster: at most 64 devices.
+    /// Tenants that exist already count as capacity taken. Throws as as_cluster: at most 64
+    /// devices.
     tenant_planner(Tenancy& shared, Policy policy, admission_queue_options options = {})
         : shared_(&shared),
           policy_(std::move(policy)),
@@ -160,9 +164,10 @@ public:
     tenant_planner& operator=(const tenant_planner&) = delete;
 
     /// Admits a tenant where the policy puts it, or on the devices that it names. The tenant waits
-    /// until `deadline` if there is no lasting room, reservations counted. Refuses it if its
-    /// devices could never have room even without other tenants, and with duplicate_name if a
-    /// tenant of its name already waits. Other errors are thrown, as by tenancy::admit.
+    /// until `deadline` if there is no lasting room, with reservations counted. Refuses a tenant
+    /// whose devices could never have room, even without other tenants, and, with duplicate_name, a
+    /// tenant of whose name another one already waits. Other errors are thrown, as by
+    /// tenancy::admit.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
         if (std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
@@ -182,16 +187,16 @@ public:
             }
         return all;
     }
-    /// Reports each of these once: waiting tenants that fit now; those whose deadline has passed;
-    /// and, refused, those that could never have room any more or that the tenancy refuses for
-    /// another reason than room. Call it when a tenant has left, when a device was lost, drained or
-    /// resumed, and at next_deadline().
+    /// Reports each of these once: waiting tenants that fit now; tenants whose deadline has passed;
+    /// and, as refused, tenants that could never have room any more, or that the tenancy refuses
+    /// for another reason than room. Call it when a tenant has left, when a device was lost,
+    /// drained or resumed, and at next_deadline().
     std::vector<arrival> advance() {
         const instant now = look();
         calendar_.expire(now);
         views room([&](priority level) { return free(now, level); });
         std::vector<arrival> all;
-        all.reserve(queue_.waiting());  // from here on, nobody is lost
+        all.reserve(queue_.waiting());  // no tenant is lost from here on
         std::map<std::uint64_t, attempt> attempts;
         const auto carry_for = [&](const admission_result& a) {
             return std::ref(attempts.try_emplace(a.id, attempt{*this, waiting_.at(a.id)}).first->second);
@@ -207,12 +212,13 @@ public:
         }
         return all;
     }
-    /// Nobody new is put on that device from now on; who is there stays. Throws operation_error (no_device).
+    /// Puts no new tenant on that device from now on; present tenants stay. Throws operation_error
+    /// (no_device).
     void drain(device_id d) {
         check(d);
         drained_.add(d);
     }
-    /// Ends a drain. Throws operation_error: no_device, also for one that was removed.
+    /// Ends a drain. Throws operation_error: no_device, also for a removed device.
     void resume(device_id d) {
         check(d);
         device_set others;
@@ -226,7 +232,7 @@ public:
         check(d);
         removed_.add(d);
     }
-    /// Reservations that can't be kept any more, since a device of theirs is drained, lost or
+    /// Reservations that can't be kept any more, because one of their devices is drained, lost or
     /// removed. redeem() puts such a tenant elsewhere if there is room.
     [[nodiscard]] std::vector<booking> unkept() {
         const instant now = look();
@@ -235,12 +241,12 @@ public:
         return all;
     }
 
-    /// When advance() has something to do even if nobody leaves.
+    /// When advance() has something to do even if no tenant leaves.
     [[nodiscard]] instant next_deadline() const noexcept { return queue_.next_deadline(); }
-    /// One that waits doesn't any more. False if it isn't there.
+    /// Removes a waiting tenant from the queue. False if it isn't there.
     bool withdraw(std::uint64_t id) noexcept { return queue_.withdraw(id) && waiting_.erase(id) != 0; }
 
-    /// The tenant is closed: its place is free.
+    /// Call this when the tenant is closed: its place is free.
     void left(const std::string& name) noexcept {
         if (const auto at = placed_.find(name); at != placed_.end()) {
             calendar_.cancel(at->second.booked);
@@ -249,7 +255,7 @@ public:
     }
 
     /// Reserves room for such a tenant from `begin` until `end`, beside present tenants and earlier
-    /// reservations. No tenant is admitted into this room that might still be there then, and none
+    /// reservations. No tenant that might still be there then is admitted into this room, and none
     /// of the room is on devices that are being cleared. The failure says what is missing. The
     /// reservation queues behind waiting tenants, as an arrival does.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
@@ -267,21 +273,22 @@ public:
         if (booked) queue_.note_overtaken(room, spec.level, *found.placements);
         return booked;
     }
-    /// As capacity_calendar::earliest: the time from which room for the tenant could be reserved
-    /// for so long. The end of a notice is unknown, so none of the room is on devices that are
-    /// being cleared now.
+    /// As capacity_calendar::earliest: the first time from which the tenant could have room for
+    /// that long. The end of a notice is unknown, so none of the room is on devices that are being
+    /// cleared now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
         return calendar_.earliest(placement_of(spec), shared_->now(), length, [&](cluster& room) {
             hold_strangers(room, spec.level);
             hold_noticed(room);
         });
     }
-    /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
+    /// Gives a reservation up. False if it doesn't exist, or is redeemed: then its tenant has the
+    /// room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
-    /// Admits the tenant for which the room was reserved, one only. Throws operation_error:
-    /// invalid_specification if there is no such reservation for that much now, or it is redeemed,
-    /// and the errors of tenancy::admit. If its devices can't be had any more, the tenant goes
-    /// where the policy finds room for as long. Once the reservation has ended the tenant is
+    /// Admits the tenant for which the room was reserved, once. Throws operation_error:
+    /// invalid_specification if there is no reservation for that much now, or if it is redeemed,
+    /// and the errors of tenancy::admit. If the reserved devices can't be had any more, the tenant
+    /// goes where the policy finds room for as long. Once the reservation has ended, the tenant is
     /// overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
@@ -305,11 +312,12 @@ public:
             throw;
         }
     }
-    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
+    /// memory.
     [[nodiscard]] result<tenant> try_redeem(std::uint64_t reservation, tenant_spec spec) {
         return detail::or_why([&] { return redeem(reservation, std::move(spec)); });
     }
-    /// Tenants whose reservation has ended: they block the next reservation.
+    /// Tenants whose reservation has ended: they are in the way of the next reservation.
     [[nodiscard]] std::vector<std::string> overdue() const {
         std::vector<std::string> names;
         for (const auto& [name, t] : placed_)
@@ -317,7 +325,7 @@ public:
         return names;
     }
 
-    /// Moves of tenants after which such a tenant fits, `most` at most: each has room when the
+    /// At most `most` moves of tenants after which such a tenant fits. Each move has room when the
     /// moves before it are done. Nothing if moves don't help. A tenant on a device that is being
     /// cleared stays.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
@@ -325,16 +333,17 @@ public:
         if (auto moves = moves_for(spec, most, now, true)) return moves;
         return moves_for(spec, most, now, false);
     }
-    /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor.
-    /// On a device that is in both places it stays, so parts there keep their number, and the others go to the rest in
-    /// ascending order. Throws what move_tenant() throws, and invalid_specification if it isn't where the plan was made
-    /// for, or there is no room any more: then nothing has happened.
+    /// Moves a live tenant as the plan says, see move_tenant(). `who` is its handle, and becomes
+    /// the handle of the successor. A device that is in both places keeps its part number; the
+    /// other parts go to the remaining devices in ascending order. Throws what move_tenant()
+    /// throws, and invalid_specification if the tenant isn't where the plan has it, or if there is
+    /// no room any more: then nothing has happened.
     move_report carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks, instant deadline = never) {
         const auto at = placed_.find(m.tenant);
         if (at == placed_.end() || at->second.where != m.plan.from || who.name() != m.tenant)
             raise({.code = errc::invalid_specification, .because = reason::other_place}, m.tenant, "move, as planned");
         place& its = at->second;
-        // On what it keeps it takes nothing more.
+        // The tenant takes no more on devices that it keeps.
         cluster room = calendar_.free_without(its.booked, look(), never, its.level);
         hold_strangers(room, its.level);
         hold_noticed(room, its.where.devices);
@@ -345,7 +354,8 @@ public:
         its.where = m.plan.to;
         return std::move(moved.report);
     }
-    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
+    /// memory.
     [[nodiscard]] result<move_report> try_carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks,
                                                     instant deadline = never) {
         return detail::or_why([&] { return carry_out(m, who, blocks, deadline); });
@@ -392,16 +402,17 @@ public:
         notices_.erase(given);
         return t;
     }
-    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
+    /// memory.
     [[nodiscard]] result<tenant> try_take_place(const tenant_notice& n, tenant_spec spec) {
         return detail::or_why([&] { return take_place(n, std::move(spec)); });
     }
-    /// Nobody has to go after all.
+    /// Withdraws the notice: no tenant has to go.
     void call_off(const tenant_notice& n) noexcept {
         std::erase_if(notices_, [&](const tenant_notice& one) { return one.id == n.id; });
     }
 
-    /// The lasting room for tenants of that level: without present tenants, later reservations, and
+    /// The lasting room for tenants of that level, without present tenants, later reservations, and
     /// devices that are being cleared. Shares are promised level by level, as by the tenancy.
     [[nodiscard]] cluster free(priority level = {}) const { return free(shared_->now(), level); }
 
@@ -429,7 +440,8 @@ private:
         }
         static placement seen(const placement& p, priority level) noexcept { return seen_at(p, level); }
         void took(priority, cluster&&) noexcept { by_level_.clear(); }
-        /// So much more is taken than anybody knew; or else that level can't have the place.
+        /// Notes that these placements also take capacity. If that doesn't explain the refusal, the
+        /// level can't have the place.
         void learn(std::vector<placement> held, priority level, const placement& where) {
             by_level_.clear();
             held_.insert(held_.end(), held.begin(), held.end());
@@ -446,7 +458,7 @@ private:
     };
     static_assert(level_views<views>);
 
-    /// Carries out a plan of the queue: the tenancy has the last word.
+    /// Carries out a plan of the queue. The tenancy may still refuse it.
     struct attempt {
         tenant_planner& of;
         const tenant_spec& spec;
@@ -494,7 +506,7 @@ private:
             raise({errc::no_device, d.index, 0, there, reason::no_such_device});
     }
 
-    // Looks what the devices are now, and returns the time.
+    // Looks at the present devices, and returns the time.
     instant look() {
         (void)shared_->remeasure();
         calendar_.change_nodes([&](cluster& c) {
@@ -506,18 +518,19 @@ private:
         });
         return shared_->now();
     }
-    // The tenancy has refused that place: what it lacks by now is no more in `view`, or else the place isn't.
+    // The tenancy has refused that place. Removes the capacity that the place lacks from `view`, or
+    // else the place itself.
     void learn(const placement& where, views& view) {
         const cluster now = free(look(), where.request.level);
         std::vector<placement> lent;
-        for (const auto& r : shared_->rooms())  // burst that is lent, and used
+        for (const auto& r : shared_->rooms())  // burst that is lent and in use
             if (const auto& d = now[where.node].devices[r.device.index];
                 where.devices.contains(r.device) && r.free < d.memory)
                 lent.push_back({{.devices = 1, .device_memory = d.memory - r.free}, where.node, {r.device}});
         view.learn(std::move(lent), where.request.level, where);
     }
 
-    // As make_room(); of tenants of other levels too, or of this one only.
+    // As make_room(), with moves of tenants of other levels, too, or of this level only.
     [[nodiscard]] std::optional<std::vector<tenant_move>> moves_for(const tenant_spec& spec, std::size_t most,
                                                                     instant now, bool any_level) {
         std::vector<const std::pair<const std::string, place>*> who;
@@ -539,7 +552,7 @@ private:
         if (!have_room(moves, now)) return std::nullopt;
         return moves;
     }
-    // Whether each has room, as its own level sees it, when those before it are done.
+    // Whether each move has room, as its own level sees it, when the moves before it are done.
     [[nodiscard]] bool have_room(const std::vector<tenant_move>& moves, instant now) const {
         std::map<priority, cluster> rooms;
         for (const auto& m : moves) {
@@ -556,14 +569,14 @@ private:
     [[nodiscard]] cluster free(instant now, priority level) const {
         cluster room = calendar_.free_during(now, never, level);
         for (const auto& [name, t] : placed_)
-            if (t.until <= now) room.hold(seen_at(t.where, level));  // overdue, and there still
+            if (t.until <= now) room.hold(seen_at(t.where, level));  // overdue, and still there
         hold_strangers(room, level);
         hold_noticed(room);
         return room;
     }
-    // Holds the part of each device that others than placed tenants take: tenants admitted past the
-    // planner, other processes, and bytes that a tenant got by a resize; as that level sees it.
-    // `absent` isn't there yet.
+    // Holds the part of each device that only others than placed tenants take, as that level sees
+    // it: tenants admitted past the planner, other processes, and bytes that a tenant got by a
+    // resize. `absent` isn't there yet.
     void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {
         for (const auto& r : shared_->promisable()) {
             if (r.whole == bytes{}) continue;  // lost
@@ -582,7 +595,7 @@ private:
                        {r.device}});
         }
     }
-    // Takes what is free on the devices that somebody makes room on.
+    // Takes the free capacity of devices that are being cleared.
     void hold_noticed(cluster& room, device_set but = {}) const {
         for (const auto& n : notices_)
             for (const auto d : n.added.devices) {
@@ -606,7 +619,7 @@ private:
         return std::ranges::any_of(placed_, [&](const auto& p) { return p.second.booked == reservation; });
     }
 
-    // `to`, in the order in which a tenant that is on `before` keeps what is in both.
+    // `to`, in the order in which a tenant that is on `before` keeps the devices of both.
     [[nodiscard]] static std::vector<device_id> in_place(const std::vector<device_id>& before, device_set to) {
         std::vector<device_id> order;
         std::vector<device_id> others;
@@ -632,7 +645,7 @@ private:
         return errc::backend_failed;
     }
 
-    // On the devices that were reserved, or where there is room for as long.
+    // On the reserved devices, or where there is room for as long.
     [[nodiscard]] tenant redeem_at(const booking& b, place& its, tenant_spec& spec) {
         spec.on.assign(b.where.devices.begin(), b.where.devices.end());
         try {
@@ -653,7 +666,7 @@ private:
             return t;
         }
     }
-    // Throws what the tenancy does, and then nothing is booked.
+    // Throws the errors of the tenancy, and then nothing is booked.
     [[nodiscard]] tenant admit(tenant_spec spec, const placement& where) {
         const auto booked = calendar_.try_book_at(where, shared_->now(), never);
         if (!booked) raise(booked.why(), spec.name, "a place that was planned");
@@ -676,7 +689,7 @@ private:
 
     Tenancy* shared_;
     Policy policy_;
-    capacity_calendar calendar_;  // a booking for each tenant that is there, without an end, and each reservation
+    capacity_calendar calendar_;  // an endless booking for each present tenant, and each reservation
     admission_queue queue_;
     std::map<std::string, place> placed_;
     std::map<std::uint64_t, tenant_spec> waiting_;  // by their ids in the queue

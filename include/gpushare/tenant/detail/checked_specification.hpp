@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Refuses fields of a specification that make no sense however much room there is, with the field's
-// name and value.
+// Refuses fields of a specification that make no sense however much room there is. The error has
+// the field's name and value.
 //
 //   detail::check_admission(spec);      // throws "tenant 'chat': slo = -5000000 ns: must not be negative"
 #pragma once
@@ -55,7 +55,7 @@ inline void check_fields(const tenant_spec& s) {
     check_field(s.devices != 0, s, "devices", std::uint64_t{s.devices}, "", "be at least 1");
 }
 
-/// The same of a cap that is to be soft.
+/// The same for a cap that is to be soft.
 inline void check_soft_cap(const tenant_spec& s) {
     check_field(s.cap < share::whole(), s, "soft_cap", std::string_view("yes"), "", "go with a cap below 100 %");
 }
@@ -67,7 +67,8 @@ inline void check_admission(const tenant_spec& s) {
     if (s.soft_cap) check_soft_cap(s);
 }
 
-/// The same of what a change makes of a tenant. Throws operation_error (not_whole), too.
+/// The same for the specification that a tenant would have after a change. Also throws
+/// operation_error (not_whole).
 inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     tenant_spec then = granted;
     then.memory = c.memory.value_or(then.memory);

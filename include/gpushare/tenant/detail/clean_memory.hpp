@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's memory for one tenant, without data of other tenants: what the device hands out is
-// overwritten with zeros first. A pool above it pays for that once for each segment; blocks that
-// circulate in the pool are the tenant's own.
+// A device's memory for one tenant, without data of other tenants: memory from the device is
+// overwritten with zeros before the tenant gets it. A pool above it pays for that once for each
+// segment, because blocks that circulate in the pool are the tenant's own.
 //
 //   detail::clean_memory<host::device_memory, host::point> clean{node.memory(d), scrub_policy::on_hand_over, fill};
 //   void* p = clean.try_allocate(1 << 20, 256);      // zeros
@@ -38,17 +38,18 @@ namespace detail {
 template <timeline_point Point>
 using fill_function = std::function<Point(const Point* after, void* p, std::size_t size)>;
 
-/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it
+/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill`,
 /// hands out blocks as they come. Blocks come from the device, or from a source if there is one.
-/// After a refusal it calls `make_room`, which says whether it has given memory back.
+/// After a refusal, calls `make_room`, which returns whether it has given memory back.
 ///
-/// With scrub_policy::off, blocks are overwritten only once `minded` is true: it says whether any
-/// earlier owner of the device's memory minds that others read it. Once true it stays true.
+/// With scrub_policy::off, blocks are overwritten only once `minded` is true. It says whether any
+/// earlier owner of the device's memory minds that others read that memory. Once true it stays
+/// true.
 ///
-/// The device doesn't say who had a block before: another tenant, an arena, or the embedder. So
+/// The device doesn't tell who had a block before: another tenant, an arena, or the embedder. So
 /// every block from the device is overwritten, and the thread waits for that, as it waits for the
 /// driver anyway. If memory were overwritten when it goes back, it would stay charged until then,
-/// and a neighbour would be refused it.
+/// and a neighbour's request for it would be refused.
 template <memory Upstream, timeline_point Point>
 class clean_memory {
 public:
@@ -62,7 +63,7 @@ public:
           fill_(std::move(fill)) {}
     clean_memory(const clean_memory&) = delete;
     clean_memory& operator=(const clean_memory&) = delete;
-    ~clean_memory() { retry_held(); }  // what is held still stays with the device
+    ~clean_memory() { retry_held(); }  // blocks that are still held stay with the device
 
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         failure why;
@@ -70,8 +71,9 @@ public:
         if (p == nullptr) throw memory_error(why, owner(), "allocate");
         return p;
     }
-    /// Null if the memory isn't there or can't be overwritten. Then the memory is back, except with
-    /// in_flight: then it goes back once it is certain that no fill overwrites it any more.
+    /// Null if the memory isn't there or can't be overwritten. The memory has then gone back,
+    /// except with in_flight: then it goes back once it is certain that no fill overwrites it any
+    /// more.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: the next caller looks as well
         failure refusal;
@@ -103,9 +105,9 @@ public:
     /// Whether an owner's own blocks are overwritten as soon as they are free.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
     /// Enqueues overwriting a block of the tenant's that is free after `after`, and returns the
-    /// point when that is done. Returns `after`, or a reached point if that is null, if the block
-    /// can't be overwritten, since no other tenant sees it anyway. Nothing if the point can't be
-    /// known: then the block isn't free, and the call can be repeated.
+    /// point when that is done. If the block can't be overwritten, returns `after`, or a reached
+    /// point if `after` is null, since no other tenant sees the block anyway. Returns nothing if
+    /// the point can't be known: then the block isn't free, and the call can be repeated.
     [[nodiscard]] std::optional<Point> overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
         try {
             Point done = fill_(after, p, size);
@@ -155,7 +157,8 @@ private:
         return source_ != nullptr ? source_->try_allocate(size, alignment, why)
                                   : below_->try_allocate(size, alignment, &why);
     }
-    // Where the memory itself can see to it, as a host's can.
+    // Zeros the block and returns true if the memory can do that itself, as a host's can. Also
+    // returns true without a `fill`.
     [[nodiscard]] bool is_zero(void* p, std::size_t size) noexcept {
         if (!fill_) return true;
         if (source_ != nullptr) return false;
@@ -181,7 +184,7 @@ private:
     [[nodiscard]] static constexpr bool may_be_under_way(errc why) noexcept {
         return why == errc::in_flight || why == errc::submission_failed;
     }
-    // It is nobody's until it has been overwritten once more.
+    // Nobody may use the block until it has been overwritten once more.
     void hold(const block& b) noexcept {
         const std::lock_guard lock(held_mutex_);
         try {
@@ -214,7 +217,7 @@ private:
     fill_function<Point> fill_;
     std::atomic<std::uint64_t> scrubbed_{0};
     std::mutex held_mutex_;
-    std::vector<block> held_;  // a fill may be under way there that has no point
+    std::vector<block> held_;  // blocks on which a fill without a point may be under way
     std::atomic<bool> holds_{false};
 };
 

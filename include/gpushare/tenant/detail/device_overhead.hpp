@@ -46,15 +46,16 @@ public:
     [[nodiscard]] bytes available() const noexcept { return bytes{available_.load(std::memory_order_relaxed)}; }
     /// The device's total bytes.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
-    /// All of the rest.
+    /// The rest of the device's bytes.
     [[nodiscard]] bytes set_aside() const noexcept { return capacity_ - available(); }
 
-    /// `n` bytes of what is taken are charged to a tenant, and not to be set aside once more.
+    /// `n` of the taken bytes are charged to a tenant from now on, so they aren't set aside as
+    /// well.
     void declare(bytes n) noexcept {
         const std::lock_guard lock(mutex_);
         declared_ += n;
     }
-    /// As many no longer.
+    /// Undoes declare() for `n` bytes.
     void withdraw(bytes n) noexcept {
         const std::lock_guard lock(mutex_);
         declared_ -= n;

@@ -41,7 +41,7 @@ public:
           frees_(resource),
           collects_(collecting_hook(resource.limit(), frees_)) {}
 
-    /// Null, and the reason.
+    /// Null, with the reason in `why`.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
         const visit inside(underway_);
@@ -79,14 +79,15 @@ public:
     void collect() noexcept { frees_.collect(); }
     bool drain(instant deadline) { return frees_.drain(deadline); }
 
-    /// From now on nothing is handed out; the quota has no limit to charge any more.
+    /// From now on no block is handed out. The quota has no limit to charge any more.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
         resource_->limit().stop();
     }
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-    /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
+    /// Takes back the blocks that are out, and enters them into `leaks`. See
+    /// tenant_memory::take_back.
     template <clock Clock>
     bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
         turns turn(until, resource_->in_hook(std::this_thread::get_id()));
@@ -139,7 +140,7 @@ private:
         return true;
     }
 
-    // False: the block is in the table still, or another thread has freed it.
+    // False: the block is still in the table, or another thread has freed it.
     bool give_back(const block& b) noexcept {
         bool gone = false;
         const auto size = static_cast<std::size_t>(b.size.count());
@@ -150,7 +151,7 @@ private:
         });
         return gone;
     }
-    // To the device, at once or once it is overwritten.
+    // Gives the block to the device, at once or once it is overwritten.
     errc hand_back(void* p, std::size_t size, std::size_t alignment) noexcept {
         return resource_->upstream().on_free() ? overwrite_and_free(nullptr, p, size, alignment)
                                                : resource_->deallocate(p, size, alignment);
@@ -160,7 +161,8 @@ private:
         return done && frees_.add(*done, p, size, alignment) ? errc::none : errc::submission_failed;
     }
 
-    // False, with the reason, and the memory is back: the host has none for the entry, or it was closed meanwhile.
+    // Returns false, with the reason, after giving the memory back: the host has no memory for the
+    // entry, or the memory was closed meanwhile.
     bool enter(const block& b, failure& refusal) noexcept {
         try {
             blocks_.insert(b);
@@ -179,7 +181,8 @@ private:
         return false;
     }
 
-    // Out of the table, then `free`; and into the table again if a later free may succeed.
+    // Takes the block out of the table and calls `free`. Puts it back into the table if a later
+    // free may succeed.
     template <class Free>
     errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
         const visit inside(underway_);

@@ -21,9 +21,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Calls each function under a mutex of its own, and so one at a time: of two changes at once, the
-/// later call has the newer grant. The calls allocate nothing, since a change that has been made
-/// can't be refused any more.
+/// Calls each function under a mutex of its own, and so one call at a time. If two changes
+/// coincide, the later call has the newer grant. The calls allocate nothing, because a change that
+/// has been made can't be refused any more.
 class grant_followers {
 public:
     using follower = std::function<void(const tenant_spec&)>;
@@ -31,7 +31,7 @@ public:
     explicit grant_followers(const tenant_spec& granted) : granted_(granted) {}
 
     /// Calls `told` before it returns. `told` must not call add(), remove() or tell(). Throws
-    /// std::bad_alloc, and the exceptions of `told`: then it isn't added.
+    /// std::bad_alloc, and the exceptions of `told`; `told` isn't added then.
     template <class Copy>
     [[nodiscard]] std::uint64_t add(follower told, Copy copy) {
         const std::lock_guard lock(mutex_);
@@ -56,7 +56,7 @@ public:
         copy(granted_);
         for (const one& o : list_) try {
                 o.told(granted_);
-            } catch (...) {  // the change is made
+            } catch (...) {  // the change stands all the same
             }
     }
 

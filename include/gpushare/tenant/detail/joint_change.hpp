@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes of several tenants as one: first everything that they give up, then everything that they
-// get. So tenants that trade memory for device time, or one for the other's, don't wait for each
-// other.
+// Changes several tenants as one: first everything that they give up, then everything that they
+// get. So tenants that trade memory for device time don't wait for each other.
 //
 //   detail::joint_change<Node, Policy> change(shared);
 //   change.add(state, {.memory = 20_MiB});      change.add(other, {.memory = 10_MiB});
@@ -42,7 +41,8 @@ public:
 
     void add(state& who, const tenant_change& change) { list_.push_back({&who, change, {}, {}, {}}); }
 
-    /// All of them, or none: then why one of them can't be, beside those before it. May be called again.
+    /// Makes all changes or none. Returns why one of them can't be made, beside those before it.
+    /// May be called again.
     failure apply() {
         for (auto& one : list_) one.who->open_level_for(one.change);
         {
@@ -56,7 +56,7 @@ public:
         undo();
         return why;
     }
-    /// After apply() has failed: whose change it is.
+    /// The index of the refused change, after apply() has failed.
     [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
 
 private:
@@ -135,7 +135,7 @@ private:
         return {};
     }
 
-    // Memory lent by sleepers of a device is no room to grow.
+    // Memory that sleeping tenants lend isn't room to grow.
     failure check_lent() {
         for (auto& device : all_->devices) {
             if (device.asleep() == bytes{}) continue;
@@ -154,7 +154,7 @@ private:
         }
         return {};
     }
-    // One exchange for each device, and whose its quotas are.
+    // One exchange for each device, and the tenants that its quotas belong to.
     auto memory() {
         std::vector<quota_exchange> exchanges;
         std::vector<std::vector<std::size_t>> owners;
@@ -179,7 +179,7 @@ private:
     void undo() {
         const auto refused = refused_;
         for (auto& one : list_) {
-            one.ceiling = one.old.ceiling;  // a grant looks at what is there anew
+            one.ceiling = one.old.ceiling;  // a grant looks at the present settings
             one.undone = std::exchange(one.change, state::back_to(one.old));
         }
         {

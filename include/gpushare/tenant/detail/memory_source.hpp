@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The source of tenants' memory on a device in place of the device's own allocations: chunks that
+// The source of tenants' memory on a device, in place of the device's own allocations: chunks that
 // are mapped to addresses, or a stream-ordered pool of the device. Memory that a source keeps is
 // charged to no tenant, and goes back when the device lacks memory.
 //
@@ -35,13 +35,13 @@ public:
     memory_source& operator=(const memory_source&) = delete;
     virtual ~memory_source() = default;
 
-    /// Null, and the reason.
+    /// Null, with the reason in `why`.
     [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept = 0;
     /// No work uses the block any more. A block given back to a lost device is gone: no error.
     virtual errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
-    /// The bytes that it takes of the device; bytes::max() if it can't be had.
+    /// The bytes of the device that a block takes; bytes::max() if no such block can be had.
     [[nodiscard]] virtual bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
-    /// Gives back what it keeps. True if that was anything.
+    /// Gives back the memory that the source keeps. Returns true if there was any.
     virtual bool trim() noexcept = 0;
 };
 
@@ -68,14 +68,14 @@ public:
             return nullptr;
         }
         auto* const begin = static_cast<std::byte*>(range->data());
-        mapping& block = enter(begin, *std::move(range));  // nothing is mapped yet: what throws loses nothing
+        mapping& block = enter(begin, *std::move(range));  // nothing is mapped yet: it may throw
         for (std::size_t i = 0; i < taken.size(); ++i) {
             const errc failed = memory_->map(begin + i * unit(), taken[i]);
             if (failed == errc::none) continue;
             why = {.code = failed, .asked = size, .because = reason::size};
             block.chunks = std::move(taken);
             if (i == 0 || memory_->unmap(begin, i * unit()) == errc::none) leave(begin);
-            return nullptr;  // what can't be unmapped stays where it is
+            return nullptr;  // a mapping that can't be undone stays
         }
         block.chunks = std::move(taken);
         return begin;
@@ -99,7 +99,7 @@ public:
             stay(p);
             return why;
         }
-        leave(p);  // of a lost device nothing is left to unmap
+        leave(p);  // a lost device has nothing left to unmap
         return errc::none;
     }
 
@@ -110,7 +110,7 @@ public:
     }
 
     bool trim() noexcept override {
-        const std::lock_guard one_at_a_time(trims_);  // who comes second finds the device's memory free
+        const std::lock_guard one_at_a_time(trims_);  // a second caller finds the memory free
         std::vector<chunk> gone;
         {
             const std::lock_guard lock(mutex_);
@@ -124,12 +124,12 @@ private:
     struct mapping {
         typename V::range range;
         std::vector<chunk> chunks{};
-        bool leaves = false;  // somebody frees it
+        bool leaves = false;  // a thread is freeing it
     };
 
     [[nodiscard]] std::size_t unit() const noexcept { return static_cast<std::size_t>(memory_->granularity().count()); }
 
-    // All, or none and why.
+    // All chunks; or none, and the reason in `why`.
     [[nodiscard]] std::vector<chunk> take(std::size_t n, failure& why) {
         std::vector<chunk> taken;
         taken.reserve(n);
@@ -137,7 +137,7 @@ private:
             const std::lock_guard lock(mutex_);
             for (; taken.size() < n && !kept_.empty(); kept_.pop_back()) taken.push_back(std::move(kept_.back()));
         }
-        while (taken.size() < n) {  // the driver's calls are under no lock
+        while (taken.size() < n) {  // no lock is held during the driver's calls
             auto made = memory_->create();
             if (!made) {
                 why = made.why();
@@ -148,8 +148,8 @@ private:
         }
         return taken;
     }
-    // For the next block. If the host has no memory to remember the chunks, they go back to the
-    // device.
+    // Keeps chunks for the next block. If the host has no memory to remember the chunks, they go
+    // back to the device.
     void keep(std::vector<chunk> chunks) noexcept {
         const std::lock_guard lock(mutex_);
         try {
@@ -157,13 +157,13 @@ private:
         } catch (...) {
         }
     }
-    // It stays where it is however many come after it.
+    // The mapping's place in memory never changes, however many are entered later.
     mapping& enter(void* p, typename V::range&& range) {
         const std::lock_guard lock(mutex_);
         return out_.emplace(p, mapping{std::move(range)}).first->second;
     }
     void leave(void* p) noexcept {
-        typename decltype(out_)::node_type gone;  // its addresses go under no lock
+        typename decltype(out_)::node_type gone;  // its addresses go back without a lock
         {
             const std::lock_guard lock(mutex_);
             gone = out_.extract(p);
@@ -211,7 +211,7 @@ public:
             p = pool_->try_allocate(stream_, size, alignment, &why);
             if (p == nullptr) return nullptr;
             const auto had = stream_.record();
-            (void)had.wait(never);  // on it is nothing else, but by other threads the same
+            (void)had.wait(never);  // only allocations are on the stream
             if (had.status() == errc::none) return p;
             why = {.code = had.status(), .asked = size, .because = reason::size};
         } catch (const error& e) {
@@ -230,7 +230,7 @@ public:
         return std::as_const(*pool_).charged(size, alignment);
     }
     bool trim() noexcept override {
-        const std::lock_guard lock(trims_);  // or two would each see what the other gives back
+        const std::lock_guard lock(trims_);  // otherwise two calls would mix up their figures
         try {
             (void)stream_.record().wait(never);
             const bytes before = pool_->usage().reserved;

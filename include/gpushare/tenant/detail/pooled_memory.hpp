@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory from a pool of its own. An allocation is one operation of the pool, which is
-// also the table of blocks that are out, and keeps the frees that wait for their stream. The quota
-// counts the bytes that the pool holds. The pool gives unused memory back as soon as it is lacking:
-// to this tenant, to a neighbour that was promised it, or because the quota has become smaller.
+// A tenant's memory from a pool of its own. An allocation is one operation of the pool, which also
+// serves as the table of blocks that are out, and keeps the frees that wait for their stream. The
+// quota counts the bytes that the pool holds. The pool gives unused memory back as soon as a
+// request lacks it: this tenant's, a neighbour's whose guarantee covers it, or after the quota has
+// become smaller.
 //
-// So that the pool then holds only blocks in use, only small blocks share a segment, which is small
+// To hold only blocks in use then, the pool lets only small blocks share a segment, which is small
 // itself. Any other block has a segment of its own, of its size.
 //
 //   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
@@ -62,12 +63,12 @@ public:
         if (trace != nullptr || clean().on_free()) traced_.emplace(trace);
     }
 
-    /// Takes a block freed before, or null: then call try_allocate. A concurrent close either finds
-    /// the block out or prevents the call.
+    /// Takes a block that was freed before, or returns null: then call try_allocate. A concurrent
+    /// close either finds the block out or prevents the call.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
     }
-    /// Behind try_allocate_kept: null, and the reason.
+    /// After try_allocate_kept. Null, with the reason in `why`.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
         if (lost()) [[unlikely]] {
@@ -86,7 +87,8 @@ public:
         return p == nullptr ? refused(size, alignment, why) : traced(p, size, alignment, label, why);
     }
 
-    /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own.
+    /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes as
+    /// the block needs.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            std::string_view label, failure& why) noexcept {
@@ -135,7 +137,7 @@ public:
         return all;
     }
 
-    /// From now on nothing is handed out, and what is freed goes to the device's other tenants.
+    /// From now on no block is handed out, and freed memory goes to the device's other tenants.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
         quota_->stop();
@@ -244,7 +246,7 @@ private:
         }
         [[nodiscard]] place* place_of_this_thread() noexcept {
             const std::lock_guard lock(mutex);
-            place* newest = nullptr;  // a hook may wait, in a thread that waits itself
+            place* newest = nullptr;  // a hook may wait in a thread that itself waits
             for (place* at = places.front(); at != nullptr; at = at->next)
                 if (at->by == std::this_thread::get_id()) newest = at;
             return newest;
@@ -312,7 +314,7 @@ private:
         return p;
     }
 
-    // Memory kept on a lost device is no memory any more, where the device can tell.
+    // Memory kept on a lost device can't be used, if the device tells.
     [[nodiscard]] bool lost() const noexcept { return resource_.upstream().lost(); }
     [[nodiscard]] auto& clean() const noexcept { return resource_.upstream(); }
     [[nodiscard]] bool still_over() noexcept {
@@ -367,7 +369,7 @@ private:
     // closed meanwhile; then the block is back.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
-        errc why = overwrites && closed() ? errc::closed : errc::none;  // who closes has looked through the table
+        errc why = overwrites && closed() ? errc::closed : errc::none;  // a close has looked already
         if (why == errc::none) try {
                 traced_->insert(b);
                 return true;
@@ -395,8 +397,8 @@ private:
                                      : cache_.deallocate(p, size, alignment);
         });
     }
-    // Out of the table, where there is one, then `free`; and into the table again if a later free
-    // may succeed.
+    // Takes the block out of the table, if there is one, and calls `free`. Puts the block back if a
+    // later free may succeed.
     template <std::invocable Free>
     [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
         if (!traced_) return free();
@@ -407,7 +409,7 @@ private:
         return why;
     }
 
-    // Until no call that overlaps is left with a block.
+    // Repeats until no overlapping call holds a block.
     template <clock Clock>
     bool take_back_blocks(std::vector<leak>& leaks, turns<Clock>& turn) {
         for (;;) {
@@ -415,8 +417,8 @@ private:
             try {
                 all = pool_.take_back(leaks);
                 (void)pool_.give_back(bytes::max());
-                // Another closing thread may still be on its way to the device with a segment that
-                // it has emptied, which is charged, and in no pool.
+                // Another closing thread may still be giving the device a segment that it has
+                // emptied. That segment is charged, and in no pool.
                 const auto found = leaks.size();
                 all = pool_.take_back(leaks) && all && leaks.size() == found && resource_.nobody_waits();
             } catch (...) {
@@ -437,7 +439,7 @@ private:
     mutable pool_resource<claiming_resource, Point> pool_;           // a reading empties the caches
     typename pool_resource<claiming_resource, Point>::cache cache_;  // of all threads
     std::shared_mutex overwrites_;                                   // see overwriting()
-    std::optional<block_table> traced_;  // who allocated what, where traces want that, or to check a free first
+    std::optional<block_table> traced_;  // if traces are wanted, or a free must be checked first
     quota_hook gives_back_;
     std::atomic<bool> closed_{false};
 };

@@ -5,8 +5,8 @@
 //   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see concepts.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
-// It doesn't take guaranteed bytes from any tenant. The waiting thread tries the devices again
-// every two milliseconds.
+// No tenant loses guaranteed bytes. The waiting thread tries the devices again every two
+// milliseconds.
 #pragma once
 
 #include <algorithm>
@@ -33,12 +33,12 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// After a refusal for lack of `per_device` bytes: makes the borrowers of `roots` give back idle
-/// memory, that is pools, and frees whose streams have reached them. True: worth another try. Calls
-/// none of the embedder's hooks.
+/// memory, which is memory in pools, and frees whose streams have reached them. Returns true if
+/// another try makes sense. Calls none of the embedder's hooks.
 ///
-/// From the first refusal on no tenant keeps borrowed bytes. So once all borrowers have been asked,
-/// a refusal is right for the moment of its try: a block that was freed on one device by then is
-/// free there, and in no pool.
+/// From the first refusal on, no tenant keeps borrowed bytes. So once all borrowers have been
+/// asked, a refusal is right for the moment of its try: a block that was freed on a device by then
+/// is free there, and in no pool.
 class idle_room {
 public:
     explicit idle_room(plain_list<quota*> roots)
@@ -57,17 +57,18 @@ public:
 private:
     plain_list<quota*> roots_;
     plain_list<hook_cursor> asked_;
-    stable_list<quota_pressure> pressed_;  // which isn't moved
+    stable_list<quota_pressure> pressed_;  // a list, because the elements must not move
 };
 
-/// For one request. `roots` are the quotas of the devices that it may be promised memory on; they must outlive it.
+/// For one request. `roots` are the quotas of the devices on which the request may be promised
+/// memory. They must outlive the wait.
 template <clock Clock>
 class room_wait {
 public:
     room_wait(plain_list<quota*> roots, const patience<Clock>& until)
         : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.until = until.deadline}), until_(until) {}
 
-    /// After a refusal for lack of `per_device` bytes: errc::none if it is worth another try; deadline_exceeded;
+    /// After a refusal for lack of `per_device` bytes. errc::none: try again. deadline_exceeded;
     /// stopped.
     [[nodiscard]] errc again(bytes per_device) {
         for (std::size_t i = 0; i < roots_.size(); ++i)
@@ -91,7 +92,7 @@ public:
         return most;
     }
 
-    /// Throws what `code`, from again(), calls for, with the figures of the last refusal.
+    /// Throws the error for `code`, which again() returned, with the figures of the last refusal.
     [[noreturn]] void refuse(errc code, const failure& last, std::string_view tenant, bytes per_device) const {
         message m;
         const failure why{code, last.asked, last.left, last.limit, reason::size_left};

@@ -32,12 +32,13 @@ public:
     explicit scrub_stream(std::function<Stream()> make) : make_(std::move(make)) {}
 
     /// Enqueues zeros behind `after`, unless that is null. The returned point has the fill's
-    /// status. Throws what the stream, or making one, throws, and then nothing is enqueued. Throws
-    /// operation_error if the stream gives no point for some 30 ms: in_flight, and then this fill
-    /// may be under way. Then nobody may use the block until it has been filled once more, after
-    /// that; until there is a point, further calls throw submission_failed and enqueue nothing.
+    /// status. Throws what the stream throws, or what making one throws, and then nothing is
+    /// enqueued. Throws operation_error (in_flight) if the stream gives no point for some 30 ms.
+    /// This fill may then be under way, and nobody may use the block until it has been filled once
+    /// more afterwards. Until there is a point, further calls throw submission_failed and enqueue
+    /// nothing.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
-        const std::lock_guard lock(mutex_);  // between two fills there is a point: each has its own status
+        const std::lock_guard lock(mutex_);  // each fill has its own point and status
         if (unmarked_) (void)mark(errc::submission_failed);
         if (std::exchange(renewed_, false)) stream_.reset();
         if (!stream_) stream_.emplace(make_());
@@ -47,7 +48,7 @@ public:
         return mark(errc::in_flight);
     }
 
-    /// The next fill is on a stream that this one makes.
+    /// Makes the next fill use a stream that `make` returns.
     void made_by(std::function<Stream()> make) {
         const std::lock_guard lock(mutex_);
         make_ = std::move(make);
@@ -55,9 +56,9 @@ public:
     }
 
 private:
-    // Without a point, the end of the fill is unknown, and so is when the block may be used again.
-    // So this tries to record the point repeatedly: the host may lack memory for a while; a device
-    // that is lost has points.
+    // Without a point, the end of the fill is unknown, and so is the time when the block may be
+    // used again. So this function tries repeatedly to record the point. The host may lack memory
+    // only for a while, and a lost device still gives points.
     [[nodiscard]] point mark(errc otherwise) {
         for (int again = 0; again < 30; ++again) try {
                 point done = stream_->record();
@@ -72,7 +73,7 @@ private:
     std::function<Stream()> make_;
     std::mutex mutex_;
     std::optional<Stream> stream_;
-    bool unmarked_ = false;  // a fill is on it that has no point
+    bool unmarked_ = false;  // a fill on the stream has no point
     bool renewed_ = false;
 };
 

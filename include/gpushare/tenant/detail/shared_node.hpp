@@ -42,7 +42,7 @@ namespace detail {
 template <node Node, compute_policy Policy>
 class tenant_state;
 
-/// Where a tenant's submissions go.
+/// The level of a tenant's submissions.
 [[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept { return level_of(spec.compute, spec.level); }
 
 /// The entitlement of a tenant's client, relative to a slice of `size` permille of a device.
@@ -72,11 +72,11 @@ class tenant_state;
 /// levels above leave to it, and sum to the whole. A value; under the node's mutex.
 class promised_shares {
 public:
-    /// There is room for this level from now on. Throws std::bad_alloc.
+    /// Makes room for this level. Throws std::bad_alloc.
     void open(priority level) {
         if (find(level) == nullptr) levels_.push_back({level, 0});
     }
-    /// Permille; of a level that is open.
+    /// In permille; the level must be open.
     void add(priority level, std::uint32_t more) noexcept {
         for (auto& l : levels_)
             if (l.level == level) l.promised += more;
@@ -91,7 +91,7 @@ public:
         for (const auto& l : levels_) sum += l.promised;
         return sum;
     }
-    /// The share of the level that was promised most.
+    /// The share of the level with the most promised.
     [[nodiscard]] std::uint32_t most() const noexcept {
         std::uint32_t most = 0;
         for (const auto& l : levels_) most = std::max(most, l.promised);
@@ -108,7 +108,7 @@ private:
             if (l.level == level) return &l;
         return nullptr;
     }
-    plain_list<of_level> levels_;  // few
+    plain_list<of_level> levels_;  // few elements
 };
 
 /// The state that the tenants of a node share.
@@ -132,15 +132,15 @@ struct shared_node {
         const std::uint32_t index;
         limiter compute;
         std::uint32_t size = 1000;                                           // permille of the device
-        promised_shares promised{};                                          // of those; under the mutex
-        std::function<typename Node::stream(priority, std::uint32_t)> open;  // a stream in it, where it is a partition
+        promised_shares promised{};                                          // promised; under the mutex
+        std::function<typename Node::stream(priority, std::uint32_t)> open;  // makes a stream, in a partition
     };
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
 
-        /// The slice for a tenant of this level: the one that the tenant names, or the one with the
-        /// most left for the level and, of several, the one with the most left beside all levels.
-        /// Null if the named slice doesn't exist.
+        /// The slice for a tenant of this level: the slice that the tenant names. Without a name,
+        /// the slice with the most left for the level, and of several such slices the one with the
+        /// most left beside all levels. Null if the named slice doesn't exist.
         [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
             return &*std::max_element(slices.begin(), slices.end(), [=](const slice& a, const slice& b) {
@@ -174,7 +174,8 @@ struct shared_node {
         void lends(bytes before, bytes now) noexcept {
             lent_asleep.fetch_add(now.count() - before.count(), std::memory_order_relaxed);
         }
-        /// Bytes that could be promised: neither guaranteed to anybody nor lent by somebody who sleeps.
+        /// Bytes that could be promised: neither guaranteed to anybody nor lent by a sleeping
+        /// tenant.
         [[nodiscard]] bytes unpromised() const noexcept {
             return std::min(memory.free(), memory.promisable() - asleep());
         }
@@ -182,12 +183,12 @@ struct shared_node {
         device_overhead overhead;
         quota memory;
         std::atomic<std::uint64_t> lent_asleep{0};             // bytes: see asleep()
-        std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
-        std::optional<quota_hook> trims;                       // what sources and arenas keep goes to tenants in need
+        std::unique_ptr<memory_source> arena, stream_ordered;  // if the embedder offers them
+        std::optional<quota_hook> trims;                       // gives kept memory to tenants in need
         stable_list<slice> slices;                             // one or more
-        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition, where there are some
+        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition
         std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
-        std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
+        std::atomic<bool> minded{false};  // whether a tenant here ever minded that others read its memory
     };
 
     explicit shared_node(tenancy_options with) : options(std::move(with)) {}

@@ -49,7 +49,7 @@ public:
     }
 
     field<std::string> name;
-    field<bytes> memory, memory_each, burst, unit, spill;  // memory in all or on each device, whichever the key means
+    field<bytes> memory, memory_each, burst, unit, spill;  // in all or on each device, as the key says
     field<std::uint32_t> devices;
     field<share> compute;
     field<priority> level, ceiling;
@@ -134,13 +134,13 @@ private:
     using kind = specification_error::kind;
     const bool in_range = number.value >= least && number.value <= most;
     if (number.code == parse_code::ok && in_range) return number.value;
-    // Cut: what comes from outside may be long.
+    // Cut, because outside input may be long.
     const auto text = std::string("'").append(value.substr(0, 40)).append("': must be ").append(allowed);
     throw specification_error(number.code == parse_code::overflow ? kind::overflow : kind::bad_value, key, text);
 }
 
 [[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value, parsed number) {
-    constexpr std::uint64_t most = 1024;  // as many as a device_order_lock takes
+    constexpr std::uint64_t most = 1024;  // the most that a device_order_lock takes
     return static_cast<std::uint32_t>(checked(number, key, value, 1, most, "a number of devices from 1 to 1024"));
 }
 [[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value) {

@@ -45,10 +45,10 @@ public:
 
         spillable_block<Stream, Memory, host_memory> block;
         std::uint32_t users = 0;
-        bool moving = false;      // a thread is at it
-        std::thread::id mover{};  // ... which one,
-        instant until = never;    // and how long it may take
-        std::uint64_t used = 0;   // when, counted in uses
+        bool moving = false;      // a thread moves the block
+        std::thread::id mover{};  // ... that thread,
+        instant until = never;    // ... and its deadline
+        std::uint64_t used = 0;   // the time of the last use, counted in uses
     };
 
     /// At most `most` bytes are on the host. All arguments by reference must outlive the list.
@@ -78,7 +78,7 @@ public:
         lock.unlock();
     }
 
-    /// Until let_go() it is on the device. Else why it isn't.
+    /// The block is on the device until let_go(). Otherwise returns why it isn't.
     [[nodiscard]] errc hold(entry& e, instant deadline) {
         std::unique_lock lock(mutex_);
         if (!await_rest(lock, e, deadline)) return errc::deadline_exceeded;
@@ -95,7 +95,8 @@ public:
         ++e.users;
         return errc::none;
     }
-    /// Moves it to the host now. in_flight: somebody holds it. Else as spillable_block::spill.
+    /// Moves the block to the host now. in_flight: a thread holds it. Otherwise as
+    /// spillable_block::spill.
     [[nodiscard]] errc send(entry& e, instant deadline) {
         std::unique_lock lock(mutex_);
         if (!await_rest(lock, e, deadline)) return errc::deadline_exceeded;
@@ -106,14 +107,14 @@ public:
         lock.lock();
         rest(e);
         lock.unlock();
-        if (why == errc::none) memory_->trim();  // the tenant's pool has it by now
+        if (why == errc::none) memory_->trim();  // the tenant's pool has the memory by now
         return why;
     }
     void let_go(entry& e) noexcept {
         const std::lock_guard lock(mutex_);
         --e.users;
     }
-    /// False while it is moved.
+    /// False while the block is being moved.
     [[nodiscard]] bool resident(const entry& e) const noexcept {
         const std::lock_guard lock(mutex_);
         return !e.moving && e.block.data() != nullptr;
@@ -125,11 +126,12 @@ public:
 
 private:
     static constexpr std::size_t alignment = 256;
-    static constexpr int order = 10;                           // behind what costs no copy
-    static constexpr ns for_a_copy = std::chrono::seconds(1);  // where who asks for memory wouldn't wait
+    static constexpr int order = 10;                           // after hooks that need no copy
+    static constexpr ns for_a_copy = std::chrono::seconds(1);  // for requests that wouldn't wait
 
     [[nodiscard]] static std::size_t count(bytes size) noexcept { return static_cast<std::size_t>(size.count()); }
-    // A block of the memory's, by now the list's. The memory was asked under no mutex, since it may ask the hook.
+    // Adds a block of the memory to the list. The caller has requested it under no mutex, since the
+    // request may call the hook.
     [[nodiscard]] entry& enter(bytes size, void* at) {
         std::list<entry> one;
         try {
@@ -145,7 +147,7 @@ private:
         return all_.back();
     }
 
-    // False if it is still being moved at the deadline.
+    // Returns false if the block is still being moved at the deadline.
     [[nodiscard]] bool await_rest(std::unique_lock<std::mutex>& lock, const entry& e, instant deadline) {
         while (e.moving) {
             const instant now = now_();
@@ -160,13 +162,13 @@ private:
         const spill_list* of;
         [[nodiscard]] instant now() const noexcept { return of->now_(); }
     };
-    // Where its tenant's memory waits for room, so does this, but not beyond the deadline.
+    // Waits for room as the tenant's memory does, but not beyond the deadline.
     errc bring_back(entry& e, instant deadline) {
         if (memory_->waits() == ns{}) return e.block.restore();
         const instant by = std::min(deadline, saturating_add(now_(), memory_->waits()));
         return e.block.restore_until(patience{time{this}, by});
     }
-    // The deadline of this thread's use() that has asked for memory, and so for the hook.
+    // The deadline of this thread's use(), if the request that called the hook comes from there.
     [[nodiscard]] instant own_deadline() const noexcept {
         for (const auto& e : all_)
             if (e.moving && e.mover == std::this_thread::get_id()) return e.until;
@@ -191,7 +193,7 @@ private:
             if (why != errc::none) break;
         }
         lock.unlock();
-        if (freed != bytes{}) memory_->trim();  // the tenant's pool has them by now
+        if (freed != bytes{}) memory_->trim();  // the tenant's pool has the blocks by now
         return freed;
     }
     [[nodiscard]] entry* idle_longest() noexcept {
@@ -221,12 +223,13 @@ private:
     std::condition_variable rests_;
     std::list<entry> all_;
     std::uint64_t uses_ = 0;
-    // Spills a block. Set where the first block comes: a program without such blocks doesn't compile the function.
+    // Spills a block. Set with the first block, so that programs without such blocks don't compile
+    // the function.
     errc (*spill_block_)(entry&, instant) = nullptr;
-    quota_hook spills_;  // last: nobody is in it any more when the rest goes
+    quota_hook spills_;  // last: no thread is in the hook any more when the rest is destroyed
 };
 
-/// Nothing, for streams that can't copy.
+/// Empty, for streams that can't copy.
 template <class Stream, class Memory>
 struct spills_of {
     struct type {};

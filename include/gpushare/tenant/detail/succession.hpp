@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's successor: the same name and the same grant, elsewhere. Only move_tenant() makes one,
-// since until the successor has taken over, both are promised together what is promised once.
+// because until the successor has taken over, what is promised once is promised to both together.
 //
 //   detail::succession to(shared, from, {device_id{3}}, any_slice);      to.next().memory();
 //   to.take_over();      return std::move(to.next());
@@ -21,7 +21,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One thread. Closes the successor when it goes, unless that was moved away.
+/// For one thread. The destructor closes the successor, unless the successor was moved away.
 template <node Node, compute_policy Policy>
 class succession {
 public:

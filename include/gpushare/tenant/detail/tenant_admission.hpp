@@ -46,9 +46,10 @@ template <node Node>
         return false;
 }
 
-/// For one request. Refers to all of its arguments. `kept`, for a tenant that succeeds another: for
-/// each of the named devices, the other tenant's slice if that tenant is in the same place there.
-/// Its memory passes on then, and its share if the slice is the same.
+/// For one request. Refers to all of its arguments. `kept` is for a tenant that succeeds another:
+/// for each named device, the other tenant's slice if that tenant is in the same place there,
+/// otherwise null. On such a device the memory passes on, and the share, too, if the slice is the
+/// same.
 template <node Node, compute_policy Policy>
 class tenant_admission {
 public:
@@ -58,9 +59,9 @@ public:
                      const plain_list<slice_type*>& kept) noexcept
         : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
-    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come
-    // and go under no mutex of ours, wait in between. So the choice fits, and a refusal is right
-    // for one instant of all devices.
+    // Chooses the devices and takes their memory, all at once. Bursts of other tenants, which come
+    // and go under no mutex of ours, wait meanwhile. So the choice fits, and a refusal is right for
+    // one instant on all devices.
     reservation<quota_draw> reserve(tenant_spec& spec) {
         const bytes unit = std::exchange(spec.unit, all_->unit_of(spec));
         if (spec.unit != unit && spec.memory % spec.unit != bytes{})
@@ -100,7 +101,7 @@ private:
     }
     [[nodiscard]] partition split(const tenant_spec& spec, const std::vector<device_room>& rooms,
                                   const std::vector<quota_draw>& draws, const plain_list<bool>& lost) const {
-        if (spec.memory == bytes{}) {  // nothing is taken: a unit on each says where
+        if (spec.memory == bytes{}) {  // nothing is taken: one unit on each device says where
             const auto count = spec.on.empty() ? spec.devices : static_cast<std::uint32_t>(rooms.size());
             auto chosen = spec.on.empty() ? equal_split(spec.unit * count, count, rooms, spec.unit)
                                           : equal_split_over(spec.unit * count, rooms, spec.unit);
@@ -111,7 +112,7 @@ private:
                : *choice_       ? choose(spec, rooms, draws, lost)
                                 : equal_split(spec.memory, spec.devices, rooms, spec.unit);
     }
-    // By a function of somebody else's, which sees all devices.
+    // Chooses by the embedder's function, which sees all devices.
     [[nodiscard]] partition choose(const tenant_spec& spec, const std::vector<device_room>& rooms,
                                    const std::vector<quota_draw>& draws, const plain_list<bool>& lost) const {
         node_description whole{.devices = static_cast<std::uint32_t>(draws.size())};
@@ -121,7 +122,7 @@ private:
             left[i] = lost[i] ? free_device{.open = false} : free_device{left_on(i, spec), room_on(i, draws)};
         }
         auto chosen = (*choice_)(spec, rooms, {.whole = whole, .devices = left});
-        for (const auto d : chosen.devices) {  // it is the embedder's: what it says is checked
+        for (const auto d : chosen.devices) {  // the embedder's choice is checked
             bool offered = false;
             for (const auto& r : rooms) offered = offered || r.device == d;
             int taken = 0;
@@ -148,14 +149,15 @@ private:
         const auto* const in = kept_in(part);
         return in != nullptr && (spec.slice == any_slice || spec.slice == in->index);
     }
-    // Permille of a device that a tenant could have.
+    // The permille of a device that a tenant could have.
     [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
         const auto* const slice = all_->devices[device].slice_for(spec.slice, level_of(spec));
         return slice != nullptr ? slice->left(level_of(spec)) : 0;
     }
 
-    // The devices that the tenant may go to: those it named, or those with enough device time left.
-    // For a tenant without memory a full device has room for a unit, too, in the same order of devices.
+    // The devices that the tenant may use: the devices that it named, or those with enough device
+    // time left. For a tenant without memory a full device has room for a unit, too, so the order
+    // of the devices is the same.
     std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
                                        const plain_list<bool>& lost) const {
         const auto asked = spec.compute.permille();
@@ -198,7 +200,7 @@ private:
     }
 
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
-        // The largest share that as many devices have left as are asked for, or all of them.
+        // The largest share that the requested number of devices, or all devices, have left.
         const auto wanted = std::min<std::size_t>(std::max(spec.devices, 1U), rooms.size());
         std::uint32_t fits = 0;
         for (const auto& r : rooms) {

@@ -26,7 +26,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One owner, one thread. While it lives, its name and shares are taken for others.
+/// One owner, one thread. While the claim lives, other tenants can't get its name and shares.
 template <node Node, compute_policy Policy>
 class tenant_claim {
 public:
@@ -56,13 +56,13 @@ public:
         all_->forget(spec.name);
     }
 
-    /// The tenant has it all from now on, the memory as its quotas' guarantees.
+    /// From now on the tenant has everything, with the memory as its quotas' guarantees.
     void keep() noexcept {
         memory_.dismiss();
         all_ = nullptr;
     }
 
-    /// Whether it takes over its predecessor's memory on that device.
+    /// Whether the tenant takes over its predecessor's memory on that device.
     [[nodiscard]] bool stays(std::size_t part) const noexcept { return part < kept_.size() && kept_[part] != nullptr; }
 
     tenant_spec spec;
@@ -70,7 +70,7 @@ public:
     plain_list<typename shared::slice*> slices;  // one on each of spec.on
 
 private:
-    // A tenant that stays in its slice has its share already.
+    // A tenant that stays in its slice already has its share.
     void promise(std::uint32_t more) noexcept {
         for (std::size_t i = 0; i < slices.size(); ++i)
             if (!stays(i) || slices[i] != kept_[i]) slices[i]->promised.add(level_of(spec), more);

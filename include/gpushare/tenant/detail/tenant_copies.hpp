@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of moving and parking a tenant: its blocks, waiting until its work is done, and
-// copies that are the tenant's own submissions.
+// The common part of moving and parking a tenant: its blocks, the wait for its work, and copies
+// that are the tenant's own submissions.
 //
 //   const auto before = detail::run_out(from, deadline, "move");
 //   detail::new_places to(next, blocks);
@@ -51,7 +51,7 @@ void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::s
     }
 }
 
-/// Throws operation_error unless the ticket's work was done well by the deadline.
+/// Throws operation_error unless the ticket's work has succeeded by the deadline.
 template <class Ticket>
 void expect_done(const Ticket& t, instant deadline, std::string_view tenant, std::string_view what) {
     if (!t.wait(deadline)) raise({errc::deadline_exceeded}, tenant, what);
@@ -62,7 +62,7 @@ void expect_done(const Ticket& t, instant deadline, std::string_view tenant, std
 /// Returns the number of these submissions.
 template <class Tenant>
 [[nodiscard]] std::uint64_t run_out(Tenant& of, instant deadline, std::string_view what) {
-    of.wake();  // else what waits would wait for ever
+    of.wake();  // otherwise waiting work would wait for ever
     const auto spec = of.spec();
     for (std::size_t part = 0; part < spec.devices; ++part)
         for (std::uint32_t i = 0; i < spec.streams; ++i)
@@ -77,17 +77,17 @@ void expect_idle_since(Tenant& of, std::uint64_t completed, std::string_view wha
     if (now.completed != completed || now.waiting + now.in_flight != 0) raise({errc::in_flight}, of.name(), what);
 }
 
-/// The tenant doesn't need the block here any more: it has the data elsewhere, and a failure from
-/// now on must not lose the data.
+/// Frees a block that the tenant doesn't need here any more. Its data is elsewhere, and no failure
+/// from now on may lose that data.
 template <class Tenant>
 void leave_block(Tenant& of, const moving_block& b) noexcept {
     try {
         (void)of.memory(b.part).deallocate(b.at, b.size, b.alignment);
-    } catch (...) {  // somebody closes it, which takes the block back
+    } catch (...) {  // another thread closes the tenant, and the close takes the block back
     }
 }
-/// The tenant doesn't need this place, either: closes it. The report isn't complete if an exception
-/// interrupts the close, as for lack of the host's memory; then close it again.
+/// Closes the tenant in the place that it doesn't need any more. If an exception interrupts the
+/// close, as for lack of host memory, the report isn't complete: then close again.
 template <class Tenant>
 [[nodiscard]] close_report close_left(Tenant& from, instant deadline) noexcept {
     try {
@@ -102,7 +102,8 @@ template <class Tenant>
 template <class Tenant>
 class new_places {
 public:
-    /// Not for those for which `stays`. Throws what an allocation throws.
+    /// Allocates memory for each block, except those for which `stays` is true. Throws what an
+    /// allocation throws.
     template <class F>
     new_places(Tenant& of, std::span<const moving_block> blocks, F stays) : of_(&of), blocks_(blocks) {
         at_.reserve(blocks.size());
@@ -120,9 +121,9 @@ public:
     new_places& operator=(const new_places&) = delete;
     ~new_places() { give_back(); }
 
-    /// Null if it stays.
+    /// Null if the block stays.
     [[nodiscard]] void* of(std::size_t block) const noexcept { return at_[block]; }
-    /// They are the caller's from now on.
+    /// The caller owns the blocks from now on.
     void keep() noexcept { at_.clear(); }
 
 private:
@@ -179,7 +180,7 @@ public:
     }
     /// Submissions, one for each part that had something to copy.
     [[nodiscard]] std::size_t count() const noexcept { return tickets_.size(); }
-    /// Throws operation_error unless all are done well by the deadline.
+    /// Throws operation_error unless all copies have succeeded by the deadline.
     void wait(instant deadline, std::string_view what) const {
         for (const auto& t : tickets_) expect_done(t, deadline, by_->name(), what);
     }

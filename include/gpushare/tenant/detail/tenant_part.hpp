@@ -29,13 +29,13 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A tenant's state on one device, except its device time. A successor that stays on the device
-/// takes it over as it is, with everything that builds on it.
+/// takes the state over as it is, with everything that is built on it.
 template <node Node, compute_policy Policy>
 struct part_memory {
     using shared = shared_node<Node, Policy>;
     using memory_type = tenant_memory<typename Node::memory_type, typename Node::stream::point>;
 
-    // Without a byte: these come when all parts are there.
+    // Has no bytes at first: they come when all parts exist.
     part_memory(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
                 std::uint32_t tag)
         : scrubber([&whole, &s, d, level = spec.level, tag] { return s.stream_for(whole, d, level, tag); }),
@@ -68,7 +68,7 @@ private:
             o.fill = [this](auto* after, void* p, std::size_t n) { return scrubber.fill(after, p, n); };
         o.now = [time = whole.get_clock()] { return time.now(); };
         o.make_room = [&on] { return on.trim(); };
-        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);  // before it has any
+        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);  // before any memory
         o.minded = &on.minded;
         if (o.stack == memory_stack::arena) o.source = on.arena.get();
         if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
@@ -84,8 +84,8 @@ struct tenant_part {
     using shared = shared_node<Node, Policy>;
     using memory_type = typename part_memory<Node, Policy>::memory_type;
 
-    // With memory of its own; or with that of the `predecessor` that it succeeds on this device. If
-    // it stays in the slice, it takes over the predecessor's share, too.
+    // With memory of its own, or with the memory of the `predecessor` that the tenant succeeds on
+    // this device. If the tenant stays in the slice, it takes over the predecessor's share, too.
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
                 std::uint32_t tag, const tenant_part* predecessor = nullptr)
         : device(d),
@@ -112,10 +112,10 @@ struct tenant_part {
     typename shared::slice& slice;
     const std::shared_ptr<part_memory<Node, Policy>> store;
     memory_type& memory;
-    std::vector<typename Node::stream> streams;  // as many for ever
+    std::vector<typename Node::stream> streams;  // the number never changes
     client_id client;
-    client_usage account{};        // once the client is closed; under the mutex of the limiter
-    std::atomic<bool> has_memory;  // false: it is another's still, or by now. Relaxed: what it is stays as it is
+    client_usage account{};        // set once the client is closed; under the limiter's mutex
+    std::atomic<bool> has_memory;  // false: another tenant has it. Relaxed: the memory itself doesn't change
     bool has_share;                // likewise; under the mutex
 
 private:

@@ -56,7 +56,7 @@ public:
     tenant_state& operator=(const tenant_state&) = delete;
 
     ~tenant_state() {
-        close_report late;  // what calls that overlapped the close have left behind
+        close_report late;  // the leaks of calls that overlapped the close
         if (closed()) with_memory([&](part& p) { return p.memory.take_back(late, patience{clock_, instant::min()}); });
         const std::lock_guard lock(all_->mutex);
         erase_equal(all_->handles, this);
@@ -85,7 +85,7 @@ public:
         const std::lock_guard lock(all_->mutex);
         return spec_;
     }
-    // Its grant, and the number of changes to it.
+    // The grant, and the number of changes to it.
     struct grant_state {
         tenant_spec spec;
         std::uint64_t changes;
@@ -94,7 +94,8 @@ public:
         const std::lock_guard lock(all_->mutex);
         return {spec_, changes_};
     }
-    // Who is told of changes to it; they are made when somebody asks first. Throws std::bad_alloc.
+    // The functions that follow changes of the grant. They are made at the first call. Throws
+    // std::bad_alloc.
     [[nodiscard]] std::shared_ptr<grant_followers> followers() {
         const std::lock_guard lock(all_->mutex);
         if (followers_ == nullptr) followers_ = std::make_shared<grant_followers>(spec_);
@@ -106,7 +107,7 @@ public:
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] stable_list<part>& parts() noexcept { return parts_; }
-    /// Null if there are not so many.
+    /// Null if there aren't so many parts.
     [[nodiscard]] part* find(std::size_t number) noexcept { return number < parts_.size() ? &parts_[number] : nullptr; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
@@ -201,14 +202,13 @@ public:
             closed_.store(true, std::memory_order_release);
             forget_lent();
         }
-        with_memory(
-            [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
-        const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {  // one is compiled for both
+        with_memory([](part& p) { return p.memory.close(), true; });             // under no lock: drivers are slow
+        const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {  // compiled once for both
             return with_memory(
                 [&](part& p) { return in_pieces([&](instant by) { return f(p.memory, by); }, deadline, stop); });
         };
         bool returned = all([](typename part::memory_type& m, instant by) { return m.limit().close(by); });
-        if (returned) {  // else pools still touch their blocks
+        if (returned) {  // otherwise pools still touch their blocks
             returned &= with_memory([&](part& p) {
                 return p.memory.take_back(report, patience{clock_, deadline, stop});
             });
@@ -218,7 +218,7 @@ public:
         report.complete = returned && report.still_charged == bytes{};
         if (!report.complete) return blocked(report);
         const std::lock_guard lock(all_->mutex);
-        if (std::exchange(named_, false)) {  // else another close was first, and the name may be somebody else's by now
+        if (std::exchange(named_, false)) {  // otherwise another close came first, and the name may be taken
             promise({}, promised_at_);
             all_->forget(spec_.name);
         }
@@ -238,7 +238,7 @@ public:
         }
         for (auto& p : parts_) {
             p.memory.collect();
-            for (int round = 0; round < 2; ++round)  // what caches on it give back its own pool keeps
+            for (int round = 0; round < 2; ++round)  // caches fill the pool first
                 for (hook_cursor asked; p.memory.limit().ask_next(asked, p.memory.capacity());) {
                 }
         }
@@ -246,8 +246,8 @@ public:
         if (!lends()) wake_clients();
         return false;
     }
-    // Takes back the lent bytes and wakes the tenant; else it sleeps on, and the failure says why.
-    // `recall`, called under no lock, waits for the bytes.
+    // Takes back the lent bytes and wakes the tenant. Otherwise the tenant sleeps on, and the
+    // failure says why. `recall`, called under no lock, waits for the bytes.
     template <class Recall>
     failure wake(Recall recall) {
         wakes_begun_.fetch_add(1, std::memory_order_relaxed);
@@ -263,15 +263,15 @@ public:
         return why;
     }
     // While the tenant sleeps, and if its specification says so, the unused part of its guarantee
-    // is burst of its own, and of all others. False, and nothing is lent, if it has been woken
-    // since `ended` wakes had ended.
+    // becomes burst, for itself and all others. Returns false, and nothing is lent, if the tenant
+    // was woken after `ended` wakes had ended.
     bool lend(std::uint32_t ended) {
         const std::lock_guard lock(all_->mutex);
         if (wakes_begun_.load(std::memory_order_relaxed) != ended) return false;
         if (spec_.lends_asleep && !closed() && !succeeded_) lend_idle();
         return true;
     }
-    // Once more, as what was freed since is to be lent as well. Nothing if it doesn't lend.
+    // Lends again, to include memory that was freed since. Does nothing if the tenant doesn't lend.
     void lend_more() {
         (void)with_memory([](part& p) { return p.memory.trim(), true; });  // drivers are slow: under no lock
         const std::lock_guard lock(all_->mutex);
@@ -314,7 +314,7 @@ public:
     // ---- Parts of a change of several tenants at once; see joint_change.hpp. Under the mutex,
     // except open_level_for, tell_limiters and tell_undone.
 
-    // Why a change can't be, whatever there is room for.
+    // Why a change can't be made, whatever room there is.
     [[nodiscard]] failure unfit(const tenant_change& c) const {
         if (closed() || succeeded_) return {errc::closed};
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
@@ -330,18 +330,18 @@ public:
     }
     // The new limits for the quota of one of its parts.
     [[nodiscard]] quota_limits limits_of(part& p, const tenant_change& c) const {
-        if (const auto now = p.memory.limit().usage(); !lent_.empty())  // as it lends it
+        if (const auto now = p.memory.limit().usage(); !lent_.empty())  // as lent now
             return {&p.memory.limit(), now.guaranteed, now.burst};
         tenant_spec then{.memory = c.memory.value_or(spec_.memory), .devices = spec_.devices};
         then.burst = c.burst.value_or(spec_.burst);
         return {&p.memory.limit(), then.memory / spec_.devices, burst_on(p, then)};
     }
     [[nodiscard]] const tenant_spec& granted_now() const noexcept { return spec_; }
-    // At which level it is promised its share then.
+    // The level at which its share is promised after the change.
     [[nodiscard]] priority level_after(const tenant_change& c) const noexcept {
         return level_of(c.compute.value_or(spec_.compute), c.level.value_or(spec_.level));
     }
-    // Takes note of a change for which the memory has been resized.
+    // Records a change for which the memory has been resized.
     void note(const tenant_change& c) {
         promise(c.compute.value_or(spec_.compute), level_after(c));  // which is open
         if (c.wait) wait_for(*c.wait);
@@ -364,7 +364,7 @@ public:
         spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
         ++changes_;
     }
-    // So that telling a limiter can't run out of memory.
+    // Opens the level now, so that telling a limiter can't run out of memory later.
     void open_level_for(const tenant_change& c) {
         tenant_spec then = spec();
         const auto now = level_of(then);
@@ -412,7 +412,7 @@ public:
     // Under the mutex. A change sets a ceiling and removes none: back_to() alone would set one.
     void undo_ceiling(std::optional<priority> old) noexcept { spec_.ceiling = old; }
 
-    // Those who follow the grant are told last.
+    // Tells the limiters, and last the functions that follow the grant.
     failure tell_limiters() {
         const auto why = tell_policies();
         if (why.code == errc::none) tell_followers();
@@ -441,7 +441,7 @@ private:
         }
         return {};
     }
-    // As it is now.
+    // Writes the present state into the report.
     void note(close_report& report) {
         report.usage = usage();
         report.still_charged = {};
@@ -453,7 +453,7 @@ private:
         report.device = p.device;
         return report;
     }
-    // Memory that isn't back, of the first device that has some.
+    // The report for memory that isn't back, with the first device that has such memory.
     close_report& blocked(close_report& report) {
         report.waits_for = close_wait::memory;
         report.device = parts_.front().device;
@@ -469,7 +469,7 @@ private:
         return p.slice.compute.close(p.client, deadline, stop, &p.account);
     }
 
-    // A wait that knows no stop request, until the deadline or one.
+    // Runs a wait that doesn't take a stop request, until the deadline or a stop request.
     template <class Wait>
     bool in_pieces(Wait wait, instant deadline, const std::stop_token& stop) {
         if (!stop.stop_possible()) return wait(deadline);
@@ -508,7 +508,7 @@ private:
         const std::lock_guard lock(all_->mutex);
         recalls_[recalls_made_++ % recalls_.size()] = took;
     }
-    // no_room, with the figures of one device, if others use it.
+    // no_room, with the figures of one device, if other tenants use the lent memory.
     failure take_back_lent() {
         const std::lock_guard lock(all_->mutex);
         if (lent_.empty() || closed()) return {};
@@ -517,7 +517,8 @@ private:
         return why;
     }
 
-    // Calls it for each part whose memory is this tenant's. Whether it was true of all.
+    // Calls `f` for each part whose memory is this tenant's. Returns whether all calls returned
+    // true.
     template <class F>
     bool with_memory(F f) {
         bool all = true;
@@ -547,8 +548,8 @@ private:
                                   instant::min());
     }
 
-    // Under the mutex. Whether the tenant can't be promised so much at this level, which is open
-    // from then on. Throws std::bad_alloc.
+    // Under the mutex. The failure if the tenant can't be promised such a share at this level. The
+    // level is open afterwards. Throws std::bad_alloc.
     failure lacks_share(share compute, priority level) {
         for (auto& p : parts_) {
             p.slice.promised.open(level);
@@ -595,7 +596,7 @@ private:
         for (auto& p : parts_) p.memory.wait_for(longest);
         spec_.wait = longest;
     }
-    // A tenant admitted without spill has no list of such blocks.
+    // A tenant that was admitted without spill has no list of spillable blocks.
     [[nodiscard]] bool can_spill(bytes most) const noexcept {
         return most == bytes{} || all_where(parts_, [](const part& p) { return p.store->spills.has_value(); });
     }
@@ -606,14 +607,14 @@ private:
         spec_.spill = most;
     }
 
-    // The most burst that it gets on one device.
+    // The most burst that the tenant gets on one device.
     [[nodiscard]] static bytes burst_on(const part& p, const tenant_spec& spec) noexcept {
         if (spec.burst != all_burst) return spec.burst / spec.devices;
         const bytes guaranteed = spec.memory / spec.devices, all = p.on.overhead.available();
         return all > guaranteed ? all - guaranteed : bytes{};
     }
 
-    // Memory that others lend while they sleep is no room to grow.
+    // Memory that others lend while they sleep isn't room to grow.
     failure grow_and_shrink(bytes memory, bytes burst) {
         const bytes each = memory / spec_.devices, more = each - spec_.memory / spec_.devices;
         for (auto& p : parts_) {
@@ -637,7 +638,7 @@ private:
         return settings_of(spec_, tag_, size);
     }
 
-    // At a level that is open.
+    // The level must be open.
     void promise(share compute, priority level) {
         for (auto& p : parts_) {
             if (!p.has_share) continue;
@@ -651,18 +652,18 @@ private:
     Node* whole_;
     typename shared::clock_type clock_;
     shared* all_;
-    tenant_spec spec_;  // what a resize changes: under the mutex
+    tenant_spec spec_;  // fields that a resize changes are under the mutex
     std::uint32_t tag_ = 0;
     share promised_{};
     priority promised_at_{};
     bool named_ = false;                          // it has a name: under the mutex
-    bool succeeded_ = false;                      // another one has taken over: likewise
-    std::uint64_t changes_ = 0;                   // of what it is granted: likewise
+    bool succeeded_ = false;                      // another tenant has taken over: likewise
+    std::uint64_t changes_ = 0;                   // changes of the grant: likewise
     std::shared_ptr<grant_followers> followers_;  // likewise
     std::atomic<bool> closed_{false};
     std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
     std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
-    std::array<ns, 8> recalls_{};   // how long the last ones took that had to wait: likewise
+    std::array<ns, 8> recalls_{};   // durations of the last recalls that had to wait: likewise
     std::size_t recalls_made_ = 0;  // likewise
     stable_list<part> parts_;
 };

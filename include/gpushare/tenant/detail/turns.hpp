@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The turns of a thread that waits for other threads' calls to end. No call reports its end, so the
-// thread looks again and again.
+// thread looks repeatedly.
 //
 //   for (detail::turns turn(until, in_hook); !all_are_back();) if (!turn.again()) return false;
 #pragma once
@@ -20,7 +20,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Until the deadline or stop request of a patience, however slow the driver is that serves the
-/// other threads. The first turns are granted in any case: a call takes microseconds. `in_hook`:
+/// other threads. The first turns are always granted, since a call takes microseconds. `in_hook`:
 /// the thread is in a hook of the embedder's and may be waiting for itself, so it gives up soon.
 template <clock Clock>
 class turns {
@@ -30,14 +30,14 @@ public:
           stop_(until.stop),
           by_(in_hook ? std::min(until.deadline, saturating_add(time_.now(), patience_in_hook)) : until.deadline) {}
 
-    /// Between two looks. False: that was long enough.
+    /// Waits between two looks. Returns false once the wait has been long enough.
     [[nodiscard]] bool again() {
         if (++taken_ <= granted) {
             std::this_thread::yield();
             return true;
         }
         if (stop_.stop_requested() || time_.now() >= by_) return false;
-        std::this_thread::sleep_for(std::chrono::microseconds(100));  // a machine has others to run
+        std::this_thread::sleep_for(std::chrono::microseconds(100));  // lets other threads run
         return true;
     }
 
