@@ -10,14 +10,15 @@
 //   for (auto& done : queue.advance(now, policy, cluster)) ...
 //
 // The higher level goes first, and within a level the earlier arrival. A request that fits may go
-// past one that doesn't, so that capacity isn't left idle beside a large request. If it takes
-// capacity that the waiting one then lacks (detail/competition.hpp), it overtakes that one; this
-// may happen at most `most_overtakes` times. From then on no request of its level or below takes
-// such capacity before it does; capacity that it can't use is placed as ever. So small requests
-// don't starve large ones, and nothing idles for a request that couldn't use it.
+// past a request that doesn't, so that capacity isn't left idle beside a large request. If the
+// smaller request takes capacity that the waiting one then lacks (detail/competition.hpp), it
+// overtakes that request. A request may be overtaken at most `most_overtakes` times. From then on
+// no request of its level or below takes such capacity first; capacity that the request can't use
+// is placed as ever. So small requests don't starve large ones, and no capacity idles for a request
+// that couldn't use it.
 //
-// The caller that carries placements out may refuse one. Then the queue chooses again, and no
-// request counts as overtaken.
+// The caller that carries placements out may refuse a placement. Then the queue chooses again, and
+// no request counts as overtaken.
 //
 //   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
 //       if (try_to_start(where)) return gpushare::carried::out;
@@ -59,37 +60,37 @@ inline namespace GPUSHARE_ABI {
 /// A request for admission: one placement request, or several that are placed together or not at all.
 struct admission_request {
     std::vector<placement_request> members{};  ///< all of them or none
-    priority level{};                          ///< a higher one goes first
-    instant deadline = never;                  ///< to be placed by; `instant::min()` doesn't wait at all
-    device_set on{};                           ///< on these devices of a node only; empty: on any
+    priority level{};                          ///< a higher level goes first
+    instant deadline = never;                  ///< to be placed by then; `instant::min()`: no wait
+    device_set on{};                           ///< only these devices of a node; empty: any
 };
 
 /// The outcome of a request for admission.
 struct admission_result {
-    /// How it went.
+    /// The result for the request.
     enum result : std::uint8_t {
         placed,     ///< `placements` are applied
-        queued,     ///< `why` is what it lacks now
+        queued,     ///< `why` is the present shortage
         refused,    ///< not queued: it can never fit, or the queue is full; see `code`
         expired,    ///< the deadline came first
-        withdrawn,  ///< by its owner
+        withdrawn,  ///< by the owner
     };
     std::uint64_t id = 0;      ///< of the request, in the queue
-    result outcome = refused;  ///< how it went
+    result outcome = refused;  ///< the result
     errc code = errc::none;    ///< of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
     std::vector<placement> placements{};  ///< one for each member, applied
-    std::size_t member = 0;               ///< which one lacks it
+    std::size_t member = 0;               ///< the member that lacks a resource
     refusal why{};                        ///< what that member lacks
 };
 
 /// The outcome of carrying out a plan.
 enum class carried : std::uint8_t {
-    out,        ///< it is done
-    elsewhere,  ///< not there: the cluster that the function was given says by now why not, and the queue chooses again
-    dropped,    ///< not at all: the request is refused, with no code of the queue's
+    out,        ///< the plan was carried out
+    elsewhere,  ///< not there: the function has noted why in its cluster, and the queue chooses again
+    dropped,    ///< not at all: the request is refused, without a code of the queue's
 };
 
-/// The free capacity as each level sees it, where shares of different levels don't compete
+/// The free capacity as each level sees it, if shares of different levels don't compete
 /// (placement_request::level):
 ///   of(level)           the cluster as requests of that level see it; a reference that holds until took()
 ///   seen(p, level)      what a placement takes of what that level sees
@@ -104,7 +105,7 @@ concept level_views = requires(V& v, const placement& p, priority level, cluster
 
 namespace detail {
 
-/// A view of a cluster that looks the same to all levels.
+/// A view in which the cluster looks the same to all levels.
 class one_view {
 public:
     explicit one_view(cluster& all) noexcept : all_(&all) {}
@@ -121,8 +122,8 @@ static_assert(level_views<one_view>);
 
 /// Bounds of a queue.
 struct admission_queue_options {
-    std::size_t most_waiting = 1024;    ///< more are refused
-    std::uint32_t most_overtakes = 16;  ///< of each request, by those behind it
+    std::size_t most_waiting = 1024;    ///< further requests are refused
+    std::uint32_t most_overtakes = 16;  ///< of each request, by later ones
 };
 
 /// Requests that wait to be placed. A value. Every id that was queued comes back exactly once: from advance() or
@@ -132,16 +133,16 @@ public:
     /// An empty queue.
     explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
 
-    /// Places, queues or refuses the request. One that wouldn't fit even on the empty cluster is refused at once.
-    /// Throws std::bad_alloc, and then nothing has happened.
+    /// Places, queues or refuses the request. Refuses at once a request that wouldn't fit even on
+    /// the empty cluster. Throws std::bad_alloc, and then nothing has happened.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
         detail::one_view all(c);
         return submit(now, policy, all, std::move(r), at_once{});
     }
     /// The same with a function that carries the plan out: `carry(placements, c)` returns the
-    /// result, see `carried`; `c` hasn't got the placements yet. Passes its exceptions on, and then
-    /// nothing has happened.
+    /// result, see `carried`. `c` doesn't have the placements yet. If `carry` throws, the exception
+    /// passes through, and nothing has happened.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
@@ -149,7 +150,7 @@ public:
         return submit(now, policy, all, std::move(r),
                       [&](std::span<const placement> where, auto&) { return carry(where, c); });
     }
-    /// The same where each level sees another cluster; `carry(placements, views)`.
+    /// The same if each level sees another cluster; `carry(placements, views)`.
     template <class P, level_views Views, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, Views& views, admission_request r,
                                                          Carry&& carry) {
@@ -167,22 +168,22 @@ public:
         const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
-        if (changed) seen_ = {};  // it may have room in what there is now, and in nothing before
+        if (changed) seen_ = {};  // the new capacity may have room for it
         a.outcome = admission_result::queued;
         return a;
     }
 
-    /// Places the waiting requests that fit now, in order. Returns these, requests whose deadline
-    /// has passed, and, as refused, requests that no longer fit on any node since some have gone or
-    /// shrunk. Call it after a release, when nodes or devices have come or gone, and when a
-    /// deadline may have passed.
+    /// Places the waiting requests that fit now, in order. Returns these requests, requests whose
+    /// deadline has passed, and, as refused, requests that no longer fit on any node because nodes
+    /// have gone or shrunk. Call it after a release, when nodes or devices have come or gone, and
+    /// when a deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
         detail::one_view all(c);
         return advance(now, policy, all, [](const admission_result&) { return at_once{}; });
     }
-    /// The same where `carry_for(result)`, of which only the id is there, returns the `carry` of a
-    /// request; see submit().
+    /// The same, where `carry_for(result)` returns the `carry` of a request; only the id of
+    /// `result` is set. See submit().
     template <class P, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c,
                                                                        CarryFor&& carry_for) {
@@ -192,12 +193,12 @@ public:
                 [&c, carry = carry_for(a)](std::span<const placement> where, auto&) mutable { return carry(where, c); };
         });
     }
-    /// The same where each level sees another cluster.
+    /// The same if each level sees another cluster.
     template <class P, level_views Views, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, Views& views,
                                                                        CarryFor&& carry_for) {
         std::vector<admission_result> done;
-        done.reserve(waiting_.size());  // from here on, what was placed is not lost
+        done.reserve(waiting_.size());  // no placed request is lost from here on
         std::erase_if(waiting_, [&](const entry& e) {
             if (e.request.deadline > now) return false;
             done.push_back({.id = e.id, .outcome = admission_result::expired, .code = errc::deadline_exceeded});
@@ -218,9 +219,9 @@ public:
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
     }
 
-    /// For code that takes capacity past the queue, for example for a reservation: where the policy
-    /// would put such a request, if it is to take nothing from requests that have been overtaken
-    /// too often. Call note_overtaken() once it has been taken.
+    /// For code that takes capacity past the queue, for example for a reservation. Returns where
+    /// the policy would put the request without taking capacity from requests that have been
+    /// overtaken too often. Call note_overtaken() once the capacity has been taken.
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] gang_plan plan(P&& policy, const cluster& c, const admission_request& r) const {
@@ -228,19 +229,20 @@ public:
         detail::one_view all(as_is);
         return plan(policy, all, r, before(r));
     }
-    /// The same where each level sees another cluster.
+    /// The same if each level sees another cluster.
     template <class P, level_views Views>
     requires placement_policy<P>
     [[nodiscard]] gang_plan plan(P&& policy, Views& views, const admission_request& r) const {
         return plan(policy, views, r, before(r));
     }
-    /// Counts placements on `before`, of a request of that level, as overtaking of those from whom they take something.
+    /// Counts placements on `before`, of a request of that level, as overtaking the requests from
+    /// which they take capacity.
     void note_overtaken(const cluster& before, priority level, std::span<const placement> taken) {
         cluster as_is = before;
         detail::one_view all(as_is);
         note_overtaken(all, level, taken);
     }
-    /// The same where each level sees another cluster.
+    /// The same if each level sees another cluster.
     template <level_views Views>
     void note_overtaken(Views& before, priority level, std::span<const placement> taken) {
         for (const auto i : harmed(before, taken, waiting_.size(), false))
@@ -261,11 +263,11 @@ private:
         std::uint64_t id = 0;
         admission_request request{};
         std::uint32_t overtaken = 0;
-        bool has_plan = true;  // on the empty cluster: waiting for that would be no use else
+        bool has_plan = true;  // on the empty cluster: otherwise waiting for that makes no sense
     };
     struct at_once {};
-    // What there is, node by node and device by device: when it changes, a waiting request may wait
-    // for nothing, though the sum is as before.
+    // The capacity that exists, node by node and device by device. After a change, a waiting
+    // request may wait for nothing, even if the sum is as before.
     class extent {
     public:
         extent() = default;
@@ -295,13 +297,14 @@ private:
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
-    // How many waiting requests go before it.
+    // The number of waiting requests that go before the request.
     [[nodiscard]] std::size_t before(const admission_request& r) const noexcept {
         return static_cast<std::size_t>(
             std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
     }
 
-    // Whether nobody may take from it any more. Not while it waits for somebody who isn't there: they may be behind it.
+    // Whether no other request may take from it any more. Not while it waits for a request that
+    // isn't there yet, because that request may be behind it.
     [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
         const std::span members(e.request.members);
         return e.has_plan && e.overtaken >= options_.most_overtakes &&
@@ -316,8 +319,8 @@ private:
         return a;
     }
 
-    // Those of the first `ahead` entries from which the placements take something; with
-    // `held_only`, only entries that hold up others.
+    // Those of the first `ahead` entries from which the placements take capacity. With `held_only`,
+    // only entries that hold up others.
     template <level_views Views>
     [[nodiscard]] std::vector<std::size_t> harmed(Views& views, std::span<const placement> taken, std::size_t ahead,
                                                   bool held_only) const {
@@ -335,7 +338,7 @@ private:
         const cluster& c = views.of(level);
         if (taken.size() == 1)
             return detail::competition(c, e.request.members, e.request.on).harmed_by(views.seen(taken.front(), level));
-        cluster after = c;  // each beside those before it
+        cluster after = c;  // each one beside those before it
         for (const auto& p : taken) {
             const placement its = views.seen(p, level);
             if (detail::competition(after, e.request.members, e.request.on).harmed_by(its)) return true;
@@ -344,7 +347,7 @@ private:
         return false;
     }
 
-    // Where the policy would put it on these devices.
+    // Where the policy would put the request on these devices.
     template <class P>
     static gang_plan plan_on(P& policy, const cluster& c, const admission_request& r,
                              std::size_t most_steps = gang_steps) {
@@ -360,7 +363,7 @@ private:
     }
 
     // A place that harms none of the first `ahead` entries that hold up others: the policy's own
-    // choice; otherwise its choice among the capacity beside their needs; otherwise any.
+    // choice; otherwise its choice among the capacity beside their needs; otherwise any such place.
     template <class P, level_views Views>
     gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
         cluster& c = views.of(r.level);
@@ -382,7 +385,7 @@ private:
         if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
         return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
     }
-    // The capacity open to requests that go past the ones that hold them up.
+    // The capacity that is open to requests behind the ones that hold them up.
     template <level_views Views>
     [[nodiscard]] cluster beside_held(Views& views, const admission_request& r, std::size_t ahead) const {
         cluster left = views.of(r.level);
@@ -397,7 +400,7 @@ private:
         return left;
     }
 
-    // Until the plan is carried out, or there is none.
+    // Repeats until the plan is carried out, or there is no plan.
     template <class P, level_views Views, class Carry>
     bool place(P& policy, Views& views, const admission_request& r, std::size_t ahead, admission_result& a,
                Carry& carry) {
@@ -433,7 +436,7 @@ private:
         }
     }
 
-    // The first who fits without harm to those before it who have been overtaken too often.
+    // The first request that fits without harm to earlier ones that have been overtaken too often.
     template <class P, level_views Views, class CarryFor>
     bool place_next(P& policy, Views& views, std::vector<admission_result>& done, CarryFor& carry_for) {
         for (std::size_t i = 0; i < waiting_.size(); ++i) {
@@ -447,8 +450,8 @@ private:
         return false;
     }
 
-    // Which member finds no place even if all nodes are empty; a request from outside that it wants
-    // to be near may still come. Without `proven`, the search only found no place for all members
+    // The member that finds no place even if all nodes are empty; a later request that it wants to
+    // be near may still come. Without `proven`, the search only found no place for all members
     // together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
@@ -461,11 +464,11 @@ private:
             if (!carried_in(r.members, m.near)) m.near = {};
         return plan_gang(policy, empty, members, 10 * gang_steps);
     }
-    // Once for each change of what there is.
+    // Runs once for each change of the existing capacity.
     template <class P, level_views Views>
     void refuse_impossible(P& policy, Views& views, std::vector<admission_result>& done) {
         if (waiting_.empty()) return;
-        const cluster& c = views.of(waiting_.front().request.level);  // what there is, is the same to all
+        const cluster& c = views.of(waiting_.front().request.level);  // all levels see the same capacity
         if (seen_.same(c)) return;
         extent now(c);
         std::vector<admission_result> gone;
@@ -476,7 +479,7 @@ private:
             gone.push_back(refuse({.id = e.id, .member = never_fits.member, .why = never_fits.why},
                                   to_errc(never_fits.why.missing)));
         }
-        for (auto& a : gone) {  // nothing throws any more
+        for (auto& a : gone) {  // nothing throws from here on
             withdraw(a.id);
             done.push_back(std::move(a));
         }
@@ -484,39 +487,39 @@ private:
     }
 
     admission_queue_options options_;
-    std::vector<entry> waiting_;  // in the order in which they go
-    extent seen_;                 // when the queue was looked through for who can't be placed any more
+    std::vector<entry> waiting_;  // in the order in which they are served
+    extent seen_;                 // at the last search for requests that can't be placed any more
     std::uint64_t last_id_ = 0;
 };
 
 /// A placement during [begin, end).
 struct booking {
     std::uint64_t id = 0;  ///< for cancel() and try_extend()
-    instant begin{};       ///< from then on
-    instant end = never;   ///< until just before then
-    placement where{};     ///< all that time
+    instant begin{};       ///< the first instant
+    instant end = never;   ///< the first instant after it
+    placement where{};     ///< during the whole time
 
     friend bool operator==(const booking&, const booking&) = default;
 };
 
-/// Which shares of a device's time add up to the whole at most.
+/// The shares of a device's time that sum to at most the whole.
 enum class shares_sum : std::uint8_t {
-    of_all,         ///< those of all requests
+    of_all,         ///< the shares of all requests
     of_each_level,  ///< those of one level (placement_request::level), each of what the levels above leave
 };
 
 /// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
 class capacity_calendar {
 public:
-    /// `nodes`: as they are when nothing is placed on them; what is there is not looked at.
+    /// `nodes`: without placements; present placements are ignored.
     explicit capacity_calendar(const cluster& nodes, shares_sum sum = shares_sum::of_all)
         : empty_(nodes.emptied()), sum_(sum) {}
 
     /// The nodes without any booking.
     [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
-    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does it on the
-    /// cluster. Bookings stay; one on what is drained, gone or smaller counts as ever, so that
-    /// nothing else is booked there. See unkept(). If `change` throws, nothing happens.
+    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does so on the
+    /// cluster. Bookings stay. A booking on a drained, removed or smaller device counts as before,
+    /// so that nothing else is booked there. See unkept(). If `change` throws, nothing happens.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = empty_;
@@ -541,15 +544,15 @@ public:
 
     /// The capacity that is free during all of [begin, end): for each device, and each node's cores
     /// and memory, the minimum over that time. So a request fits there exactly if it fits into the
-    /// result. Labels of a booking that overlaps count for the whole time, so a request to be near
-    /// it may stay longer than it does. `level`: the level whose shares are counted, where they add
-    /// up level by level.
+    /// result. The labels of an overlapping booking count for the whole time, so a request that
+    /// wants to be near that booking may stay longer than the booking. `level`: the level whose
+    /// shares are counted, if they add up level by level.
     [[nodiscard]] cluster free_during(instant begin, instant end, priority level = {}) const {
         return free_without(nullptr, begin, end, level);
     }
 
-    /// Books a placement that the policy chooses. The failure's code says what is missing, its figures how much: see
-    /// why_not(). invalid_specification if `end` isn't after `begin`.
+    /// Books a placement that the policy chooses. The failure's code says what is missing, and its
+    /// figures how much; see why_not(). invalid_specification if `end` isn't after `begin`.
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] result<booking> try_book(P&& policy, const placement_request& r, instant begin, instant end) {
@@ -561,8 +564,8 @@ public:
         return bookings_.back();
     }
 
-    /// Books the given placement. Codes as those of try_book, and invalid_specification for devices that the node
-    /// doesn't have or the request doesn't want.
+    /// Books the given placement. The codes of try_book, and invalid_specification for devices that
+    /// the node doesn't have or the request doesn't allow.
     [[nodiscard]] result<booking> try_book_at(const placement& p, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
         cluster free = free_during(begin, end, p.request.level);
@@ -571,7 +574,7 @@ public:
         return bookings_.back();
     }
 
-    /// Why no placement could be booked for that time; nothing if one could.
+    /// Why no placement could be booked for that time, or nothing if one could.
     [[nodiscard]] refusal why_not(const placement_request& r, instant begin, instant end) const {
         return free_during(begin, end, r.level).why_not(r);
     }
@@ -583,7 +586,7 @@ public:
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
         return earliest(r, from, length, [](cluster&) {});
     }
-    /// The same if capacity is taken that isn't booked: `take(room)` takes it from the free
+    /// The same if some capacity is taken that isn't booked: `take(room)` takes it from the free
     /// capacity at one of these times.
     template <std::invocable<cluster&> Take>
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length, Take take) const {
@@ -605,8 +608,8 @@ public:
     bool cancel(std::uint64_t id) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.id == id; }) != 0;
     }
-    /// Moves the end of a booking: earlier always, later if nothing is in the way. Otherwise false, and nothing
-    /// changes.
+    /// Moves the end of a booking. An earlier end is always possible, a later one if nothing is in
+    /// the way. Otherwise returns false, and nothing changes.
     [[nodiscard]] bool try_extend(std::uint64_t id, instant end) {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b == bookings_.end() || end <= b->begin) return false;
@@ -614,19 +617,19 @@ public:
         b->end = end;
         return true;
     }
-    /// The capacity that is free during all of [begin, end) if one of the bookings, if it is there,
-    /// is given up; `level` as in free_during().
+    /// The capacity that is free during all of [begin, end) without that booking, if it exists.
+    /// `level` as in free_during().
     [[nodiscard]] cluster free_without(std::uint64_t id, instant begin, instant end, priority level = {}) const {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         return free_without(b == bookings_.end() ? nullptr : &*b, begin, end, level);
     }
-    /// Another place for a booking, which must fit into what free_without() says of it. Nothing if
-    /// there is no such booking.
+    /// Moves a booking to another place, which must fit into the result of free_without(). Does
+    /// nothing if the booking doesn't exist.
     void move(std::uint64_t id, const placement& to) noexcept {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b != bookings_.end()) b->where = to;
     }
-    /// Removes bookings that ended by `now`. Returns how many.
+    /// Removes bookings that ended by `now`. Returns their number.
     std::size_t expire(instant now) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.end <= now; });
     }
@@ -635,7 +638,7 @@ public:
     [[nodiscard]] const std::vector<booking>& bookings() const noexcept { return bookings_; }
 
 private:
-    // As if one of the bookings, if given, were not there.
+    // As if the given booking, if any, didn't exist.
     [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end, priority level) const {
         cluster free = empty_;
         for (std::uint32_t i = 0; i < empty_.size(); ++i) use_most(free, {i}, one, begin, end, level);
@@ -645,7 +648,8 @@ private:
         return sum_ == shares_sum::of_all || r.level == level ? r.each.permille() : 0;
     }
 
-    // Takes from node `id` of `free` the most that is booked there at any moment, resource by resource.
+    // Takes from node `id` of `free` the most that is booked there at any moment, for each
+    // resource.
     void use_most(cluster& free, node_id id, const booking* but, instant begin, instant end, priority level) const {
         struct use {
             std::uint64_t cpu_milli = 0;
@@ -686,7 +690,7 @@ private:
                 {{.devices = 1, .each = share::of_permille(most_of[d].permille), .device_memory = most_of[d].memory},
                  id,
                  {device_id{d}}});
-        for (const booking* b : here) {  // who stays apart from whom may be here at another time
+        for (const booking* b : here) {  // other requests of its label may be here at another time
             const placement_request& r = b->where.request;
             if (r.group || r.apart) free.hold({{.group = r.group, .apart = r.apart}, id, {}});
         }

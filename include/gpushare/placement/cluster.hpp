@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster: nodes with cores, memory and devices, and what is free on them after all placements. A plain value, with
-// no clock and no lock: copy it to plan, compare it to check. The devices of one process are a cluster of one node.
+// A cluster: nodes with cores, memory and devices, and the capacity that is free on them after all
+// placements. A plain value, with no clock and no lock: copy it to plan, compare it to check. The
+// devices of one process are a cluster of one node.
 //
 //   gpushare::cluster c;
 //   c.add({.cpu_milli = 96'000, .memory = 384_GiB, .devices = 8, .device_memory = 80_GiB});
 //   c.apply(p);                // whole or not at all
 //   c.release(p);              // exactly undoes it
 //
-// Nodes and devices come and go. `drain` admits no new placement, and present ones stay; `resume`
-// undoes that. `remove` is for good, also of a lost device in use: its placement is released as any
-// other. Ids stay.
+// Nodes and devices come and go. `drain` admits no new placement, and present placements stay;
+// `resume` undoes that. `remove` is for good, and also works for a lost device in use, whose
+// placement is released like any other. Ids stay.
 //
 //   c.drain({3});     ...     if (nobody_is_there) c.remove({3});
 //
-// Labels are for affinity and anti-affinity: a request carries a label (`group`), wants a node that
-// has one (`near`) or one that hasn't (`apart`). A cluster counts them by label_counts, one for each
-// node and one for the whole:
+// Labels are for affinity and anti-affinity: a request carries a label (`group`), and wants a node
+// that has a label (`near`) or doesn't have one (`apart`). A cluster counts labels by label_counts,
+// one for each node and one for the whole:
 //
 //   gpushare::label_counts on_node;
 //   on_node.add(request);
@@ -40,7 +41,7 @@ inline namespace GPUSHARE_ABI {
 /// Counts the labels of placed requests. A value; equal contents compare equal.
 class label_counts {
 public:
-    /// Placed requests that carry the label, and placed requests that want to be apart from it.
+    /// Counts the placed requests that carry the label, and those that want to be apart from it.
     struct count {
         label of{};                 ///< the label
         std::uint32_t carried = 0;  ///< placed requests that carry it
@@ -55,7 +56,7 @@ public:
         return at < counts_.size() && counts_[at].of == of ? counts_[at] : count{of};
     }
 
-    /// Takes note of a placed request; with room made by `reserve`, doesn't throw.
+    /// Notes a placed request. Doesn't throw if `reserve` has made room.
     void add(const placement_request& r) {
         reserve();
         if (r.group) ++counter(r.group).carried;
@@ -72,7 +73,7 @@ public:
         return (!r.group || (*this)[r.group].carried != 0) && (!r.apart || (*this)[r.apart].avoided != 0);
     }
 
-    /// So that the next add() doesn't throw.
+    /// Makes room, so that the next add() doesn't throw.
     void reserve() {
         constexpr std::size_t labels_of_a_request = 2;
         if (counts_.capacity() - counts_.size() < labels_of_a_request)
@@ -109,12 +110,12 @@ private:
     return d.open && d.permille >= r.each.permille() && d.memory >= r.device_memory;
 }
 
-/// Whether a node of that zone will do.
+/// Whether a node of that zone is allowed.
 [[nodiscard]] constexpr bool may_be_in(const placement_request& r, node_zone_id zone) noexcept {
     return r.zone == node_zone_id{} || r.zone == zone;
 }
 
-/// Nodes, and what is free on them. A value; not thread-safe.
+/// Nodes, and their free capacity. A value; not thread-safe.
 class cluster {
 public:
     /// Adds an empty node. Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
@@ -125,14 +126,15 @@ public:
         devices_.reserve(devices_.size() + d.devices);
         extents_.reserve(extents_.size() + d.devices);
         nodes_.push_back({.whole = d, .cpu_milli = d.cpu_milli, .memory = d.memory, .first_device = devices_.size()});
-        for (std::uint32_t i = 0; i < d.devices; ++i) {  // nothing throws any more
+        for (std::uint32_t i = 0; i < d.devices; ++i) {  // nothing throws from here on
             devices_.push_back({whole_permille, d.device_memory});
             extents_.push_back({.memory = d.device_memory});
         }
         there_ += d.devices;
         return {static_cast<std::uint32_t>(nodes_.size() - 1)};
     }
-    /// Adds a device to a node, with the next id. Throws as add(node), and for a node that isn't there.
+    /// Adds a device to a node, with the next id. Throws as add(node), and for a node that doesn't
+    /// exist.
     device_id add(node_id id, bytes device_memory) {
         check(id, {});
         state& n = nodes_[id.index];
@@ -150,9 +152,9 @@ public:
         find_largest(n);
         return added;
     }
-    /// Sets the memory of one device: for memory that was taken or given back outside of
-    /// placements, or for an uneven node. If more is placed there, nothing is free until releases
-    /// have made up for it. Throws as drain().
+    /// Sets the memory of one device, for an uneven node, or after memory was taken or given back
+    /// outside of placements. If more is placed there, nothing is free until releases have made up
+    /// for it. Throws as drain().
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
         extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
@@ -160,18 +162,19 @@ public:
     }
 
     /// Places nothing new on the node. Present placements stay, and count until they are released.
-    /// Throws operation_error (no_device) for a node that isn't there.
+    /// Throws operation_error (no_device) for a node that doesn't exist.
     void drain(node_id id) { set(id, presence::drained); }
-    /// The same of one of its devices. Throws operation_error (no_device) for one that isn't there.
+    /// The same for one of its devices. Throws operation_error (no_device) for a device that
+    /// doesn't exist.
     void drain(node_id id, device_id d) { set(id, d, presence::drained); }
     /// Ends a drain. Throws as drain().
     void resume(node_id id) { set(id, presence::open); }
     /// Ends a drain. Throws as drain().
     void resume(node_id id, device_id d) { set(id, d, presence::open); }
-    /// The node is gone for good: its capacity counts no more, its id is never used again. Its
-    /// placements can be released, and nothing else. Throws as drain().
+    /// Removes the node for good: its capacity doesn't count any more, and its id is never used
+    /// again. Its placements can be released, and nothing else is possible. Throws as drain().
     void remove(node_id id) { set(id, presence::gone); }
-    /// The same of one of its devices.
+    /// The same for one of its devices.
     void remove(node_id id, device_id d) { set(id, d, presence::gone); }
 
     /// How many nodes there are, including gone ones: ids are below it.
@@ -187,7 +190,7 @@ public:
 
     /// Whether a placed request on any node carries the label.
     [[nodiscard]] bool carries(label group) const noexcept { return all_labels_[group].carried != 0; }
-    /// Whether one on that node does.
+    /// Whether a placed request on that node carries the label.
     [[nodiscard]] bool carries(label group, node_id id) const noexcept {
         return nodes_[id.index].labels[group].carried != 0;
     }
@@ -197,14 +200,15 @@ public:
         const state& n = nodes_[id.index];
         return {id, n.whole, n.cpu_milli, n.memory, {devices_.data() + n.first_device, n.whole.devices}};
     }
-    /// The present capacity of a node, placed on or not: its description, without gone devices.
+    /// The present capacity of a node, with or without placements: its description, without gone
+    /// devices.
     [[nodiscard]] node_description there(node_id id) const noexcept {
         node_description d = nodes_[id.index].whole;
         d.devices = static_cast<std::uint32_t>(present(nodes_[id.index]));
         if (nodes_[id.index].here == presence::gone) d = {};
         return d;
     }
-    /// The memory of one device of a node, placed on or not; none of one that is gone.
+    /// The memory of one device of a node, with or without placements; 0 for a gone device.
     [[nodiscard]] bytes there(node_id id, device_id d) const noexcept {
         const state& n = nodes_[id.index];
         const extent& whole = extents_[n.first_device + d.index];
@@ -232,7 +236,7 @@ public:
         for (auto& n : c.nodes_) c.measure(n);
         return c;
     }
-    /// The same with nothing drained: what is drained may come back, what is gone doesn't.
+    /// The same with nothing drained: drained nodes and devices may come back, gone ones don't.
     [[nodiscard]] cluster resumed() const {
         cluster c = *this;
         for (auto& n : c.nodes_)
@@ -243,14 +247,15 @@ public:
         return c;
     }
 
-    /// Whether that device could ever serve such a request: if nothing were placed or drained, and labels aside.
+    /// Whether that device could ever serve such a request, if nothing were placed or drained, and
+    /// apart from labels.
     [[nodiscard]] bool could_serve(const placement_request& r, node_id id, device_id d) const noexcept {
         const state& n = nodes_[id.index];
         const extent& whole = extents_[n.first_device + d.index];
         return whole.here != presence::gone && r.models.allows(n.whole.model) && whole.memory >= r.device_memory;
     }
-    /// Whether such a request could ever fit on that node, if it may have devices of `on` only; of
-    /// any, if that is empty.
+    /// Whether such a request could ever fit on that node if it may only have devices of `on`, or
+    /// any device if `on` is empty.
     [[nodiscard]] bool could_fit(const placement_request& r, node_id id, device_set on = {}) const noexcept {
         const state& n = nodes_[id.index];
         if (n.here == presence::gone || !may_be_in(r, n.whole.zone) || r.cpu_milli > n.whole.cpu_milli ||
@@ -295,8 +300,8 @@ public:
         if (const auto why = try_apply(p)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
     }
 
-    /// As apply, but doesn't check `near` and `apart`: to put released placements back in any order, and to plan with
-    /// placements that don't exist at the same time.
+    /// As apply, but doesn't check `near` and `apart`. For putting released placements back in any
+    /// order, and for planning with placements that don't exist at the same time.
     void restore(const placement& p) {
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
@@ -311,10 +316,10 @@ public:
         take(p);
     }
 
-    /// Gives back the capacity that `apply` took: the cluster then equals what it was before.
-    /// False, and nothing happens, if less than that is placed there, since then the placement
-    /// wasn't applied here. The cluster doesn't remember single placements, so it notices a second
-    /// release only in that way.
+    /// Gives back the capacity that `apply` took: the cluster then equals its earlier value.
+    /// Returns false, and nothing happens, if less is placed there, because the placement then
+    /// wasn't applied here. The cluster doesn't remember single placements, and so it notices a
+    /// second release only in that way.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         if (!names_devices(p)) return false;
         state& n = nodes_[p.node.index];
@@ -352,9 +357,9 @@ private:
     static constexpr std::uint32_t whole_permille = share::whole().permille();
 
     enum class presence : std::uint8_t {
-        open,     ///< takes what fits
+        open,     ///< takes requests that fit
         drained,  ///< takes nothing for now
-        gone,     ///< is no more
+        gone,     ///< doesn't exist any more
     };
 
     struct state {
@@ -394,7 +399,7 @@ private:
         for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
             devices_[d] = left_of(extents_[d], n);
     }
-    // After a change of what devices the node has.
+    // After a change of the node's devices.
     void find_largest(state& n) noexcept {
         n.whole.device_memory = {};
         for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
@@ -502,7 +507,7 @@ private:
     }
 
     struct shortfall {
-        double gap = 0;  // over all resources, each as the part of the request that is missing
+        double gap = 0;  // over all resources, each as the missing part of the request
         refusal missing{};
     };
 
@@ -519,12 +524,13 @@ private:
         const auto lack = [&](shortage what, std::uint64_t asked, std::uint64_t left) {
             if (left < asked) note(what, asked, left, static_cast<double>(asked - left) / static_cast<double>(asked));
         };
-        // Rules weigh more than any amount: another node may have room, but no node changes its model.
+        // A rule weighs more than any amount: another node may have room, but no node changes its
+        // model.
         if (r.devices != 0 && !r.models.allows(n.whole.model)) note(shortage::model, 0, 0, 1000);
         if (!may_be_in(r, n.whole.zone)) note(shortage::zone, 0, 0, 1000);
         if (n.here == presence::drained) note(shortage::drained, 0, 0, 500);
         if (!accepts(r, n)) note(shortage::affinity, 0, 0, 100);
-        if (n.here != presence::open) return s;  // its figures are of no use
+        if (n.here != presence::open) return s;  // the figures would be of no use
         lack(shortage::cpu, r.cpu_milli, n.cpu_milli);
         lack(shortage::memory, r.memory.count(), n.memory.count());
         lack_devices(r, n, lack);
@@ -559,13 +565,13 @@ private:
         const bool share_short = count(enough_share) < r.devices, memory_short = count(enough_memory) < r.devices;
         if (share_short) lack(shortage::device_share, r.each.permille(), most(of_share, any));
         if (memory_short) lack(shortage::device_memory, r.device_memory.count(), most(of_memory, any));
-        if (!share_short && !memory_short)  // each is there, but not on the same devices
+        if (!share_short && !memory_short)  // each exists, but not on the same devices
             lack(shortage::device_memory, r.device_memory.count(), most(of_memory, enough_share));
     }
 
     std::vector<state> nodes_;
-    std::vector<free_device> devices_;  // what is free: what policies see
-    std::vector<extent> extents_;       // beside each: what it has, and what of that is placed
+    std::vector<free_device> devices_;  // free capacity, as policies see it
+    std::vector<extent> extents_;       // for each device: its capacity, and how much is placed
     label_counts all_labels_;
     std::size_t there_ = 0;  // devices that aren't gone
     std::uint64_t placed_permille_ = 0;

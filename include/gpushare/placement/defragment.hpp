@@ -10,11 +10,12 @@
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
 //   gpushare::apply(indexed, plan);       // whole or not at all; indexed: an indexed_cluster
 //
-// Placements with labels aren't moved, since whether they fit elsewhere depends on the others.
+// Placements with labels aren't moved, because whether they fit elsewhere depends on other
+// placements.
 //
-// A preemption_plan says which tenants would have to go for a request. A preemption follows its
-// course: notice, then eviction of the victims that are still there when the notice has run out.
-// Time is an argument, and the caller evicts.
+// A preemption_plan says which tenants would have to go for a request. A preemption has two steps:
+// notice, and then eviction of the victims that are still there when the notice ends. Time is an
+// argument, and the caller evicts.
 //
 //   if (auto plan = gpushare::plan_preemption(policy, cluster, tenants, request, gpushare::priority{2})) {
 //       gpushare::preemption p(*plan, now, 30s);      // tell plan->victims
@@ -45,22 +46,22 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A placement that is to move. `which` is its index in the list that the plan was made from.
+/// A planned move of a placement. `which` is its index in the list from which the plan was made.
 struct placement_move {
     std::size_t which = 0;  ///< its index in the list
-    placement from{};       ///< where it is
-    placement to{};         ///< where it goes
+    placement from{};       ///< its present place
+    placement to{};         ///< its new place
 };
 
-/// Moves, each of a different placement, and what fits once they are done. Every move has room when those before it are
-/// done, so they can be carried out one at a time.
+/// Moves, each of a different placement, and the placement that fits afterwards. Each move has room
+/// when the moves before it are done, so moves can be carried out one at a time.
 struct rearrangement {
     std::vector<placement_move> moves{};  ///< one at a time, in this order
-    std::optional<placement> added{};     ///< what fits then: the request that room was made for
+    std::optional<placement> added{};     ///< the placement of the request for which room was made
 };
 
 /// Carries out the whole plan. If the cluster has changed in between, changes nothing and returns
-/// what is in the way.
+/// the shortage.
 [[nodiscard]] inline refusal try_apply(cluster& c, const rearrangement& plan) {
     cluster after = c;
     for (const auto& m : plan.moves) {
@@ -77,7 +78,7 @@ template <class Policy>
 [[nodiscard]] refusal try_apply(indexed_cluster<Policy>& c, const rearrangement& plan) {
     cluster after = c.nodes();
     if (const auto why = try_apply(after, plan)) return why;
-    c.cluster_ = std::move(after);  // nothing throws any more
+    c.cluster_ = std::move(after);  // nothing throws from here on
     for (const auto& m : plan.moves) {
         c.note_change(m.from.node);
         c.note_change(m.to.node);
@@ -94,7 +95,8 @@ void apply(Cluster& c, const rearrangement& plan) {
 
 namespace detail {
 
-/// Looks for one node on which the request fits once one or two of its placements have gone elsewhere.
+/// Looks for a node on which the request fits once one or two of the node's placements have gone
+/// elsewhere.
 template <class Policy>
 class room_search {
 public:
@@ -125,7 +127,7 @@ private:
     };
     static constexpr std::size_t most_candidates = 64;  // a plan looks at every node
 
-    // Among the cheapest; of equal ones, the first that was found.
+    // Keeps the candidate if it is among the cheapest. Of equal ones, the first stays.
     void note(candidate c) {
         const auto after = std::ranges::upper_bound(best_, c.cost, {}, &candidate::cost);
         if (best_.size() == most_candidates && after == best_.end()) return;
@@ -133,7 +135,7 @@ private:
         if (best_.size() > most_candidates) best_.pop_back();
     }
 
-    // Cost of the best place for the request as the cluster is; infinite if there is none.
+    // The cost of the best place for the request in the present cluster; infinite if there is none.
     double elsewhere(const placement_request& r) {
         const auto [at, unknown] = elsewhere_.try_emplace(r, std::numeric_limits<double>::infinity());
         if (unknown)
@@ -141,7 +143,7 @@ private:
         return at->second;
     }
 
-    // Releases what is in `here`, up to `moves` of them, one after the other in all combinations.
+    // Releases up to `moves` of the placements in `here`, one after the other, in all combinations.
     void try_node(node_id id, std::span<const std::size_t> here, std::size_t moves, double cost = 0) {
         for (std::size_t i = 0; i < here.size(); ++i) {
             const placement& p = placed_[here[i]];
@@ -149,7 +151,8 @@ private:
             const double away = elsewhere(p.request);
             if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
             moved_.push_back(here[i]);
-            // The node's loss with the request in place of this one, plus another node's loss.
+            // The node's loss with the request in place of this placement, plus another node's
+            // loss.
             const double back = cluster_.fits(p.request, id) ? rated(policy_, cluster_[id], p.request).cost : 0;
             const double swap = cost + away - back;
             if (cluster_.fits(request_, id)) {
@@ -159,11 +162,12 @@ private:
                 try_node(id, here.subspan(i + 1), moves - 1, swap);
             }
             moved_.pop_back();
-            cluster_.hold(p);  // which may be on a device that is drained, or has shrunk
+            cluster_.hold(p);  // its device may be drained, or may have shrunk
         }
     }
 
-    // Only now is it known whether the moved ones find places beside each other, and each of them when its turn comes.
+    // Only now is it known whether the moved placements find places beside each other, and in an
+    // order in which each has room.
     std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;
         for (const auto i : c.moved) without.release(placed_[i]);
@@ -177,25 +181,25 @@ private:
             const auto to = choose(policy_, after, placed_[i].request);
             if (!to) return std::nullopt;
             after.apply(*to);
-            if (*to != placed_[i]) result.moves.push_back({i, placed_[i], *to});  // else it needn't go
+            if (*to != placed_[i]) result.moves.push_back({i, placed_[i], *to});  // else no move
         }
         return in_order(std::move(result));
     }
-    // The order in which each move has room, if there is one: replayed on a copy.
+    // An order in which each move has room, if there is one: replayed on a copy.
     std::optional<rearrangement> in_order(rearrangement plan) const {
         const auto works = [&] {
             cluster copy = as_is_;
             return !try_apply(copy, plan);
         };
         if (works()) return plan;
-        std::ranges::reverse(plan.moves);  // two at most: what the first needs, only the second leaves
+        std::ranges::reverse(plan.moves);  // at most two: the second makes room for the first
         if (works()) return plan;
         return std::nullopt;
     }
 
     const Policy& policy_;
     const cluster& as_is_;
-    cluster cluster_;  // with what is being tried
+    cluster cluster_;  // with the moves being tried
     std::span<const placement> placed_;
     placement_request request_;
     std::map<placement_request, double> elsewhere_;
@@ -203,7 +207,7 @@ private:
     std::vector<candidate> best_;  // the cheapest, ascending
 };
 
-/// Looks, again and again, for the move that gains most.
+/// Looks repeatedly for the move that gains most.
 template <class Policy>
 class gain_search {
 public:
@@ -214,7 +218,7 @@ public:
         for (std::uint32_t n = 0; n < on_.size(); ++n) rate_node({n});
     }
 
-    // Each move is made on the copy before the next is looked for, so each has room in its turn.
+    // Each move is made on the copy before the next is looked for, so each has room in its order.
     rearrangement plan(std::size_t most_moves, double least_gain) {
         rearrangement result;
         while (result.moves.size() < most_moves) {
@@ -222,7 +226,7 @@ public:
             if (!m) break;
             cluster_.release(m->from);
             cluster_.apply(m->to);
-            std::erase(on_[m->from.node.index], m->which);  // each is moved once: it isn't looked at again
+            std::erase(on_[m->from.node.index], m->which);  // each placement moves only once
             rate_node(m->from.node);
             rate_node(m->to.node);
             result.moves.push_back(*m);
@@ -234,7 +238,7 @@ private:
     void rate_node(node_id id) {
         for (const auto i : on_[id.index]) {
             cluster_.release(placed_[i]);
-            // What is on a device that is drained, or has shrunk, gains nothing there if it goes.
+            // A placement on a drained or shrunk device gains nothing there by a move.
             gain_[i] = cluster_.nodes().fits(placed_[i].request, id)
                            ? rated(cluster_.policy(), cluster_.nodes()[id], placed_[i].request).cost
                            : std::numeric_limits<double>::lowest();
@@ -253,7 +257,7 @@ private:
         });
         std::optional<placement_move> found;
         for (const auto i : order) {
-            if (gain_[i] <= least_gain) break;  // what it costs elsewhere comes off that
+            if (gain_[i] <= least_gain) break;  // the cost elsewhere is subtracted from the gain
             const auto to = cluster_.choose(placed_[i].request);
             if (!to || to->node == placed_[i].node) continue;
             const double gain = gain_[i] - rated(cluster_.policy(), cluster_.nodes()[to->node], to->request).cost;
@@ -266,17 +270,17 @@ private:
 
     indexed_cluster<Policy> cluster_;
     std::span<const placement> placed_;
-    std::vector<std::vector<std::size_t>> on_;  // of each node: what may be moved away
-    std::vector<double> gain_;                  // of each: what its node gains if it goes
+    std::vector<std::vector<std::size_t>> on_;  // for each node: placements that may be moved
+    std::vector<double> gain_;                  // for each placement: its node's gain if it goes
 };
 
 }  // namespace detail
 
-/// Makes a plan of at most `most_moves` moves, each of a different placement, and each the one that
-/// lowers the policy's cost most at that step by more than `least_gain`. Empty if there is none.
-/// For policies whose cost is a node's loss (`value_descent`, in permille of device time). `placed`
-/// are the placements on the cluster, or only the movable ones. Throws operation_error
-/// (invalid_specification) for a gain that is no finite number.
+/// Makes a plan of at most `most_moves` moves, each of a different placement. Each move is the one
+/// that lowers the policy's cost most at that step, by more than `least_gain`. Empty if there is
+/// none. For policies whose cost is a node's loss (`value_descent`, in permille of device time).
+/// `placed` are the placements on the cluster, or only the movable ones. Throws operation_error
+/// (invalid_specification) for a gain that isn't a finite number.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
@@ -286,11 +290,11 @@ requires stable_placement_policy<Policy>
     return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
 }
 
-/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits; none if none
-/// was found, or if it fits without moves. `placed` are the placements on the cluster, or only the
-/// movable ones. Prefers the fewest moves, then the lowest cost by the policy. The plan was
-/// replayed on a copy: each move has room in its turn. Looks at every placement, and for two moves
-/// at pairs of one node: milliseconds for thousands of placements.
+/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits. None if no
+/// plan was found, or if the request fits without moves. `placed` are the placements on the
+/// cluster, or only the movable ones. Prefers the fewest moves, then the lowest cost by the policy.
+/// The plan was replayed on a copy, so each move has room in its order. Looks at every placement,
+/// and for two moves at pairs of placements on a node: milliseconds for thousands of placements.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,
@@ -305,20 +309,22 @@ requires stable_placement_policy<Policy>
 
 /// A placement on the cluster, and its level.
 struct placed_tenant {
-    placement where{};  ///< what it has
-    priority level{};   ///< only lower ones have to go
+    placement where{};  ///< its place
+    priority level{};   ///< only tenants of lower levels have to go
 };
 
-/// Tenants that would have to go, by their places in the list that the plan was made from, and what fits then.
+/// Tenants that would have to go, by their indices in the list from which the plan was made, and
+/// the placement that fits then.
 struct preemption_plan {
-    std::vector<std::size_t> victims{};  ///< by their places in the list
-    placement added{};                   ///< what fits then
+    std::vector<std::size_t> victims{};  ///< their indices in the list
+    placement added{};                   ///< the placement that fits then
     std::vector<placement> beside{};     ///< of a gang: the places of its other members, in their order
 };
 
 namespace detail {
 
-/// The least costly victims on one node: with the lowest highest level, then the fewest, then the least device time.
+/// The least costly victims on one node: first with the lowest maximum level, then the fewest, then
+/// the least device time.
 class victim_search {
 public:
     victim_search(const cluster& c, std::span<const placed_tenant> placed, const placement_request& r, priority level)
@@ -335,8 +341,8 @@ public:
         }
     };
 
-    // Level by level from the lowest: all victims go, and then come back as far as the request lets
-    // them, the largest first. Exact in the level; none of the remaining victims could stay by
+    // Goes level by level from the lowest. All victims go, and then come back, the largest first,
+    // as far as the request lets them. Exact in the level; of the final victims, none could stay by
     // itself.
     std::optional<victims> on(node_id id) {
         std::vector<std::size_t> here;
@@ -364,7 +370,7 @@ public:
     }
 
 private:
-    // Not the last one whom the request wants to be near.
+    // Doesn't release the last tenant that the request wants to be near.
     bool release(std::size_t i, node_id id) {
         const placement_request near{.group = request_.group, .near = request_.near};
         const bool was_near = cluster_.fits(near, id);
@@ -400,9 +406,9 @@ private:
 }  // namespace detail
 
 /// Chooses the victims whose removal lets a request of that level fit: tenants of one node, all of
-/// lower levels. It takes the node where the victims' highest level is lowest, then where they are
-/// fewest, then where the least device time is lost. None if the request fits without victims, or
-/// if no victims suffice. Looks at every node with tenants on it.
+/// lower levels. Takes the node where the victims' highest level is lowest, then where the victims
+/// are fewest, then where the least device time is lost. None if the request fits without victims,
+/// or if no victims suffice. Looks at every node with tenants on it.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -428,11 +434,11 @@ requires placement_policy<P>
     return preemption_plan{std::move(best->who), {r, where, detail::rated(policy, after[where], r).devices}};
 }
 
-/// The same for a gang, whose members are placed together: victims of any nodes, all of lower
-/// levels. Finds the lowest level such that the gang fits without all victims up to it. Of these,
-/// it keeps those for which the gang leaves room: the higher levels first, then those with the most
-/// device time. So no single victim could stay, but another set might have been smaller. None if
-/// the gang fits without victims, or no plan was found (plan_gang).
+/// The same for a gang, whose members are placed together. The victims may be on any nodes; all are
+/// of lower levels. Finds the lowest level such that the gang fits without all victims up to that
+/// level. Of these, keeps the victims for which the gang leaves room: higher levels first, then
+/// those with the most device time. So no single victim could stay, but another set might have been
+/// smaller. None if the gang fits without victims, or if no plan was found (plan_gang).
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -470,28 +476,29 @@ requires placement_policy<P>
     return result;
 }
 
-/// One preemption under way. It ends by finish() once it is ready, or by being destroyed, and then nobody has to go.
+/// One preemption under way. It ends by finish() once it is ready. If it is destroyed before, no
+/// tenant has to go.
 class preemption {
 public:
     /// Notice is given at `now`, and lasts for `notice`.
     preemption(preemption_plan plan, instant now, ns notice)
         : plan_(std::move(plan)), remaining_(plan_.victims), until_(saturating_add(now, notice)) {}
 
-    /// As it was given.
+    /// The plan that it was made with.
     [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
     /// When the notice ends.
     [[nodiscard]] instant until() const noexcept { return until_; }
-    /// Victims that are still there. Once ready() they may be evicted; not before.
+    /// Victims that are still there. They may be evicted only after ready().
     [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }
-    /// All have gone, or the notice has run out.
+    /// Whether all victims have gone, or the notice has ended.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
 
-    /// Notes that a victim has gone, by itself or evicted. Returns false if it was no victim or had
-    /// already gone.
+    /// Notes that a victim has gone, by itself or by eviction. Returns false if it was no victim or
+    /// had already gone.
     bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
 
-    /// Applies the placement that the plan was made for, once all victims have gone. Before that,
-    /// changes nothing and returns what is in the way.
+    /// Applies the placement of the plan, once all victims have gone. Before that, changes nothing
+    /// and returns the shortage.
     [[nodiscard]] refusal finish(cluster& c) const {
         if (plan_.beside.empty()) return c.try_apply(plan_.added);
         std::vector<placement> all{plan_.added};

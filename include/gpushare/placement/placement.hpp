@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of placement: a request, the placement that answers it, or the refusal that says what is missing; and
-// what policies look at: a node with what is free on it, and the workload that is to be expected.
-// Plain values: a placement can be looked at, stored or sent before `cluster::apply` takes its capacity.
+// The vocabulary of placement: a request, the placement that answers it, or the refusal that says
+// what is missing. Also the input of policies: a node with its free capacity, and the expected
+// workload. Plain values: a placement can be inspected, stored or sent before `cluster::apply`
+// takes its capacity.
 //
 //   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};    // 47 % of its time
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
@@ -51,7 +52,7 @@ struct device_model {
     friend constexpr bool operator==(device_model, device_model) = default;
 };
 
-/// Where nodes are. The embedder numbers the zones from 1; 0 is none in particular.
+/// The location of nodes. The embedder numbers the zones from 1; 0 is no particular zone.
 struct node_zone_id {
     std::uint16_t index = 0;  ///< 0: none
 
@@ -93,22 +94,22 @@ public:
     /// Goes through the devices in ascending order.
     class iterator {
     public:
-        /// As iterators have it.
+        /// As iterators require.
         using value_type = device_id;
-        /// As iterators have it.
+        /// As iterators require.
         using difference_type = std::ptrdiff_t;
 
         constexpr iterator() noexcept = default;
         /// Iterates over the devices whose bits are set.
         constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
-        /// The lowest that is left.
+        /// The lowest device that is left.
         constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
-        /// To the next.
+        /// Moves to the next device.
         constexpr iterator& operator++() noexcept {
             rest_ &= rest_ - 1;
             return *this;
         }
-        /// To the next.
+        /// Moves to the next device.
         constexpr iterator operator++(int) noexcept {
             const auto before = *this;
             ++*this;
@@ -143,7 +144,7 @@ public:
     [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
     /// The lowest device.
     [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
-    /// Behind the highest.
+    /// Past the highest device.
     [[nodiscard]] constexpr iterator end() const noexcept { return iterator{}; }
 
     friend constexpr auto operator<=>(device_set, device_set) = default;
@@ -155,18 +156,19 @@ private:
 
 static_assert(std::forward_iterator<device_set::iterator>);
 
-/// A name for requests that want to be near one another or apart, numbered by the embedder. 0 is no label.
+/// A name for requests that want to be near one another or apart. The embedder numbers the names; 0
+/// is no label.
 struct label {
     std::uint32_t id = 0;  ///< 0 is no label
 
-    /// Whether it is one.
+    /// Whether it is a label.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return id != 0; }
     friend constexpr auto operator<=>(label, label) = default;
     friend constexpr bool operator==(label, label) = default;
 };
 
-/// A request for capacity of one node: `devices` distinct devices of it, each with the share `each` (100 % for whole
-/// devices) and `device_memory`, besides cores and host memory.
+/// A request for capacity of one node: `devices` distinct devices, each with the share `each` (100
+/// % for whole devices) and `device_memory`, and also cores and host memory.
 struct placement_request {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
     bytes memory{};               ///< of the host
@@ -174,19 +176,20 @@ struct placement_request {
     share each{};                 ///< of device time, on each device
     bytes device_memory{};        ///< on each device
     model_set models{};           ///< allowed
-    label group{};                ///< the label that it carries
-    label near{};                 ///< only on a node with this label; its first member goes anywhere
+    label group{};                ///< the label of the request
+    label near{};                 ///< only on a node with this label; its first goes anywhere
     label apart{};                ///< only on a node without this label, and the other way round
     node_zone_id zone{};          ///< only on a node of this zone; 0: of any
-    /// The level of whose time `each` is a share, where shares are promised level by level, as a
-    /// tenancy does. A cluster adds up all levels; see capacity_calendar and admission_queue.
+    /// The level of whose time `each` is a share, if shares are promised level by level, as in a
+    /// tenancy. A cluster adds up all levels; see capacity_calendar and admission_queue.
     priority level{};
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
 };
 
-/// Whether it has labels: then whether it fits depends on what else is placed, and where.
+/// Whether the request has labels. If so, whether it fits depends on other placements and their
+/// places.
 [[nodiscard]] constexpr bool has_labels(const placement_request& r) noexcept { return r.group || r.near || r.apart; }
 
 /// Device time that a request takes, in thousandths of a device.
@@ -204,7 +207,8 @@ struct placement {
     friend constexpr bool operator==(const placement&, const placement&) = default;
 };
 
-/// The placement as that level sees it: it takes no device time if its share is of another level's.
+/// The placement as that level sees it: without device time if the share is of another level's
+/// time.
 [[nodiscard]] constexpr placement seen_at(placement p, priority level) noexcept {
     if (p.request.level != level) p.request.each = {};
     return p;
@@ -216,16 +220,16 @@ enum class shortage : std::uint8_t {
     nodes,          ///< the cluster has no such node, or none at all
     model,          ///< an allowed device model
     zone,           ///< a node in its zone
-    affinity,       ///< a node with `near`, without `apart`, where no request is apart from `group`
+    affinity,       ///< a node with `near`, without `apart` and requests apart from `group`
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
     device_memory,  ///< bytes on each device
     cpu,            ///< thousandths of a core
     memory,         ///< bytes
-    devices,        ///< the placement names other devices than the request asks for
+    devices,        ///< the placement doesn't name the devices that the request asks for
     drained,        ///< a node that isn't drained
     consent,        ///< nothing: the function that carries out plans refused the only plan
-    turn,  ///< nothing: an earlier request, `asked` in the queue, has been overtaken too often, and wants the same
+    turn,           ///< nothing: an earlier request, `asked` in the queue, was overtaken too often, and wants the same
 };
 
 /// In English.
@@ -249,15 +253,15 @@ enum class shortage : std::uint8_t {
     return "unknown shortage";
 }
 
-/// Why a request can't be placed: what the node lacks that comes closest, how much was asked for and how much would
-/// fit, in the unit that `shortage` states.
+/// Why a request can't be placed: the resource that the closest node lacks, the amount that was
+/// asked for, and the amount that would fit, in the unit that `shortage` states.
 struct refusal {
-    shortage missing = shortage::none;  ///< what is missing first
-    node_id node{};                     ///< the closest
-    std::uint64_t asked = 0;            ///< in the unit of what is missing
+    shortage missing = shortage::none;  ///< the first missing resource
+    node_id node{};                     ///< the closest node
+    std::uint64_t asked = 0;            ///< in the unit of the missing resource
     std::uint64_t left = 0;             ///< the most that a node has
 
-    /// Whether it is a refusal at all.
+    /// Whether there is a refusal.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return missing != shortage::none; }
     friend constexpr bool operator==(const refusal&, const refusal&) = default;
 };
@@ -337,14 +341,14 @@ struct refusal {
     return m;
 }
 
-/// A node as it is when nothing is placed on it.
+/// A node without placements.
 struct node_description {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
     bytes memory{};               ///< of the host
     std::uint32_t devices = 0;    ///< at most device_set::capacity
     device_model model{};         ///< of all its devices
     bytes device_memory{};        ///< of each device; of the largest, where they differ (cluster::resize)
-    node_zone_id zone{};          ///< where it is; 0: nowhere in particular
+    node_zone_id zone{};          ///< its zone; 0: none in particular
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
@@ -353,7 +357,7 @@ struct node_description {
 struct free_device {
     std::uint32_t permille = 0;  ///< of device time
     bytes memory{};              ///< of the device
-    bool open = true;            ///< false: it is drained or gone, and takes nothing, not even a request for nothing
+    bool open = true;            ///< false: it is drained or gone, and takes no request, not even one for nothing
 
     friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
     friend constexpr bool operator==(const free_device&, const free_device&) = default;
@@ -362,10 +366,10 @@ struct free_device {
 /// The free capacity of one node. A view: valid until the cluster changes.
 struct node_view {
     node_id id{};                            ///< in its cluster
-    const node_description& whole;           ///< as it is when it is empty
+    const node_description& whole;           ///< the node without placements
     std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
     bytes memory{};                          ///< free, of the host
-    std::span<const free_device> devices{};  ///< what is free on each
+    std::span<const free_device> devices{};  ///< the free capacity of each
 
     /// Free device time, of all devices.
     [[nodiscard]] std::uint64_t permille() const noexcept {
@@ -375,17 +379,17 @@ struct node_view {
     }
 };
 
-/// A distinct request with its weight: its frequency, or another measure's weight.
+/// A distinct request with its weight, which is its frequency or another measure.
 struct request_kind {
     placement_request request{};  ///< without labels
-    double weight = 0;            ///< parts of all requests
+    double weight = 0;            ///< its fraction of all requests
 };
 
 /// Kinds of requests, each with its frequency. A value.
 class workload {
 public:
     workload() = default;
-    /// Labels are ignored: requests that differ in nothing else are of one kind.
+    /// Labels are ignored: requests that differ only in labels are of one kind.
     template <std::ranges::input_range R>
     requires std::convertible_to < std::ranges::range_reference_t<R>,
     const placement_request& > explicit workload(R&& history) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The concept of a placement policy: it rates one node for one request. `choose` asks it about every node on which the
-// request fits and takes the lowest cost.
+// The concept of a placement policy: a policy rates one node for one request. `choose` asks it
+// about every node on which the request fits, and takes the node with the lowest cost.
 //
 //   struct emptiest {
 //       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {
@@ -9,7 +9,8 @@
 //   };
 //   auto p = gpushare::choose(emptiest{}, cluster, request);
 //
-// The classic policies are here, for comparison with value_descent. None needs to know what will arrive:
+// The classic policies are here, for comparison with value_descent. None of them needs to know
+// future requests:
 //
 //   auto q = gpushare::choose(gpushare::best_fit{}, cluster, request);
 //
@@ -21,8 +22,8 @@
 //   else log(plan.member, gpushare::describe(plan.why));      // the member that lacks something, and why
 //
 // An indexed_cluster is a cluster with a policy whose ratings it keeps, so that a decision doesn't
-// rate every node: the same answers as `choose`, in a time that hardly grows with the cluster.
-//
+// rate every node. It gives the same answers as `choose`, in a time that hardly grows with the
+// cluster.
 //   gpushare::indexed_cluster c(nodes, gpushare::value_descent(nodes, usual));
 //   if (auto p = c.choose(request)) c.apply(*p);
 //   c.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });
@@ -63,24 +64,26 @@ struct rating {
     device_set devices{};  ///< as many as the request wants
 };
 
-/// Rates a node on which the request fits, with a finite cost and as many fitting devices as the request wants. It
-/// can't refuse and doesn't see other nodes, so a request that fits somewhere is placed.
+/// Rates a node on which the request fits, with a finite cost and as many fitting devices as the
+/// request wants. A policy can't refuse and doesn't see other nodes, so every request that fits
+/// somewhere is placed.
 template <class P>
 concept placement_policy = requires(P& policy, const node_view& n, const placement_request& r) {
     { policy.rate(n, r) } -> std::same_as<rating>;
 };
 
-/// The rating depends on the node and the request alone: asked twice, it answers the same.
+/// The rating depends only on the node and the request: the same question gets the same answer.
 template <class P>
 concept stable_placement_policy = placement_policy<const P>;
 
-/// The rating doesn't depend on the node itself: a policy with
-/// `static constexpr bool by_state = true` rates nodes alike that have the same description and the
-/// same free capacity, so that one of them has to be rated.
+/// The rating depends on the node's state only. A policy with `static constexpr bool by_state =
+/// true` rates two nodes alike if they have the same description and the same free capacity. So
+/// only one of such nodes has to be rated.
 template <class P>
 concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
-/// The fitting devices with the least free share; ties by least free memory, then by lowest id.
+/// The fitting devices with the least free share; ties go to the least free memory, then to the
+/// lowest id.
 [[nodiscard]] inline device_set tightest_devices(const node_view& n, const placement_request& r) noexcept {
     device_set taken;
     for (std::uint32_t i = 0; i < r.devices; ++i) {
@@ -114,7 +117,7 @@ template <class P>
 [[nodiscard]] rating rated(P& policy, const node_view& n, const placement_request& r) {
     constexpr double most = std::numeric_limits<double>::max();
     rating here = policy.rate(n, r);
-    if (!(here.cost < most)) here.cost = most;  // not a number, too
+    if (!(here.cost < most)) here.cost = most;  // also if the cost isn't a number
     if (here.cost < -most) here.cost = -most;
     std::uint32_t fitting = 0;
     for (const auto d : here.devices) fitting += d.index < n.devices.size() && fits(r, n.devices[d.index]) ? 1U : 0U;
@@ -151,11 +154,12 @@ struct first_fit {
 };
 
 namespace detail {
-/// As a part of `whole`; of nothing it is 0.
+/// `of` as a part of `whole`; 0 if `whole` is 0.
 [[nodiscard]] constexpr double part(double of, double whole) noexcept { return whole > 0 ? of / whole : 0; }
 }  // namespace detail
 
-/// The node with the least left afterwards: cores and device time, each relative to the largest node, in a hundred steps.
+/// The node with the least capacity left afterwards: cores and device time, each relative to the
+/// largest node, in a hundred steps.
 struct best_fit {
     double most_cpu_milli = 128'000;  ///< of a node
     double most_permille = 8'000;     ///< of a node
@@ -168,7 +172,8 @@ struct best_fit {
     }
 };
 
-/// Used devices first, the fullest of them; then free devices of used nodes; untouched nodes last, the smallest first.
+/// Used devices first, fullest first; then free devices of used nodes; unused nodes last, smallest
+/// first.
 struct bin_packing {
     /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
@@ -188,7 +193,8 @@ struct bin_packing {
     }
 };
 
-/// The node with the most left, on its emptiest devices: least interference, most fragments.
+/// The node with the most capacity left, on its emptiest devices: least interference, most
+/// fragments.
 struct spreading {
     /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
@@ -209,9 +215,10 @@ struct spreading {
     }
 };
 
-/// The node whose free resources point least in the direction of the request: the smallest product of what is free and
-/// what is asked for, so that large leftovers stay. After Grandl et al., "Multi-resource packing for cluster schedulers"
-/// (Tetris), SIGCOMM 2014, in the form that the comparison of USENIX ATC 2023 uses.
+/// The node whose free resources point least in the direction of the request: the smallest product
+/// of free and requested amounts, so that large leftovers stay. After Grandl et al.,
+/// "Multi-resource packing for cluster schedulers" (Tetris), SIGCOMM 2014, in the form that the
+/// comparison of USENIX ATC 2023 uses.
 struct dot_product {
     double most_cpu_milli = 128'000;  ///< of a node
     double most_permille = 8'000;     ///< of a node
@@ -226,10 +233,10 @@ struct dot_product {
     }
 };
 
-/// Any node that has room, each with the same chance. Not stable: it draws a number for every node it is asked about.
+/// Any node that has room, each with the same chance. Not stable: each question draws a new number.
 class random_fit {
 public:
-    /// The same seed, the same choices.
+    /// The same seed gives the same choices.
     explicit random_fit(std::uint64_t seed) noexcept : state_(seed) {}
 
     /// See the top of the class.
@@ -252,15 +259,15 @@ static_assert(stable_placement_policy<spreading>);
 static_assert(stable_placement_policy<dot_product>);
 static_assert(placement_policy<random_fit> && !placement_policy<const random_fit>);
 
-/// A placement for each member, in the order of the requests; or the first member, in the order in which they were
-/// tried, that found no place beside those before it.
+/// A placement for each member, in the order of the requests. Otherwise the first member, in the
+/// order of the tries, that found no place beside those before it.
 struct gang_plan {
     std::optional<std::vector<placement>> placements{};  ///< one for each member; none if one has no place
-    std::size_t member = 0;                              ///< the one that has no place
-    refusal why{};                                       ///< what it lacks
-    bool proven = false;  ///< where there are none: no plan is possible; else none was found in `most_steps`
+    std::size_t member = 0;                              ///< the member that has no place
+    refusal why{};                                       ///< the resource that it lacks
+    bool proven = false;  ///< if none: no plan is possible; else none was found in `most_steps`
 
-    /// Whether all have a place.
+    /// Whether all members have a place.
     [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }
 };
 
@@ -271,8 +278,8 @@ struct gang_plan {
 
 namespace detail {
 
-/// The largest first: most devices, then most device time, then most of the host; equal ones in the
-/// order given; after them those that want to be near another member.
+/// The largest first: most devices, then most device time, then most host resources; equal members
+/// in the given order. Members that want to be near another member come last.
 [[nodiscard]] inline std::vector<std::size_t> order_of_placing(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -287,7 +294,7 @@ namespace detail {
     return order;
 }
 
-/// A member that has no place even alone, labels aside: then there is none for all of them.
+/// A member that has no place even alone, apart from labels. Then there is no plan for all of them.
 [[nodiscard]] inline std::optional<gang_plan> lonely_member(const cluster& c,
                                                             std::span<const placement_request> members) {
     for (std::size_t i = 0; i < members.size(); ++i) {
@@ -300,13 +307,13 @@ namespace detail {
 
 }  // namespace detail
 
-/// The steps that plan_gang() takes at most after the greedy plan: some hundred microseconds.
+/// The most steps that plan_gang() takes after the greedy plan: some hundred microseconds.
 inline constexpr std::size_t gang_steps = 2'000;
 
-/// Plans the largest members first, then members that want to be near another one: the policy
-/// places each beside those before it. If this leaves a member without a place, all ways to place
-/// them are tried, within `most_steps` nodes or choices of devices. So a gang of a few members on
-/// some tens of nodes is placed if it fits.
+/// Plans the largest members first, and then members that want to be near another one: the policy
+/// places each member beside those before it. If a member then has no place, all ways to place the
+/// members are tried, within `most_steps` nodes or choices of devices. So a gang of a few members
+/// on some tens of nodes is placed if it fits.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members,
@@ -333,10 +340,11 @@ requires placement_policy<P>
     return plan;
 }
 
-/// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
+/// Applies all placements or none. Returns the shortage if the cluster has changed since the plan
+/// was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
     // In the order of planning: a member that wants to be near another one comes after it. Labels
-    // can throw, so members that are there are undone in the reverse order.
+    // can throw, so applied members are undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);
@@ -365,7 +373,8 @@ inline void apply_gang(cluster& c, std::span<const placement> gang) {
 
 namespace detail {
 
-/// Costs by node, and the lowest of them: minima of blocks, so that one change costs one block at most.
+/// Costs by node, and the lowest of them: minima of blocks, so that one change costs at most one
+/// block.
 class cost_table {
 public:
     explicit cost_table(std::size_t nodes) : cost_(nodes, none), lowest_((nodes + block - 1) / block, none) {}
@@ -402,10 +411,11 @@ private:
 
 struct rearrangement;
 
-/// Keeps the cost of every node for each distinct request that it was asked about. It also keeps a list of changed
-/// nodes; a decision rates only the nodes that have changed since the last decision about the same request. On average
-/// these are at most as many as there are distinct requests, however large the cluster. Memory: 8 bytes per node and
-/// distinct request, for at most `most_requests` of them (the least recently used are dropped). Not thread-safe.
+/// Keeps the cost of every node for each distinct request that it was asked about, and a list of
+/// changed nodes. A decision rates only the nodes that have changed since the last decision about
+/// the same request. On average these are at most as many as there are distinct requests, however
+/// large the cluster. Memory: 8 bytes per node and distinct request, for at most `most_requests` of
+/// them (the least recently used are dropped). Not thread-safe.
 template <class Policy>
 requires stable_placement_policy<Policy>
 class indexed_cluster {
@@ -424,7 +434,7 @@ public:
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
     /// Adds, resizes, drains, resumes and removes nodes and devices, or places on them:
-    /// `change(nodes)` does it on the cluster. Known ratings are forgotten. If `change` throws,
+    /// `change(nodes)` does so on the cluster. Known ratings are forgotten. If `change` throws,
     /// nothing happens.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
@@ -439,8 +449,8 @@ public:
         changes_ = 0;
     }
 
-    /// As `gpushare::choose`. For requests with labels it rates every node, since whether they fit depends on more than
-    /// the node.
+    /// As `gpushare::choose`. For requests with labels it rates every node, because whether they
+    /// fit doesn't depend on the node alone.
     [[nodiscard]] std::optional<placement> choose(const placement_request& r) {
         if (has_labels(r)) return gpushare::choose(policy_, cluster_, r);
         known& k = look_up(r);
@@ -457,23 +467,23 @@ public:
         if (!why) note_change(p.node);
         return why;
     }
-    /// As of cluster.
+    /// As the cluster's own.
     void apply(const placement& p) {
         cluster_.apply(p);
         note_change(p.node);
     }
-    /// As of cluster.
+    /// As the cluster's own.
     void hold(const placement& p) {
         cluster_.hold(p);
         note_change(p.node);
     }
-    /// As of cluster.
+    /// As the cluster's own.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         const bool done = cluster_.try_release(p);
         if (done) note_change(p.node);
         return done;
     }
-    /// As of cluster.
+    /// As the cluster's own.
     void release(const placement& p) {
         cluster_.release(p);
         note_change(p.node);
@@ -486,7 +496,7 @@ private:
     struct known {
         detail::cost_table costs;
         std::uint64_t seen = 0;  // changes taken into account
-        std::uint64_t used = 0;  // number of the last decision about it
+        std::uint64_t used = 0;  // the last decision about it, by number
         bool fresh = true;
     };
 
@@ -508,13 +518,13 @@ private:
 
     void refresh(known& k, const placement_request& r) {
         if (k.fresh || changes_ - k.seen > changed_.size()) {
-            k.fresh = true;  // until all are rated, though the policy may throw
+            k.fresh = true;  // until all are rated, also if the policy throws
             rate_all(k, r);
             k.fresh = false;
         } else {
             for (auto c = k.seen; c < changes_; ++c) {
                 const node_id id{changed_[c % changed_.size()]};
-                if (last_change_[id.index] == c + 1) rate(k, r, id);  // else it comes again, later
+                if (last_change_[id.index] == c + 1) rate(k, r, id);  // else it comes again later
             }
         }
         k.seen = changes_;
@@ -526,7 +536,7 @@ private:
     }
 
     void rate_all(known& k, const placement_request& r) {
-        // A drained node looks like a full one, which still takes what needs nothing.
+        // A drained node looks like a full node, which still takes a request for nothing.
         const bool by_state = rates_by_state<Policy> && (r.devices != 0 || r.cpu_milli != 0 || r.memory != bytes{});
         if (by_state) alike_.clear(cluster_.size());
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own placement policy. It gives each node a value, what the node can still earn from expected requests,
-// and places a request where that value falls least.
+// The library's own placement policy. Each node has a value: what the node can still earn from
+// expected requests. The policy places a request where that value falls least.
 //
 //   gpushare::value_descent policy(cluster, gpushare::workload(history));
 //   if (auto p = gpushare::choose(policy, cluster, request)) cluster.apply(*p);
 //
-// Fragmentation is the part of a node's free device time that an average next request could not use. The value counts
-// it, and a policy of its own keeps it low, after Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
-// Fragmentation Gradient Descent", USENIX ATC 2023.
+// Fragmentation is the part of a node's free device time that an average next request could not
+// use. The value includes fragmentation, and a policy of its own keeps it low, after Weng et al.,
+// "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
+// USENIX ATC 2023.
 //
 //   gpushare::fragmentation_descent fragments{gpushare::workload(history)};
 //   auto q = gpushare::choose(fragments, cluster, request);
@@ -35,13 +36,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a
-/// request of the kind can't use. That is all free permille if cores, model or number of devices
-/// don't suffice, and otherwise those on devices with too little left. Kinds that need one device
-/// are summed beforehand, so that a node costs a few additions per device instead of one per kind.
+/// request of the kind can't use. These are all free permille if cores, model or number of devices
+/// don't suffice, and otherwise the permille on devices with too little left. Kinds that need one
+/// device are summed beforehand, so that a node costs a few additions per device instead of one per
+/// kind.
 class fragmentation {
 public:
     /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight
-    /// below 0, or that is no finite number.
+    /// that is below 0 or isn't a finite number.
     explicit fragmentation(std::span<const request_kind> kinds) {
         for (const auto& k : kinds) {
             detail::check_number(k.weight, 0, std::numeric_limits<float>::max(), "the weight of a kind of request");
@@ -99,7 +101,7 @@ private:
         v.erase(std::unique(v.begin(), v.end()), v.end());
     }
 
-    // [cpu rank][share rank]: weight of the kinds for one device that find both enough.
+    // [cpu rank][share rank]: weight of the kinds for one device that find enough of both.
     void fill(std::span<const request_kind> kinds, std::uint8_t model) {
         const auto columns = shares_.size() + 1;
         std::vector<double> table((cpus_.size() + 1) * columns);
@@ -119,25 +121,25 @@ private:
     }
 
     double total_weight_ = 0;
-    std::vector<request_kind> many_;                  // for several devices
+    std::vector<request_kind> many_;                  // kinds for several devices
     std::vector<std::uint64_t> cpus_;                 // of kinds for one device: distinct, ascending
     std::vector<std::uint32_t> shares_;               // likewise
-    std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into so much
+    std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into each amount
     std::vector<std::vector<double>> tables_;
     std::array<std::uint8_t, device_model::count> table_of_{};
 };
 
-/// The published policy: places where fragmentation, weighted by frequency, grows least, in the published score's
-/// hundred steps. As published, it doesn't look at memory.
+/// The published policy: takes places where fragmentation, weighted by frequency, grows least, in
+/// the published score's hundred steps. As published, it ignores memory.
 class fragmentation_descent {
 public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
-    /// `expected`: what will arrive.
+    /// `expected`: the expected requests.
     explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
 
-    /// By the growth of fragmentation.
+    /// Rates by the growth of fragmentation.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double before = measure_(blind(detail::reduced_node(n)));
         rating best;
@@ -197,24 +199,26 @@ struct value_descent_options {
     /// How much a permille of expected fragmentation counts against one of value. With 0, ties between equally valued
     /// nodes may break up the nodes that large requests need. From 0 to 1'000.
     double fragmentation_weight = 1.0 / 16;
-    /// Rounds of the search for prices: more take longer and find more exact prices.
+    /// Rounds of the search for prices: more rounds take longer and give more exact prices.
     std::size_t rounds = 150;
     /// The fraction by which prices change in the first round; later rounds change them less. From 0 to 1.
     double first_step = 0.5;
 };
 
-/// The cost of a placement has two terms. The first is the node's loss of value: how much less it can still earn at bid
-/// prices (detail/node_value.hpp). It is exact if the requests that fill the node do come. Since they may not, the
-/// second term is fragmentation, each kind weighted by the scarcity of its places; it keeps the few nodes that can hold
-/// the largest requests whole while others will do. Device memory limits where a request fits, and has no price.
+/// The cost of a placement has two terms. The first is the node's loss of value: how much less it
+/// can still earn at bid prices (detail/node_value.hpp). This term is exact if the requests that
+/// fill the node do come. They may not come, so the second term is fragmentation, with each kind
+/// weighted by the scarcity of its places. This term keeps the few nodes that can hold the largest
+/// requests whole while other nodes suffice. Device memory limits where a request fits, and has no
+/// price.
 class value_descent {
 public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
     /// Learns prices from the requests expected on those nodes, as if the nodes were empty: some
-    /// tenths of a second. Throws operation_error (invalid_specification) for an option out of its
-    /// range, or that is no number.
+    /// tenths of a second. Throws operation_error (invalid_specification) for an option that is out
+    /// of its range or isn't a number.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
         : value_(expected, detail::bid_prices(c, expected, checked(o).rounds, o.first_step)),
           fragmentation_(detail::scarcity(c, expected)),

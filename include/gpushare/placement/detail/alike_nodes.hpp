@@ -20,14 +20,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A hash table of nodes by what is free on them, with linear probing.
+/// A hash table of nodes by their free capacity, with linear probing.
 class alike_nodes {
 public:
-    /// Forgets all; then room for so many.
+    /// Forgets all nodes, and makes room for `nodes`.
     void clear(std::size_t nodes) { first_.assign(std::bit_ceil(2 * nodes + 1), none); }
 
-    /// The first of the nodes asked about that is like this one; the node itself, if there is none.
-    /// The nodes mustn't change between the calls.
+    /// The first node that was asked about and is like this one, or the node itself if there is
+    /// none. The nodes mustn't change between the calls.
     [[nodiscard]] node_id first_like(const cluster& nodes, node_id id) noexcept {
         const node_view n = nodes[id];
         for (std::size_t at = hash(n);; ++at) {

@@ -37,11 +37,11 @@ struct host_prices {
            (r.devices == 0 || (r.models.allows(n.model) && r.device_memory <= n.device_memory));
 }
 
-/// Finds the prices at which the stream of requests, spread over the cluster's nodes by profit, is served evenly: the
-/// dual of a linear program that serves as many average streams as the empty cluster holds. (Talluri and van Ryzin, "An
-/// analysis of bid-price controls for network revenue management", 1998.) Multiplicative updates:
-/// each round every kind of node takes what is most profitable, and kinds taken more often than
-/// others get cheaper.
+/// Finds the prices at which the stream of requests, spread over the cluster's nodes by profit, is
+/// served evenly. This is the dual of a linear program that serves as many average streams as the
+/// empty cluster holds. (Talluri and van Ryzin, "An analysis of bid-price controls for network
+/// revenue management", 1998.) The updates are multiplicative: in each round every kind of node
+/// takes the most profitable requests, and kinds that are taken more often than others get cheaper.
 class price_search {
 public:
     price_search(const cluster& c, const workload& expected)
@@ -81,7 +81,7 @@ public:
         double idle_sum = 0;
         for (std::size_t round = 0; round < rounds; ++round) {
             step(first_step / std::sqrt(1.0 + static_cast<double>(round)));
-            // The average of the later rounds is the answer; of a single round, that one.
+            // The answer is the average of the later rounds, or the only round.
             if (2 * round < rounds && round + 1 < rounds) continue;
             for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += price_[i];
             idle_sum += idle_cpu_;
@@ -101,7 +101,7 @@ private:
         node_description node{};
         double count = 0;
         host_prices host{};
-        std::vector<std::size_t> kinds{};  // that fit
+        std::vector<std::size_t> kinds{};  // kinds that fit
     };
     struct usage {
         double cpu = 0, memory = 0;
@@ -126,7 +126,7 @@ private:
         return (price_[i] - n.host.of(r)) / r.devices;
     }
 
-    /// The requests that the node takes at its host prices; adds `part` of this to `taken_`.
+    /// The requests that the node takes at its host prices. Adds `part` of them to `taken_`.
     usage fill(const node_kind& n, double part) {
         device_.clear();
         for (const auto i : n.kinds) device_.offer(i, net(n, i));
@@ -145,7 +145,8 @@ private:
         return u;
     }
 
-    /// The cheapest cpu price at which the node's cores suffice; between two fillings there, a mixture of both.
+    /// The cheapest cpu price at which the node's cores suffice. Between two fillings at that
+    /// price, a mixture of both.
     void balance(node_kind& n, double rate) {
         const auto there = static_cast<double>(n.node.cpu_milli);
         double previous = n.host.cpu, memory = 0;
@@ -190,7 +191,7 @@ private:
         }
         if (served <= 0 || asked <= 0) return;
         const double streams = served / asked;
-        // Towards even service, by at most `limit` a round.
+        // Moves a price towards even service, by at most `limit` a round.
         const auto adjusted = [&](double price, double taken, double weight, double limit) {
             return price * std::exp(-rate * limit * std::clamp(taken / (streams * weight) - 1, -1.0, 1.0));
         };
@@ -205,7 +206,7 @@ private:
     double mean_permille_ = 0;
     device_filling device_;
     std::vector<node_kind> nodes_;
-    std::vector<double> price_;  // of the kinds with devices; the others pay idle_cpu_ for each milli
+    std::vector<double> price_;  // of kinds with devices; others pay idle_cpu_ for each milli
     double idle_cpu_ = 0;
     double cpu_without_device_ = 0;  // milli of an average request
     std::vector<double> taken_, parts_;

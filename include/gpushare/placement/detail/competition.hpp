@@ -6,11 +6,11 @@
 //   if (waits.harmed_by(p)) ...                  // p delays it: on a node where it could go, p takes what it then lacks
 //   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
 //
-// A placement harms a waiting request only if it takes a resource that is short for the request. It
-// harms nobody if enough of each resource, and enough free devices, are left beside it. Of a gang,
-// only those members count that could be on the placement's node at once if the node were empty.
-// Members that share no node with the others wait for nothing if all of them fit now, beside the
-// placement: then they leave that capacity to others.
+// A placement harms a waiting request only if it takes a resource that is short for that request.
+// It harms no request if enough of each resource, and enough free devices, are left beside it. Of a
+// gang, only those members count that could be on the placement's node at once if the node were
+// empty. A set of members that shares no node with the other members waits for nothing if all of
+// the set fit now, beside the placement: it leaves that capacity to others.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +30,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// For one request that waits. Refers to all of its arguments.
+/// For one waiting request. Refers to all of its arguments.
 class competition {
 public:
     competition(const cluster& c, std::span<const placement_request> members, device_set on) noexcept
         : cluster_(c), members_(members), on_(on) {}
 
-    /// Whether it could wait longer for that placement, which fits.
+    /// Whether the request could wait longer because of that placement, which fits.
     [[nodiscard]] bool harmed_by(const placement& p) const {
         const wants w = on_node(p.node);
         if (!w.any) return false;
@@ -46,7 +46,7 @@ public:
 
     /// Takes the capacity that is kept for this request out of `left`, a copy of the cluster, so
     /// that no placement there harms the request. `by`: the requests to be placed there. `shares`:
-    /// whether they want the same device time as this one.
+    /// whether these requests want the same device time as this one.
     void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
         const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
@@ -70,8 +70,8 @@ private:
         bool any = false;
         std::uint64_t cpu_milli = 0;
         bytes memory{};
-        std::uint32_t devices = 0;                     // of all members that could be there at once
-        std::uint32_t permille = 0, all_permille = 0;  // the most that one wants of a device; all of them together
+        std::uint32_t devices = 0;                     // of all that could be there at once
+        std::uint32_t permille = 0, all_permille = 0;  // most of one on a device; of all
         bytes device_memory{}, all_memory{};           // likewise
         device_set usable{};
     };
@@ -88,7 +88,7 @@ private:
             time.push_back(device_permille(m));
             all_memory.push_back(m.devices * m.device_memory.count());
         }
-        // How many of them fit into the whole at most: the smallest, resource by resource.
+        // How many members fit into the whole at most: the smallest ones, for each resource.
         [[nodiscard]] static std::size_t most_in(std::vector<std::uint64_t>& each, std::uint64_t whole) {
             std::ranges::sort(each);
             std::size_t n = 0;
@@ -120,7 +120,7 @@ private:
         });
     }
 
-    // Whether the free capacity there, reduced by this much, is less than wanted.
+    // Whether the free capacity, less `n`, is below the wanted amount.
     [[nodiscard]] static bool takes(std::uint64_t n, std::uint64_t free, std::uint64_t wanted) noexcept {
         return n != 0 && wanted != 0 && free - std::min(n, free) < wanted;
     }
@@ -171,13 +171,13 @@ private:
         return cluster_.could_fit(m, id, on_) && may_be_near(m, id);
     }
 
-    // Whether all members that could be on that node, and members that share other nodes with them,
-    // have places now beside the placement. If so, they don't wait for any departure.
+    // Whether all members that could be on that node, and the members that share other nodes with
+    // them, have places now beside the placement. If so, they don't wait for any departure.
     [[nodiscard]] bool fit_beside(const placement& p) const {
         if (members_.size() == 1 || !on_.empty() || std::ranges::any_of(members_, has_labels)) return false;
         const std::vector<std::size_t> all = together_with(p.node);
         for (const auto i : all)
-            if (cluster_.why_not(members_[i])) return false;  // most often, and without a copy
+            if (cluster_.why_not(members_[i])) return false;  // the usual case, without a copy
         cluster after = cluster_;
         after.hold(p);
         return std::ranges::all_of(all, [&](std::size_t i) { return place_first(after, members_[i]); });
@@ -193,7 +193,8 @@ private:
         }
         return false;
     }
-    // The members that could be on that node, members that could be where these could, and so on.
+    // The members that could be on that node, the members that could be where those could, and so
+    // on.
     [[nodiscard]] std::vector<std::size_t> together_with(node_id id) const {
         std::vector<std::size_t> all;
         std::vector<bool> is_in(members_.size());
@@ -230,7 +231,7 @@ private:
     static void keep_devices(cluster& left, node_id id, const wants& w) {
         const auto as_is = [&](std::uint32_t d) { return left[id].devices[d]; };
         device_set kept = w.usable;
-        if (served(w, left[id], as_is) >= w.devices) {  // some of them, and the others are anybody's
+        if (served(w, left[id], as_is) >= w.devices) {  // some suffice, and the others are free
             kept = {};
             while (kept.size() < w.devices) {
                 std::uint32_t best = device_set::capacity;

@@ -24,11 +24,11 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A knapsack over the sizes of the parts (a request for several devices has several), solved for
-/// every free share at once. The kind that takes a part of a given size depends on chance and
-/// profit: a logit choice, in which kinds come in proportion to their frequency, and a kind that
-/// brings `temperature` more is taken e times as often. For that reason alone, a size with few
-/// requests is worth less than its share. (McFadden, "Conditional logit analysis of qualitative
-/// choice behavior", 1974.)
+/// every free share at once. Which kind takes a part of a given size depends on chance and profit,
+/// by a logit choice: kinds come in proportion to their frequency, and a kind that brings
+/// `temperature` more is taken e times as often. For that reason alone, a size with few requests is
+/// worth less than its share. (McFadden, "Conditional logit analysis of qualitative choice
+/// behavior", 1974.)
 class device_filling {
 public:
     static constexpr std::uint32_t whole = 1000;
@@ -57,7 +57,7 @@ public:
         last_.resize(value_.size());
     }
 
-    /// All shares are multiples of it, in permille.
+    /// The unit of all shares, in permille.
     [[nodiscard]] std::uint32_t unit() const noexcept { return unit_; }
 
     void clear() noexcept { std::ranges::fill(sum_, 0.0); }
@@ -80,7 +80,8 @@ public:
         return value_;
     }
 
-    /// How many parts of each size fill a whole device best; after `solve`. Written to `count`, one for each size.
+    /// How many parts of each size fill a whole device best. Call it after `solve`. Writes one
+    /// number for each size to `count`.
     void best(std::vector<double>& count) const {
         count.assign(sizes_.size(), 0.0);
         for (auto x = value_.size() - 1; x > 0;) {
@@ -92,7 +93,7 @@ public:
             }
         }
     }
-    /// Which part of a size's parts goes to kind `i`, that brings `net`.
+    /// The fraction of a size's parts that goes to kind `i`, which brings `net`.
     [[nodiscard]] double chance(std::size_t i, double net) const noexcept {
         const double all = sum_[size_of_[i]];
         return all > 0 ? odds(i, net) / all : 0;
@@ -109,10 +110,10 @@ private:
     std::uint32_t unit_ = whole;
     std::vector<std::uint32_t> sizes_;  // permille, ascending
     std::vector<std::size_t> size_of_;  // of each kind
-    std::vector<double> odds_;          // of each kind: its part of all parts asked for
+    std::vector<double> odds_;          // of each kind: its fraction of all requested parts
     std::vector<double> sum_, net_;     // of each size
     std::vector<double> value_;         // by free units
-    std::vector<std::size_t> last_;     // by free units: the size put last
+    std::vector<std::size_t> last_;     // by free units: the size that was put last
 };
 
 }  // namespace detail

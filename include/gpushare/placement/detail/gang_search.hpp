@@ -23,8 +23,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One search. It tries alike nodes, devices with the same free capacity, and equal members in one
-/// order only. A step looks at one node, or at one choice of devices.
+/// One search. Nodes that are alike, devices with the same free capacity, and equal members are
+/// tried in one order only. A step looks at one node, or at one choice of devices.
 class gang_search {
 public:
     /// `order`: the members' numbers in the order in which they are tried. `members` must outlive it.
@@ -35,17 +35,17 @@ public:
         labels_ = std::ranges::any_of(members_, [](const placement_request& r) { return has_labels(r); });
     }
 
-    /// Whether there is a plan in which `allowed(cluster, placement)` admits each placement, with
-    /// the placements before it in the cluster. With `any_device`, `allowed` may tell apart devices
+    /// Whether there is a plan in which `allowed(cluster, placement)` admits each placement; the
+    /// cluster has the placements before it. With `any_device`, `allowed` may distinguish devices
     /// with the same free capacity.
     template <class Allowed>
     [[nodiscard]] bool run(Allowed allowed, bool any_device = false) {
         distinct_ = any_device;
         return place(0, allowed);
     }
-    /// After run() was false: there is none. Else the steps didn't suffice.
+    /// After run() returned false: whether there is no plan. Otherwise the steps didn't suffice.
     [[nodiscard]] bool proven() const noexcept { return steps_ != 0; }
-    /// After run() was true: one for each member.
+    /// After run() returned true: one placement for each member.
     [[nodiscard]] std::vector<placement> placements() && { return std::move(placed_); }
 
 private:
@@ -68,7 +68,7 @@ private:
         return false;
     }
 
-    // Adds devices from number `d` on, in all ways that differ.
+    // Adds devices from number `d` on, in all ways that make a difference.
     template <class Allowed>
     bool choose_devices(std::size_t depth, placement p, std::uint32_t d, Allowed& allowed) {
         if (p.devices.size() == p.request.devices) return attempt(depth, p, allowed);
@@ -82,7 +82,7 @@ private:
         return false;
     }
 
-    // Whether a device before it, which isn't taken, is the same choice.
+    // Whether an earlier device that isn't taken is the same choice.
     [[nodiscard]] bool is_like_skipped(const placement& p, std::uint32_t d) const noexcept {
         if (distinct_) return false;
         const auto devices = cluster_[p.node].devices;

@@ -28,12 +28,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// An upper bound on the best filling, by Lagrangian relaxation: cores and memory get a price of the node's own, the
-/// cheapest that explains their scarcity there. min over host prices q of q * (what is left) + sum over devices of the
-/// best filling of each at bid prices less q * (what it takes). For a grid of host prices, the second part is a table.
+/// An upper bound on the best filling, by Lagrangian relaxation. Cores and memory get a price of
+/// the node's own, the cheapest that explains their scarcity there. The bound is the minimum over
+/// host prices q of q * (the free cores and memory) + the sum over devices of the best filling of
+/// each, at bid prices less q * (the cores and memory that it takes). For a grid of host prices,
+/// the second part is a table.
 class node_value {
 public:
-    /// At these prices, one per kind, in permille.
+    /// For these prices, one for each kind, in permille.
     node_value(const workload& expected, std::span<const double> price) {
         const auto kinds = expected.kinds();
         device_filling device(kinds);
@@ -73,7 +75,7 @@ public:
         }
         float best = least(sum);
         if (whole_devices < 2) return best;
-        // One request for several devices instead of what they would hold otherwise.
+        // One request for several devices, in place of the requests that they would hold otherwise.
         const row& device = rows[whole / unit_];
         for (const auto& [r, price, host] : many_) {
             if (r.devices > whole_devices || r.cpu_milli > n.cpu_milli || r.memory > n.memory) continue;
@@ -109,11 +111,11 @@ private:
     struct many {
         placement_request request{};
         double price = 0;
-        row host{};  // what its cpu and memory cost
+        row host{};  // the cost of its cpu and memory
     };
 
-    // Host prices from "free" to "so dear that no kind pays them", closer together where they are low. Cores never cost
-    // less than what requests without a device pay for them.
+    // Host prices from "free" to "so high that no kind pays them", closer together where they are
+    // low. Cores never cost less than requests without a device pay for them.
     void lay_grid(std::span<const request_kind> kinds, std::span<const double> price) {
         double most_cpu = 0, most_memory = 0;
         for (std::size_t i = 0; i < kinds.size(); ++i) {

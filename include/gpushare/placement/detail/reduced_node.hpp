@@ -25,9 +25,9 @@ struct reduced_node {
     device_set at{};
     std::uint32_t permille = 0;
 
-    /// The node as it is.
+    /// The present node.
     explicit reduced_node(const node_view& n) noexcept : node(n), cpu_milli(n.cpu_milli), memory(n.memory) {}
-    /// With the request on those devices. The request fits there.
+    /// With the request on those devices. The request must fit there.
     reduced_node(const node_view& n, const placement_request& r, device_set devices) noexcept
         : node(n),
           cpu_milli(n.cpu_milli - r.cpu_milli),
@@ -40,8 +40,8 @@ struct reduced_node {
     }
 };
 
-/// Calls `use` with the devices that the request could take. For a request of one device, these are
-/// all devices that differ in free capacity, one by one; for several, the tightest ones.
+/// Calls `use` with devices that the request could take. For a request of one device, these are the
+/// devices that differ in free capacity, one by one; for several devices, the tightest ones.
 template <class Use>
 void for_each_choice(const node_view& n, const placement_request& r, Use use) {
     if (r.devices != 1) return use(tightest_devices(n, r));
