@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic batching: requests wait for each other, but for no longer than they may, and go to the
-// engine together. A value: the caller passes the time, and has the lock, the clock and the engine.
+// Dynamic batching: requests wait for each other, but no longer than they may, and go to the engine
+// together. A value: the caller passes the time, and has the lock, the clock and the engine.
 //
 //   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
 //   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);     // r is as it was
@@ -23,21 +23,21 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// When a batch goes.
+/// When a batch goes to the engine.
 struct batch_rule {
     std::size_t max_size = 8;            ///< items of a batch; a full one goes at once. At least 1
     ns max_delay{};                      ///< how long an item waits for others
-    std::size_t max_waiting = 1U << 16;  ///< items that haven't expired; beyond that they are refused
+    std::size_t max_waiting = 1U << 16;  ///< items that haven't expired; further items are refused
     ns takes{};  ///< how long a batch runs, as far as known: one goes in time for the earliest deadline in the queue, and what can't meet its own any more has expired
     ns slack = std::chrono::microseconds(
         200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
 };
 
-/// Items that wait to be run together: those of a higher level first, and of one level in the order
-/// in which they came. Items need only be movable;
-/// where the host's memory runs out (std::bad_alloc), none is lost. Expired items are kept for
-/// take_expired() and count for nothing else. Not thread-safe. push is O(1), except in a queue full
-/// of expired items or above others' level; the rest is O(waiting).
+/// Items that wait to be run together: a higher level first, and within a level in the order of
+/// arrival. Items need only be movable. If the host runs out of memory (std::bad_alloc), no item is
+/// lost. Expired items are kept for take_expired() and count for nothing else. Not thread-safe.
+/// push is O(1), except in a queue full of expired items or for an item above others' level;
+/// everything else is O(waiting).
 template <class T>
 class batch_queue {
 public:
@@ -59,8 +59,8 @@ public:
     }
 
     /// When to look again: at once if a batch is full, after its delay, or in time for the earliest
-    /// deadline, less the slack. The time may be in the past: then at once. `never` if no item
-    /// waits. Without the present time it can't know which items have expired: call take_expired()
+    /// deadline, less the slack. A time in the past means at once. `never` if no item waits.
+    /// Without the present time the queue can't know which items have expired: call take_expired()
     /// first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
@@ -73,7 +73,8 @@ public:
     /// batch: take_expired() returns it. `never` if no item has a deadline.
     [[nodiscard]] instant expires_at() const noexcept { return saturating_add(latest_begin(earliest_), ns{1}); }
 
-    /// The items that can't meet their deadlines any more, in their order: to be refused, not run.
+    /// The items that can't meet their deadlines any more, in their order. Refuse them; don't run
+    /// them.
     [[nodiscard]] std::vector<T> take_expired(instant now) {
         std::vector<T> late;
         if (latest_begin(earliest_) >= now) return late;
@@ -90,7 +91,7 @@ public:
         return late;
     }
 
-    /// The level of the first item; no_priority where none waits.
+    /// The level of the first item; no_priority if none waits.
     [[nodiscard]] priority level() const noexcept { return waiting_.empty() ? no_priority : waiting_.front().level; }
     /// A batch, the highest level first; empty before the batch is due. Expired items aren't in the
     /// batch: take_expired() returns them.
@@ -105,7 +106,7 @@ public:
         auto seen = waiting_.begin();
         for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
             if (!expired(*seen, now)) batch.push_back(std::move(seen->item));
-        // Skipped items move up to the remaining ones, in their order.
+        // Skipped items move up behind the remaining ones, in their order.
         for (auto stays = seen; seen != waiting_.begin();)
             if (expired(*--seen, now) && --stays != seen) *stays = std::move(*seen);
         waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
@@ -118,7 +119,7 @@ public:
         rule_ = rule;
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
-    /// As it is.
+    /// The present rule.
     [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
     /// Items present, including expired ones that weren't taken out.
     [[nodiscard]] std::size_t size() const noexcept { return waiting_.size(); }
@@ -128,9 +129,9 @@ public:
         return static_cast<std::size_t>(
             std::count_if(waiting_.begin(), waiting_.end(), [&](const entry& e) { return !expired(e, now); }));
     }
-    /// Whether none does.
+    /// Whether no item is present.
     [[nodiscard]] bool empty() const noexcept { return waiting_.empty(); }
-    /// All items, in their order: a server that ends answers them. None waits any more.
+    /// All items, in their order, for a server that ends and answers them. Afterwards none waits.
     [[nodiscard]] std::vector<T> take_all() {
         std::vector<T> all;
         all.reserve(waiting_.size());
@@ -148,7 +149,7 @@ private:
         priority level;
     };
 
-    // Of items of one level, the first one.
+    // The arrival of the item that came first, among items of one level.
     [[nodiscard]] instant came_first() const noexcept {
         instant first = never;
         if (waiting_.front().level == waiting_.back().level) return waiting_.front().arrived;
@@ -171,7 +172,7 @@ private:
         if (n >= rule_.max_size) return instant::min();
         return earliest == never ? first : std::min(first, saturating_add(latest_begin(earliest), -rule_.slack));
     }
-    // So that it ends by then.
+    // The latest begin of a batch that must end by `deadline`.
     [[nodiscard]] instant latest_begin(instant deadline) const noexcept {
         return deadline == never ? never : saturating_add(deadline, -rule_.takes);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batching by iteration, for texts: which requests' tokens an engine computes in its next step.
-// Requests join and leave between two steps, prompts are computed in chunks beside others'
-// decoding, and keys and values are in pages. A value: time comes in as an argument, and whoever
-// drives it has the lock, the clock and the engine.
+// Batching by iteration, for texts: decides which requests' tokens an engine computes in its next
+// step. Requests join and leave between two steps, prompts are computed in chunks beside others'
+// decoding, and keys and values are in pages. A value: time is an argument, and the caller has the
+// lock, the clock and the engine.
 //
 //   gpushare::iteration_batch texts({.page_tokens = 16, .pages = 4096, .step_tokens = 512});
 //   texts.set_tenant(1, {.weight = 3, .pages = 2048});
@@ -11,11 +11,11 @@
 //   while (gpushare::run_step(texts, engine, now) != 0)  // plan, engine.step(), complete
 //       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
 //
-// The order: a higher level goes first; on one level the tenant that got the fewest tokens for its
-// weight; of one tenant the texts under way, then the earliest deadline, then the earliest arrival.
-// A text whose pages another one needs yields: it is computed again later, or its pages are moved
-// to the host. It keeps its tokens either way. Of two texts that need pages the one on the higher
-// level keeps them, or the older one.
+// The order: a higher level goes first. On one level, the tenant with the fewest tokens for its
+// weight goes first. Of one tenant, first come the texts under way, then the earliest deadline,
+// then the earliest arrival. A text yields if another text needs its pages: it is computed again
+// later, or its pages are moved to the host. It keeps its tokens either way. Of two texts that need
+// pages, the one on the higher level keeps them, or else the older one.
 #pragma once
 
 #include <algorithm>
@@ -44,16 +44,17 @@ public:
     /// no texts.
     explicit iteration_batch(const iteration_options& o) : book_(checked(o)), planner_(o) {}
 
-    /// A new tenant, or new settings of one. Its texts stay: those that need more pages than it has
-    /// now end with over_quota. invalid_specification for a weight that isn't from 1 to 1,024.
+    /// Adds a tenant, or changes its settings. Its texts stay; texts that now need more pages than
+    /// the tenant has end with over_quota. invalid_specification for a weight that isn't from 1 to
+    /// 1,024.
     failure set_tenant(std::uint32_t tenant, const text_tenant_spec& spec = {}) {
         if (spec.weight == 0 || spec.weight > detail::most_weight)
             return {errc::invalid_specification, spec.weight, 0, detail::most_weight, reason::count_limit};
         book_.set_tenant(tenant, spec);
         return {};
     }
-    /// Ends the tenant's texts with errc::closed; then there is no such tenant any more. in_flight
-    /// between plan() and complete(), and nothing has changed.
+    /// Ends the tenant's texts with errc::closed, and removes the tenant. in_flight between plan()
+    /// and complete(), and nothing has changed.
     failure remove_tenant(std::uint32_t tenant) noexcept {
         auto* const t = book_.find_tenant(tenant);
         if (t == nullptr) return no_such(tenant);
@@ -79,13 +80,13 @@ public:
         return static_cast<std::uint32_t>(n);
     }
 
-    /// Adds a text, which waits. Refused with queue_full, deadline_exceeded, over_quota (it may
-    /// need more pages than its tenant has), no_room (than there are), invalid_specification.
-    /// Throws std::bad_alloc. Either way nothing has changed.
+    /// Adds a waiting text. Refused with queue_full, deadline_exceeded, over_quota (it may need
+    /// more pages than its tenant has), no_room (more than there are), invalid_specification.
+    /// Throws std::bad_alloc. After an error nothing has changed.
     [[nodiscard]] result<text_id> try_push(const text_request& request, instant now) { return add(request, {}, now); }
-    /// Adds a text that begins with all known tokens of another one, `of`, and goes on with its own
-    /// prompt, which may be empty. Both share pages until one of them writes to them. Its tenant is
-    /// the other text's. Refused as try_push(), and if there is no such text.
+    /// Adds a text that begins with all known tokens of another text, `of`, and goes on with its
+    /// own prompt, which may be empty. The two share pages until one of them writes to them. The
+    /// new text has the same tenant. Refused as try_push(), and if `of` doesn't exist.
     [[nodiscard]] result<text_id> try_fork(text_id of, text_request request, instant now) {
         auto* const from = book_.find(of);
         if (from == nullptr) return no_such(of);
@@ -99,25 +100,25 @@ public:
         }
         return made;
     }
-    /// Ends a text with `why`, at any time: one that is in a step, once the step is completed. Its
-    /// pages are free then. False where there is no such text.
+    /// Ends a text with `why`, at any time. A text that is in a step ends once the step is
+    /// completed. Its pages are free then. Returns false if there is no such text.
     bool abort(text_id id, errc why = errc::stopped) noexcept {
         auto* const r = book_.find(id);
         if (r != nullptr) book_.end(*r, why);
         return r != nullptr;
     }
-    /// Ends all texts, as a server does that ends.
+    /// Ends all texts, for a server that ends.
     void abort_all(errc why = errc::closed) noexcept { book_.end_all(why, nullptr); }
 
-    /// The next step, after texts whose deadline has passed have ended. Without entries and moves
+    /// The next step. Texts whose deadline has passed end before it. Without entries and moves
     /// there is nothing to do. The step stays the same until complete() or fail(), whatever else is
     /// called.
     const step_plan& plan(instant now) noexcept {
         if (!planner_.in_flight()) planner_.plan(book_, now);
         return planner_.current();
     }
-    /// The step is done. `next` has a token for each entry, which is read if the entry samples.
-    /// Throws operation_error (mismatch) if it has fewer; the step isn't completed then.
+    /// Call this when the step is done. `next` has a token for each entry; it is read if the entry
+    /// samples. Throws operation_error (mismatch) if it has fewer; the step isn't completed then.
     void complete(std::span<const text_token> next) {
         if (!planner_.in_flight()) return;
         if (const auto n = planner_.current().entries.size(); next.size() < n)
@@ -139,7 +140,7 @@ public:
         const auto* const r = book_.find(id);
         return r == nullptr ? std::span<const text_token>{} : r->tokens;
     }
-    /// As of now.
+    /// A reading of the batch.
     [[nodiscard]] iteration_usage usage() const noexcept {
         const auto& all = book_.pages().all();
         return {.pages = all.total(),
@@ -155,7 +156,7 @@ public:
                 .moved = book_.moved(),
                 .copies = book_.pages().copies()};
     }
-    /// Of a tenant as of now; zeros where there is none.
+    /// A reading of one tenant; zeros if it doesn't exist.
     [[nodiscard]] text_tenant_usage usage(std::uint32_t tenant) const noexcept {
         const auto* const t = book_.find_tenant(tenant);
         if (t == nullptr) return {};
@@ -200,8 +201,9 @@ private:
     detail::step_list<text_token> next_;  // of run_step()
 };
 
-/// Plans a step, has the engine do it, and completes it. Returns how many tokens were computed; 0:
-/// nothing was left to do. The engine's exceptions pass through, after fail(kernel_failed).
+/// Plans a step, lets the engine compute it, and completes it. Returns the number of computed
+/// tokens; 0 means that nothing was left to do. The engine's exceptions pass through, after
+/// fail(kernel_failed).
 template <iteration_engine Engine>
 std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
     const auto& plan = texts.plan(now);

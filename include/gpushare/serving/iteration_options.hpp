@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 
 /// A token of a text, as the engine numbers them.
 using text_token = std::uint32_t;
-/// Names one request of an iteration_batch. Never used twice; 0 is none.
+/// The name of one request of an iteration_batch. Never used twice; 0 is no request.
 using text_id = std::uint64_t;
 
 /// Where a page's content goes before a step computes.
@@ -40,10 +40,10 @@ enum class page_move_kind : std::uint8_t {
     to_device,  ///< From a page of the host to a page of the device.
 };
 
-/// A page's content to be moved. Page `from` is to be read when the moves before this one are done:
-/// a later one may overwrite it.
+/// A move of a page's content. Read page `from` after the moves before this one and before later
+/// ones, which may overwrite it.
 struct page_move {
-    page_move_kind kind = page_move_kind::copy;  ///< Which way.
+    page_move_kind kind = page_move_kind::copy;  ///< The direction.
     std::uint32_t from = 0;                      ///< Number of the page that is read.
     std::uint32_t to = 0;                        ///< Number of the page that is overwritten.
 

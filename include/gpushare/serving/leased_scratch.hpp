@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of scratch memory for all engines of a tenant that never run together: each has it
-// while it holds a permit. So ten engines with 64 MiB of compute buffers each need 64 MiB and not
-// 640.
+// One block of scratch memory for all engines of a tenant that never run together. Each engine has
+// the block while it holds a permit. So ten engines with 64 MiB of compute buffers each need 64 MiB
+// and not 640.
 //
 //   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};      // as large as the largest that was asked for
 //   chat.submit([&](auto& to) {
@@ -9,8 +9,8 @@
 //       engine.enqueue(to, room.data());
 //   });                                                                            // ... and of its work, by order of streams
 //
-// The block is charged once, to the tenant whose memory it is, as long as it exists. It isn't for
-// several tenants: one would read another one's data in it.
+// The block is charged once, to the tenant of its memory, as long as it exists. Don't use it for
+// several tenants: one tenant would read another tenant's data in it.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A block that engines lease one after the other. Thread-safe; neither copied nor moved. `Memory`
-/// must outlive it; when that closes, the block is freed and leases are refused with errc::closed.
-/// No call waits for a device, but where the block has to grow.
+/// must outlive it. When the memory closes, the block is freed and leases are refused with
+/// errc::closed. No call waits for a device unless the block has to grow.
 template <upstream Memory, joining_timeline Stream>
 class leased_scratch {
     using point = typename Stream::point;
@@ -39,11 +39,11 @@ class leased_scratch {
 public:
     static constexpr std::size_t alignment = 256;  ///< of the block, in bytes
 
-    /// The block, for work on one stream, until it ends. Movable, one owner; must not outlive the
-    /// scratch or the stream.
+    /// The block, for work on one stream, until the lease ends. Movable, one owner; must not
+    /// outlive the scratch or the stream.
     class lease_type {
     public:
-        /// Takes over `other`'s.
+        /// Takes over the other's lease.
         lease_type(lease_type&& other) noexcept
             : of_(std::exchange(other.of_, nullptr)), on_(other.on_), size_(other.size_) {}
         lease_type& operator=(lease_type&&) = delete;
@@ -53,7 +53,7 @@ public:
 
         /// The first byte.
         [[nodiscard]] void* data() const noexcept { return of_->block_; }
-        /// As asked for.
+        /// The requested size.
         [[nodiscard]] bytes size() const noexcept { return size_; }
 
     private:
@@ -65,7 +65,7 @@ public:
         bytes size_;
     };
 
-    /// No block yet; never one of more than `most`.
+    /// Begins without a block. The block never has more than `most` bytes.
     leased_scratch(Memory& from, bytes most) noexcept : from_(&from), most_(most) {
         closes_.emplace(from.closing(), [this](instant by) { return close(by); });
     }
@@ -73,10 +73,10 @@ public:
     leased_scratch& operator=(const leased_scratch&) = delete;
     /// Waits for the work of the last lease.
     ~leased_scratch() {
-        closes_.reset();  // from here on it isn't called
+        closes_.reset();  // not called from here on
         try {
             (void)last_.wait(never);
-        } catch (...) {  // its device is gone, and the block with it
+        } catch (...) {  // the device is gone, and the block with it
         }
         free();
     }
@@ -99,8 +99,8 @@ public:
         return try_lease(size, on, deadline).value(from_->owner(), "lease of scratch");
     }
 
-    /// Makes the block as large beforehand, so that no lease has to: once an engine is loaded that
-    /// needs as much. As try_lease.
+    /// Makes the block this large beforehand, so that no lease has to. Call it after loading an
+    /// engine that needs as much. Errors as for try_lease.
     failure reserve(bytes size, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         const failure why = ready(size, nullptr, deadline);
@@ -108,7 +108,7 @@ public:
         return why;
     }
 
-    /// Frees the block if no work uses it. Whether it is gone.
+    /// Frees the block if no work uses it. Returns whether the block is gone.
     bool trim() noexcept {
         if (take({}).code != errc::none) return false;
         const bool idle = last_.reached();
@@ -119,15 +119,15 @@ public:
 
     /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return bytes{size_.load(std::memory_order_relaxed)}; }
-    /// How often the block was had.
+    /// How many leases there were.
     [[nodiscard]] std::uint64_t leases() const noexcept {
         const std::lock_guard lock(mutex_);
         return leases_;
     }
 
 private:
-    // Only the taker touches the block and the point: under no lock, because an allocation may run
-    // hooks.
+    // Only the taker touches the block and the point. It holds no lock, because an allocation may
+    // run hooks.
     failure take(bytes size) noexcept {
         const std::lock_guard lock(mutex_);
         if (closed_) return {errc::closed};
@@ -164,7 +164,7 @@ private:
         } catch (...) {
             return {errc::submission_failed};
         }
-        free();  // what is in it isn't kept, so there is never need of two
+        free();  // the contents aren't kept, so two blocks are never needed
         failure why;
         block_ = from_->try_allocate(static_cast<std::size_t>(size.count()), alignment, &why);
         if (block_ == nullptr) return why;
@@ -192,7 +192,7 @@ private:
     mutable std::mutex mutex_;
     bool taken_ = false, closed_ = false;
     std::uint64_t leases_ = 0;
-    // Owned by the taker; and by a close, when nobody has taken it.
+    // Owned by the taker, or by a close while nobody has taken the block.
     void* block_ = nullptr;
     std::atomic<std::uint64_t> size_{0};  // for readings
     point last_{};                        // behind the work of the last lease

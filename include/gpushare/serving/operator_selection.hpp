@@ -46,14 +46,14 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The best that was found for one operation and shape. Texts are words: not empty, without blanks
-/// and control characters.
+/// The best candidate that was found for one operation and shape. Texts are words: not empty, and
+/// without blanks and control characters.
 struct operator_choice {
     std::string operation{};       ///< such as "matmul"
-    std::string shape{};           ///< all that the choice depends on: sizes, types, layout
-    std::string candidate{};       ///< the name of the best
-    ns took{};                     ///< its median
-    std::uint32_t candidates = 1;  ///< how many there were to choose from
+    std::string shape{};           ///< everything that the choice depends on: sizes, types, layout
+    std::string candidate{};       ///< the name of the best candidate
+    ns took{};                     ///< its median time
+    std::uint32_t candidates = 1;  ///< the number of candidates
 
     friend bool operator==(const operator_choice&, const operator_choice&) = default;
 };
@@ -66,8 +66,8 @@ public:
         const auto at = place_of(operation, shape);
         return at != rows_.end() && at->operation == operation && at->shape == shape ? &*at : nullptr;
     }
-    /// In place of what was known of this operation and shape. Throws operation_error:
-    /// invalid_specification for what are no words, or a time below 0.
+    /// Replaces the present choice for this operation and shape. Throws operation_error:
+    /// invalid_specification for texts that aren't words, or a time below 0.
     void keep(operator_choice c) {
         if (!is_word(c.operation) || c.operation.front() == '#' || !is_word(c.shape) || !is_word(c.candidate) ||
             c.took < ns{})
@@ -79,13 +79,13 @@ public:
         else
             rows_.insert(at, std::move(c));
     }
-    /// So that it is measured anew. Whether it was known.
+    /// Removes a choice, so that it is measured anew. Returns whether there was one.
     bool forget(std::string_view operation, std::string_view shape) {
         if (find(operation, shape) == nullptr) return false;
         rows_.erase(rows_.begin() + (place_of(operation, shape) - rows_.cbegin()));
         return true;
     }
-    /// By operation and shape, in their order.
+    /// All choices, ordered by operation and shape.
     [[nodiscard]] std::span<const operator_choice> rows() const noexcept { return rows_; }
     friend bool operator==(const operator_table&, const operator_table&) = default;
 
@@ -157,28 +157,29 @@ private:
 template <timeline Stream>
 struct operator_candidate {
     std::string name{};                     ///< a word
-    std::function<void(Stream& to)> run{};  ///< enqueues it; the same arrays each time
+    std::function<void(Stream& to)> run{};  ///< enqueues the operation; the same arrays each time
     std::function<bool()> right{};  ///< whether its results are right, after its first run; none: taken for right
 };
 
-/// How far a number may be from the reference's: by `absolute`, or by `relative` times the
-/// reference's. Both 0: the same number. A NaN has to match a NaN.
+/// How far a number may be from the reference's number: by `absolute`, or by `relative` times the
+/// reference's number. If both are 0, the numbers must be equal. A NaN has to match a NaN.
 struct operator_tolerance {
     double absolute = 0;  ///< in the results' unit
     double relative = 0;  ///< of the reference's number
 };
 
-/// An array in the memory of the device that the operation writes, and how a candidate's is
+/// An array in the device's memory that the operation writes, and how a candidate's array is
 /// compared with the reference's.
 struct operator_result {
-    void* at = nullptr;    ///< where it begins
+    void* at = nullptr;    ///< its address
     std::size_t size = 0;  ///< bytes
-    /// Compares host memory, `size` bytes each: empty if they agree, else a description of the
-    /// difference, for people.
+    /// Compares two arrays of `size` bytes in host memory. Returns an empty text if they agree, and
+    /// otherwise a description of the difference, for people.
     std::function<std::string(const std::byte* expected, const std::byte* got)> difference{};
 };
 
-/// An array of `n` numbers that are compared one by one: integers and floats of C++, and what converts to float.
+/// An array of `n` numbers that are compared one by one: C++'s integers and floats, and types that
+/// convert to float.
 template <class T>
 [[nodiscard]] operator_result compared(T* at, std::size_t n, operator_tolerance within = {}) {
     const auto number = [](const std::byte* from, std::size_t i) {
@@ -193,7 +194,7 @@ template <class T>
         for (std::size_t i = 0; i < n; ++i) {
             if (std::memcmp(expected + i * sizeof(T), got + i * sizeof(T), sizeof(T)) == 0) continue;
             const double want = number(expected, i), have = number(got, i);
-            // Nothing is near an infinity, and a comparison with what is no number is false.
+            // No number is near an infinity, and a comparison with a NaN is false.
             const double most = std::max(within.absolute, within.relative * std::abs(want));
             const bool near = std::isfinite(want) && most > 0 && std::abs(want - have) <= most;
             if (near || (!std::integral<T> && want == have) || (std::isnan(want) && std::isnan(have))) continue;
@@ -206,8 +207,8 @@ template <class T>
     return {at, n * sizeof(T), difference};
 }
 
-/// The reference that every candidate has to agree with. Before a compared run the results are
-/// overwritten (with bytes of 0xff, which are no numbers), so that a candidate that writes nothing
+/// The reference with which every candidate has to agree. Before a compared run the results are
+/// overwritten (with bytes of 0xff, which aren't numbers), so that a candidate that writes nothing
 /// doesn't pass.
 template <timeline Stream>
 struct operator_reference {
@@ -216,11 +217,11 @@ struct operator_reference {
     std::function<void(Stream& to)> prepare{};  ///< in place of overwriting, for what reads its results: restores them
 };
 
-/// A candidate that isn't chosen whatever its time.
+/// A candidate that isn't chosen, whatever its time.
 struct left_out_operator {
     std::string name{};        ///< the candidate's
-    errc status = errc::none;  ///< of its submission: kernel_failed for wrong results, too
-    std::string why{};         ///< for people: what was thrown, or which result is wrong
+    errc status = errc::none;  ///< of its submission; kernel_failed for wrong results, too
+    std::string why{};         ///< for people: the exception, or the wrong result
 };
 
 /// How to measure.
@@ -245,14 +246,15 @@ public:
     operator_trial(Tenant& by, std::span<const candidate> all, const reference* right, const selection_options& o)
         : by_(by), all_(all), right_(right), o_(o), times_(all.size()), out_(all.size()) {}
 
-    /// Throws what the reference failed with.
+    /// Throws the reference's failure.
     void run_reference() {
         if (right_ == nullptr) return;
         if (const auto failed = run(right_->by, &expected_); failed.status != errc::none)
             throw operation_error(failed.status, by_.name(),
                                   ("the reference of operators, " + described(failed)).c_str());
     }
-    /// All in turns. The first run of each and the last are compared with the reference's.
+    /// Runs all candidates in turns. Compares the first and the last run of each with the
+    /// reference.
     void measure() {
         const int rounds = o_.warm_up + std::max(o_.repeats, 1);
         for (int round = 0; round < rounds; ++round)
@@ -271,7 +273,7 @@ public:
             }
         if (o_.left_out != nullptr) *o_.left_out = left_out_;
     }
-    /// The least median. Throws operation_error where none is left.
+    /// The candidate with the least median. Throws operation_error if no candidate is left.
     [[nodiscard]] operator_choice best(std::string_view operation, std::string_view shape) {
         std::optional<operator_choice> best;
         for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -323,7 +325,7 @@ private:
             }
         }
     }
-    /// Empty if what candidate `i` left is right.
+    /// Empty if the results of candidate `i` are right.
     [[nodiscard]] std::string wrong(std::size_t i, bool first, bool compares) const {
         if (first && all_[i].right && !all_[i].right()) return "its results are wrong";
         for (std::size_t r = 0; compares && r < got_.size(); ++r)
@@ -376,13 +378,13 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
 
 }  // namespace detail
 
-/// The best candidate for this operation and shape. If the table has one of these, it is that;
-/// otherwise the candidates are measured, in turn, by the time on the stream, and the best is kept.
-/// A candidate that fails, or that `right` calls wrong, is left out and named
+/// The best candidate for this operation and shape. If the table names one of these candidates,
+/// returns that one. Otherwise measures the candidates, in turn, by the time on the stream, and
+/// keeps the best. A candidate that fails, or whose `right` returns false, is left out and named
 /// (selection_options::left_out). No other code compares results: see the overload with a
-/// reference. Throws operation_error: the last one's failure if all fail (kernel_failed if wrong),
-/// with the names and reasons of all; invalid_specification without candidates; and as
-/// tenant::submit.
+/// reference. Throws operation_error: the last candidate's failure if all fail (kernel_failed if
+/// wrong), with the names and reasons of all; invalid_specification without candidates; and the
+/// errors of tenant::submit.
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,
@@ -390,9 +392,9 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
     return detail::select_operator(by, table, operation, shape, candidates, nullptr, o);
 }
 
-/// The same, among the candidates whose results agree with the reference's, which runs first.
-/// Throws the reference's failure, too, and std::bad_alloc: each result is copied to the host
-/// twice.
+/// The same, among the candidates whose results agree with the reference's. The reference runs
+/// first. Also throws the reference's failure, and std::bad_alloc: each result is copied to the
+/// host twice.
 template <class Tenant>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream> operator_choice
 select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages for the KV caches of one model, whose memory comes and goes with the load: addresses never
+// Pages for the KV caches of one model, whose memory comes and goes with the load. Addresses never
 // change, and memory that is in no page serves other tenants. The tenant's quota sets its guarantee
 // and burst.
 //
@@ -48,34 +48,34 @@ inline namespace GPUSHARE_ABI {
 /// The layout of pages, and limits on their number.
 struct page_options {
     std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
-    bytes token{};              ///< of one token in one lane
-    std::uint32_t tokens = 64;  ///< of a page
+    bytes token{};              ///< size of one token in one lane
+    std::uint32_t tokens = 64;  ///< tokens of a page
     std::uint32_t pages = 0;    ///< the most pages; addresses are reserved for this many
-    std::uint32_t floor = 0;    ///< memory for this many pages stays here once it is here, used or not
-    /// Called when a request lacks memory and all memory here is in pages. Frees pages that the
-    /// engine can do without (of cached prefixes, of idle sequences), at most `pages`, now or by
-    /// the request's deadline. A hook: see quota_wait.hpp.
+    std::uint32_t floor = 0;    ///< memory for this many pages stays here once allocated, used or not
+    /// Called when a request lacks memory and all memory here is in pages. Frees at most `pages`
+    /// pages that the engine can do without (of cached prefixes, of idle sequences), now or by the
+    /// request's deadline. A hook: see quota_wait.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
 };
 
 /// A reading of a page_store.
 struct page_usage {
-    std::uint32_t out = 0;      ///< pages that are allocated
-    std::uint32_t pending = 0;  ///< freed, and their stream isn't there yet
+    std::uint32_t out = 0;      ///< allocated pages
+    std::uint32_t pending = 0;  ///< freed, but the stream hasn't reached the free
     std::uint32_t free = 0;     ///< with memory, for the next allocation
     bytes committed{};          ///< charged to the quota
     bytes given_back{};         ///< to others or by trim(), so far
 };
 
 /// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must
-/// outlive it; when the quota closes, so does the store: it refuses with errc::closed, and its
-/// memory is gone once no work uses it.
+/// outlive it. When the quota closes, the store closes, too: it refuses with errc::closed, and its
+/// memory goes once no work uses it.
 template <virtual_memory Memory, scrubber Stream>
 class page_store {
     using arena_type = virtual_arena<Memory, Stream>;
 
 public:
-    using pool_type = chunk_pool<Memory, Stream>;  ///< what its memory comes from
+    using pool_type = chunk_pool<Memory, Stream>;  ///< the source of its memory
     using point = typename pool_type::point;       ///< of the streams that use pages
 
     /// Begins without memory. `owner` names the tenant in messages and must outlive the store.
@@ -98,7 +98,7 @@ public:
               [this](instant until) { return wait_pending(until); }) {
         closes_.emplace(limit.closing(), [this](instant) {
             close();
-            return true;  // the arena sees to the rest
+            return true;  // the arena does the rest
         });
     }
     page_store(const page_store&) = delete;
@@ -112,27 +112,27 @@ public:
 
     /// The first byte of page 0, which never changes.
     [[nodiscard]] void* data() const noexcept { return arena_.data(); }
-    /// From one page of a slab to the next. Slabs begin slab_stride() after each other; unless that
-    /// is a multiple, address() knows more.
+    /// The distance from one page of a slab to the next. Slabs begin slab_stride() after each
+    /// other. Use address() unless slab_stride() is a multiple of the page stride.
     [[nodiscard]] bytes page_stride() const noexcept { return page_; }
-    /// From one lane of a page to the next.
+    /// The distance from one lane of a page to the next.
     [[nodiscard]] bytes lane_stride() const noexcept { return lane_; }
     /// Pages of a slab, the unit in which memory comes and goes: one chunk, or as many as a page needs.
     [[nodiscard]] std::uint32_t pages_per_slab() const noexcept { return book_.per_slab(); }
-    /// From one slab to the next.
+    /// The distance from one slab to the next.
     [[nodiscard]] bytes slab_stride() const noexcept { return slab_; }
-    /// A lane of a page. Page and lane must be there.
+    /// The address of a lane of a page. Page and lane must exist.
     [[nodiscard]] void* address(std::uint32_t page, std::uint32_t lane = 0) const noexcept {
         const auto at = slab_ * (page / book_.per_slab()) + page_ * (page % book_.per_slab()) + lane_ * lane;
         return static_cast<std::byte*>(arena_.data()) + at.count();
     }
 
-    /// As many pages as `to` has room for, or none. They have their old contents, of this tenant,
-    /// or zeros. If memory is missing, burst is called back from others. Until `deadline` the call
-    /// waits for three things: the scrubbing of memory, freed pages whose stream hasn't reached the
-    /// free, and memory that another thread is about to have, if that thread gives up no later.
-    /// over_quota (of the quota, or more than page_options::pages), out_of_memory, closed, and as
-    /// virtual_arena::try_commit.
+    /// Allocates as many pages as `to` has room for, or none. The pages have old contents of this
+    /// tenant, or zeros. If memory is missing, burst is called back from others. Until `deadline`
+    /// the call waits for three things: the scrubbing of memory, freed pages whose stream hasn't
+    /// reached the free, and memory that another thread is about to bring, if that thread gives up
+    /// no later. over_quota (of the quota, or more than page_options::pages), out_of_memory,
+    /// closed, and the errors of virtual_arena::try_commit.
     failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
         return obtain(
             to, deadline, false, [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); },
@@ -146,7 +146,7 @@ public:
     /// deadline or stop request of `until`, a patience (include memory/quota_wait.hpp).
     template <class Patience>
     failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
-        // Also stopped when there are enough pages after all, which somebody freed.
+        // Also stops if there are enough pages after all, because somebody freed some.
         const auto commit = [&](ranges more, const std::stop_token& enough) {
             std::stop_source either;
             const auto stop = [&] { (void)either.request_stop(); };
@@ -169,8 +169,8 @@ public:
         check(try_allocate_until(to, until), "allocate pages");
     }
 
-    /// Gives pages back: others have them once `after` is reached. If one of them isn't out, none
-    /// goes back: unknown_block. Allocates nothing.
+    /// Gives pages back. They can be allocated again once `after` is reached. If one of them isn't
+    /// out, none goes back: unknown_block. Allocates no memory.
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -193,34 +193,34 @@ public:
         return collect_reached();
     }
     /// Gives back memory that is in no page, except for `keep` pages and never below the floor.
-    /// Returns how much was given back.
+    /// Returns the bytes given back.
     bytes trim(std::uint32_t keep = 0) noexcept {
         std::unique_lock lock(mutex_);
         (void)collect_reached();
         return shrink(std::max(keep, options_.floor), bytes::max(), counted_, lock);
     }
 
-    /// Sets the most pages (at most as many as it was made with) and the floor. Pages that are out
-    /// stay out.
+    /// Sets the most pages (at most the number that the store was made with) and the floor. Pages
+    /// that are out stay out.
     void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
         const std::lock_guard lock(mutex_);
         options_.floor = floor;
         options_.pages = std::min(most, made_with_);
     }
-    /// As of now.
+    /// A reading of the store.
     [[nodiscard]] page_usage usage() const noexcept {
         const std::lock_guard lock(mutex_);
         return {book_.out(), pending_pages_, book_.free(), arena_.committed() + arena_.leaving(), given_back_};
     }
 
 private:
-    static constexpr int order = 5;  // of its hook: before what has to be copied
+    static constexpr int order = 5;  // of its hook: before hooks that must copy
     static constexpr std::uint32_t none = ~0U;
-    static constexpr bytes line{256};  // pages begin at a multiple of it
+    static constexpr bytes line{256};  // pages begin at a multiple of this
 
     struct batch {
         point after;
-        std::uint32_t head;  // its pages, by next_
+        std::uint32_t head;  // the first of its pages, linked by next_
     };
 
     static bytes up(bytes size, bytes to) noexcept { return (size + to - bytes{1}) / to * to; }
@@ -242,18 +242,18 @@ private:
             if (limit_->closed()) return {errc::closed};
             (void)collect_reached();
             if (to.size() > options_.pages - std::min(options_.pages, book_.out())) return too_many(to.size());
-            // For a batch of each page by itself: so free() needs no memory of the host's.
+            // Room for a batch of every page by itself, so that free() needs no host memory.
             if (const auto most = pending_.size() + book_.out() + to.size(); most > pending_.capacity())
                 pending_.reserve(std::max(most, 2 * pending_.capacity()));
             if (book_.take(to)) return {};
             failure why = too_many(to.size());
-            // Made before slabs are planned, as this throws.
+            // Made before slabs are planned, because this throws.
             detail::page_grower here{deadline, to.size(),
                                      queues ? std::stop_source{} : std::stop_source{std::nostopstate}};
             if (const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free()); !slabs.empty()) {
-                // Its free pages aren't given back meanwhile: at first not by its own hook, which
-                // its own request may call, and the second time by no hook, so that two stores
-                // don't take them from each other forever.
+                // Free pages aren't given back meanwhile. The first time, this store's own hook
+                // keeps them, because its own request may call that hook. The second time no hook
+                // takes them, so that two stores don't take pages from each other forever.
                 const auto counts_on = book_.free();
                 counted_ += counts_on;
                 firmly_counted_ += again ? counts_on : 0;
@@ -263,7 +263,8 @@ private:
                 if (why.code == errc::none || why.code == errc::in_flight || book_.free() >= to.size()) continue;
                 if (queues) return why;
             }
-            // All slabs are there, on their way or taken by others: wait for what these have too much of.
+            // All slabs exist, are on their way, or were taken by others: waits for surplus pages
+            // of others.
             const look next = next_look(why);
             if (!next.again && queues) return next.why;
             const bool coming = others_bring(deadline);
@@ -277,17 +278,17 @@ private:
             const bool reached = wait_pending(next.until);
             lock.lock();
             if (reached || next.again) continue;
-            (void)collect_reached();  // another thread may have, meanwhile
+            (void)collect_reached();  // another thread may have done so meanwhile
             if (book_.free() < to.size()) return why;
         }
-    } catch (const error& e) {  // a stream that was lost
+    } catch (const error& e) {  // a stream on a lost device
         return e.figures();
     } catch (...) {
         return detail::no_host_memory;
     }
     // Whether others will bring memory by then. Threads that give memory back wait for nothing.
     [[nodiscard]] bool others_bring(instant by) const noexcept { return book_.leaving() != 0 || growers_.any(by); }
-    // Memory for slabs. With the lock, but for the memory's calls.
+    // Brings memory for slabs. Holds the lock, except during the memory's calls.
     template <class Commit>
     failure grow(const std::vector<std::uint32_t>& slabs, detail::page_grower& here, Commit& commit,
                  std::unique_lock<std::mutex>& lock) noexcept {
@@ -307,7 +308,7 @@ private:
             more.reserve(slabs.size());
             for (const auto s : slabs) more.push_back({slab_ * s, slab_});
             why = commit(ranges(more), enough);
-        } catch (...) {  // no memory of the host's for the list
+        } catch (...) {  // no host memory for the list
         }
         lock.lock();
         for (const auto s : slabs) why.code == errc::none ? book_.landed(s) : book_.fell_through(s);
@@ -346,7 +347,8 @@ private:
             const auto s = book_.begin_leaving(static_cast<std::uint32_t>(slabs));
             if (s == book_.slabs()) break;
             lock.unlock();
-            // No work uses it: all points are reached. unknown_block: the arena is closed.
+            // All points are reached, so no work uses the memory. unknown_block: the arena is
+            // closed.
             const failure why = arena_.try_decommit(slab_ * s, slab_, {}, instant{});
             lock.lock();
             if (why.code != errc::none && why.code != errc::unknown_block) {
@@ -375,7 +377,7 @@ private:
         lock.unlock();
         options_.evict(r, static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, above)));
         lock.lock();
-        // Until there is enough: a batch of somebody's whose stream takes longer isn't waited for.
+        // Repeats until there is enough memory. Doesn't wait for a batch whose stream takes longer.
         for (bool more = r.until != instant::min();;) {
             (void)collect_reached();
             given += shrink(options_.floor, r.missing - given, counted, lock);
@@ -394,7 +396,7 @@ private:
         return !open.empty() && point::wait_any(open, until);
     }
 
-    // Behind the work that still uses pages.
+    // Closes behind the work that still uses pages.
     void close() noexcept {
         std::unique_lock lock(mutex_);
         try {
@@ -402,7 +404,7 @@ private:
             for (const auto& b : pending_) open.push_back(b.after);
             lock.unlock();
             (void)arena_.close(open);
-        } catch (...) {  // no memory of the host's: the next close, or the end, tries again
+        } catch (...) {  // no host memory: the next close, or the destructor, tries again
         }
     }
 
@@ -421,11 +423,11 @@ private:
     std::vector<std::uint32_t> next_;
     std::vector<batch> pending_;
     std::uint32_t pending_pages_ = 0;
-    std::uint32_t counted_ = 0, firmly_counted_ = 0;  // free pages that calls in want of more will take
+    std::uint32_t counted_ = 0, firmly_counted_ = 0;  // free pages that calls with too few will take
     detail::page_growers growers_;
     bytes given_back_{};
     arena_type arena_;
-    quota_hook reclaims_;  // nobody is in it any more when what is above goes
+    quota_hook reclaims_;  // last: nobody is in the hook when the members above go
     std::optional<close_callback> closes_;
 };
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant that goes to sleep when no request comes, and wakes for the next request: scale to zero
-// and back. Nothing runs by itself: one of the server's threads calls tick().
+// and back. Nothing runs by itself: one of the server's threads must call tick().
 //
 //   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
 //                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
 //   { auto awake = model.use(deadline);  if (awake) answer(request); }              // a request: wakes it first
 //   wait_until(model.tick());                                                       // idle: sleeps when it is time
 //
-// The levels of sleep: pools and caches are trimmed; submissions stop and the tenant's spillable
-// blocks go to the host (tenant::sleep); the engine itself is released. Its quota and share remain
-// promised. With tenant_spec::lends_asleep, bytes that the quota leaves free are lent, and come
-// back before it wakes. To give the promise up too, park it (tenant/move.hpp).
+// The levels of sleep, from the lightest: pools and caches are trimmed; submissions stop and the
+// tenant's spillable blocks go to the host (tenant::sleep); the engine itself is released. Quota
+// and share remain promised. With tenant_spec::lends_asleep, bytes that the quota leaves free are
+// lent, and come back before the tenant wakes. To give the promise up too, park the tenant
+// (tenant/move.hpp).
 //
 // A plain state machine decides how deep a model sleeps, and predicts how long it takes to wake:
 // the caller passes the time, and gets the next step. A sleeping_tenant carries the step out.
@@ -56,14 +57,14 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How deep a model sleeps. Each has what the ones before it have.
+/// How deep a model sleeps. Each level includes the levels before it.
 enum class sleep_level : std::uint8_t {
-    awake,             ///< all is there
-    caches_dropped,    ///< pools, KV pages that nobody needs and other caches are given back
+    awake,             ///< everything is there
+    caches_dropped,    ///< pools, unused KV pages and other caches are given back
     weights_spilled,   ///< weights are on the host
-    weights_released,  ///< weights are nowhere: they are loaded anew
+    weights_released,  ///< weights are gone: they are loaded again
 };
-/// How many there are.
+/// The number of levels.
 inline constexpr std::size_t sleep_levels_count = 4;
 
 /// In English.
@@ -77,7 +78,8 @@ inline constexpr std::size_t sleep_levels_count = 4;
     return "unknown level";
 }
 
-/// After how long without a request a tenant sleeps, for each depth; 0: never that deep by itself.
+/// How long a tenant must be without a request before it sleeps, for each depth. 0: it doesn't
+/// sleep that deep by itself.
 struct sleep_rule {
     ns drop_caches_after{};  ///< to caches_dropped
     ns spill_after{};        ///< to weights_spilled
@@ -85,8 +87,8 @@ struct sleep_rule {
     /// The longest predicted time to wake, which limits how deep a tenant sleeps. 0: no limit.
     ns wake_within{};
     ns retry_after = std::chrono::seconds(1);  ///< a change that failed is tried again then
-    /// After a wake that took longer than wake_within, the tenant doesn't sleep that deep for this
-    /// long. Later the slow wake counts as an exception.
+    /// If a wake took longer than wake_within, the tenant doesn't sleep that deep for this long.
+    /// Later the slow wake counts as an exception.
     ns distrust_for = std::chrono::hours(1);
 };
 
@@ -97,28 +99,29 @@ public:
     explicit sleep_levels(const sleep_rule& rule = {}, instant now = {}) noexcept
         : rule_(rule), idle_since_(now), seen_(now) {}
 
-    /// A request is there, or waits until it can be served.
+    /// A request has come, or waits until it can be served.
     void request_began(instant now) noexcept {
         seen_ = std::max(seen_, now);
         ++requests_;
     }
-    /// One of them is over.
+    /// A request has ended.
     void request_ended(instant now) noexcept {
         seen_ = std::max(seen_, now);
         if (requests_ != 0 && --requests_ == 0) idle_since_ = now;
     }
-    /// Requests that have begun and aren't over.
+    /// The number of requests under way.
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
 
-    /// The next step: the level to go to. Nothing if the model is at the right level, a change is
-    /// under way, or the last change failed just now; a request retries at once.
+    /// The next step: the level to go to. Nothing if the model is at the right level, if a change
+    /// is under way, or if the last change failed just now; a request retries at once.
     [[nodiscard]] std::optional<sleep_level> next(instant now) const noexcept {
         if (changing_) return {};
         const sleep_level wanted = wanted_at(now);
         if (wanted == level_ || (requests_ == 0 && now < not_before_)) return {};
         return wanted;
     }
-    /// When next() may answer something else, if nothing happens until then. `never`: not by time.
+    /// When next() may answer differently if nothing happens until then. `never`: time alone
+    /// changes nothing.
     [[nodiscard]] instant next_at(instant now) const noexcept {
         if (changing_ || requests_ != 0) return never;
         if (now < not_before_) return not_before_;
@@ -134,7 +137,7 @@ public:
         changing_ = to;
         changed_at_ = now;
     }
-    /// It is over. One that failed leaves the model where it was.
+    /// The change has ended. After a failure the model stays where it was.
     void ended(bool succeeded, instant now) noexcept {
         seen_ = std::max(seen_, now);
         if (!changing_) return;
@@ -148,19 +151,20 @@ public:
         if (to == sleep_level::awake) measured(level_, now - changed_at_);
         level_ = to;
     }
-    /// As if waking from `from` had been measured when something was told last: from an earlier run, or a first guess.
+    /// Counts as a wake from `from` measured at the latest time told. For times of an earlier run,
+    /// or a first guess.
     void measured(sleep_level from, ns took) noexcept {
         auto& all = wakes_[static_cast<std::size_t>(from)];
         all.when[all.count % all.last.size()] = seen_;
         all.last[all.count++ % all.last.size()] = took;
     }
 
-    /// Where it is; while it changes, where it was.
+    /// The present level; during a change, the level before.
     [[nodiscard]] sleep_level level() const noexcept { return level_; }
-    /// Where it is going, if it is.
+    /// The level that it is changing to, if any.
     [[nodiscard]] std::optional<sleep_level> changing() const noexcept { return changing_; }
-    /// How long a request that comes now waits until it is awake: the longest of the last eight
-    /// times from this level. 0 if none was measured.
+    /// How long a request that comes now would wait until the model is awake: the longest of the
+    /// last eight times from this level. 0 if none was measured.
     [[nodiscard]] ns predicted_wake() const noexcept { return predicted_wake(level_); }
     /// The same from any level.
     [[nodiscard]] ns predicted_wake(sleep_level from) const noexcept {
@@ -168,12 +172,12 @@ public:
         const auto& all = wakes_[static_cast<std::size_t>(from)];
         return *std::max_element(all.last.begin(), all.last.end());
     }
-    /// How long it took the last time; 0 if it never did.
+    /// How long the last wake from that level took; 0 if there was none.
     [[nodiscard]] ns last_wake(sleep_level from) const noexcept {
         const auto& all = wakes_[static_cast<std::size_t>(from)];
         return all.count == 0 ? ns{} : all.last[(all.count - 1) % all.last.size()];
     }
-    /// From now on.
+    /// Sets the rule from now on.
     void set_rule(const sleep_rule& rule) noexcept { rule_ = rule; }
 
 private:
@@ -190,7 +194,8 @@ private:
                : l == sleep_level::weights_spilled ? rule_.spill_after
                                                    : rule_.release_after;
     }
-    // When it has been idle for long enough, and waking may be as fast as it must be. `never`: not by itself.
+    // When the model has been idle for long enough, if it may wake as slowly as from there.
+    // `never`: not by itself.
     [[nodiscard]] instant from_when(sleep_level l) const noexcept {
         if (after(l) <= ns{}) return never;
         instant at = saturating_add(idle_since_, after(l));
@@ -200,7 +205,8 @@ private:
                 at = std::max(at, saturating_add(all.when[i], rule_.distrust_for));
         return at;
     }
-    // The deepest that it has been idle for long enough. It never sleeps less deep but by waking.
+    // The deepest level for which it has been idle for long enough. It returns to a lighter level
+    // only by waking.
     [[nodiscard]] sleep_level wanted_at(instant now) const noexcept {
         if (requests_ != 0) return sleep_level::awake;
         sleep_level wanted = level_;
@@ -213,23 +219,23 @@ private:
     sleep_level level_ = sleep_level::awake;
     std::optional<sleep_level> changing_{};
     instant idle_since_, changed_at_{}, not_before_ = instant::min();
-    instant seen_;  // the latest time that was told
+    instant seen_;  // the latest time that it was told
     std::uint64_t requests_ = 0;
     std::array<wake_times, sleep_levels_count> wakes_{};
 };
 
-/// A server's actions on an engine. Each may be empty. Called by one thread at a time, under no
-/// lock. An exception makes the change fail, and it is tried again. On waking, submissions go on
-/// before `restore` and `unspill`, which may need them: work still queued when the tenant fell
-/// asleep would find no engine. So keep a request's lease until its work is over: then none is
-/// queued. `restore` and `unspill` may call use() themselves, to warm the engine up: they have it
-/// at once. In the others, use() returns errc::in_flight.
+/// A server's actions on an engine. Each may be empty. They are called by one thread at a time,
+/// under no lock. An exception makes the change fail, and the change is tried again. On waking,
+/// submissions go on before `restore` and `unspill`, which may need them. Work that was still
+/// queued when the tenant fell asleep would then find no engine, so keep a request's lease until
+/// its work is over. `restore` and `unspill` may themselves call use(), to warm the engine up: they
+/// get a lease at once. In the other actions, use() returns errc::in_flight.
 struct sleep_actions {
-    std::function<void()> drop_caches{};  ///< free what can be made anew in no time: KV pages, scratch
+    std::function<void()> drop_caches{};  ///< free memory that is quickly made anew: KV pages, scratch
     std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host
-    std::function<void()> release{};      ///< destroy the engine, weights and all
-    std::function<void()> restore{};      ///< make it anew; after release only
-    std::function<void()> unspill{};      ///< bring back what `spill` moved; after spill only
+    std::function<void()> release{};      ///< destroy the engine, including its weights
+    std::function<void()> restore{};      ///< make the engine anew; only after release
+    std::function<void()> unspill{};      ///< undo `spill`; only after spill
 };
 
 /// Drives one tenant through its levels of sleep. Thread-safe; neither copied nor moved. The tenant must outlive it.
@@ -239,20 +245,21 @@ public:
     /// Keeps the tenant awake. Movable; must not outlive the sleeping_tenant.
     class lease {
     public:
-        /// Takes over `other`'s.
+        /// Takes over the other's lease.
         lease(lease&& other) noexcept
             : of_(std::exchange(other.of_, nullptr)), why_(other.why_), waited_(other.waited_) {}
         lease& operator=(lease&&) = delete;
         ~lease() {
             if (of_ != nullptr) of_->end();
         }
-        /// Whether it is awake.
+        /// Whether the tenant is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why it isn't awake: deadline_exceeded (perhaps others still use the memory that it
-        /// lent), stopped, closed, in_flight (requested by an action that lets it sleep), or an
-        /// action's exception (submission_failed for one that is no gpushare::error).
+        /// Why the tenant isn't awake: deadline_exceeded (perhaps others still use the memory that
+        /// it lent), stopped, closed, in_flight (use() was called by an action of falling asleep),
+        /// or an action's exception (submission_failed for an exception that isn't a
+        /// gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
-        /// How long the request has waited for it.
+        /// How long the request has waited for the tenant.
         [[nodiscard]] ns waited() const noexcept { return waited_; }
 
     private:
@@ -264,14 +271,14 @@ public:
         ns waited_;
     };
 
-    /// Awake.
+    /// Begins awake.
     explicit sleeping_tenant(Tenant& of, const sleep_rule& rule = {}, sleep_actions actions = {})
         : tenant_(&of), actions_(std::move(actions)), state_(rule, of.now()) {}
     sleeping_tenant(const sleeping_tenant&) = delete;
     sleeping_tenant& operator=(const sleeping_tenant&) = delete;
 
-    /// For a request: wakes the tenant, or waits until another thread has, or until it has the
-    /// memory back that it lent; a stop request ends both. Times are of its node's clock.
+    /// For a request: wakes the tenant. Or waits until another thread has done so, or until the
+    /// tenant has its lent memory back; a stop request ends both. Times are of the node's clock.
     [[nodiscard]] lease use(instant deadline = never, const std::stop_token& stop = {}) {
         std::unique_lock lock(mutex_);
         const instant came = tenant_->now();
@@ -285,18 +292,18 @@ public:
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {
-                if (state_.changing() == sleep_level::awake) break;  // it is awake as far as this thread has come
+                if (state_.changing() == sleep_level::awake) break;  // this thread may use what is awake so far
                 why = errc::in_flight;                               // it would wait for itself
             } else if (!state_.changing())
                 why = change(sleep_level::awake, deadline, lock, stop);
-            else  // a piece at a time, as the node's time may be another than that of condition variables
+            else  // in pieces: the node's clock may be another than that of condition variables
                 changed_.wait_for(lock, std::chrono::milliseconds(1));
         }
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Goes to sleep if it is time for it, or again after a wake that failed half way. Returns when
-    /// the next step is due; `never`: a request must come first. It may wait for work in flight,
+    /// Puts the tenant to sleep if it is time, or again after a wake that failed half way. Returns
+    /// when the next step is due; `never`: a request must come first. May wait for work in flight,
     /// until `patience` from now.
     instant tick(ns patience = std::chrono::seconds(1)) {
         std::unique_lock lock(mutex_);
@@ -311,12 +318,12 @@ public:
         return state_.next_at(now);
     }
 
-    /// As it is now: level, predicted and measured wake times.
+    /// The present state: level, predicted and measured wake times.
     [[nodiscard]] sleep_levels state() const {
         const std::lock_guard lock(mutex_);
         return state_;
     }
-    /// Likewise, from now on.
+    /// Sets the rule from now on.
     void set_rule(const sleep_rule& rule) {
         const std::lock_guard lock(mutex_);
         state_.set_rule(rule);
@@ -328,7 +335,7 @@ public:
     }
 
 private:
-    // A wake failed behind its first step: the tenant is up, with nobody to serve.
+    // A wake failed after its first step: the tenant runs, but there is nobody to serve.
     [[nodiscard]] bool is_half_awake() const noexcept {
         return !state_.changing() && state_.requests() == 0 && state_.level() >= sleep_level::weights_spilled &&
                !asleep_;
@@ -338,7 +345,7 @@ private:
         state_.request_ended(tenant_->now());
     }
 
-    // With the lock, but for what is done.
+    // Holds the lock, except during the actions.
     errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock,
                 const std::stop_token& stop = {}) {
         state_.began(to, tenant_->now());
@@ -353,8 +360,8 @@ private:
         } catch (...) {
             why = errc::submission_failed;
         }
-        // A tenant that sleeps on, since others still have its memory, sleeps as deep as intended:
-        // the next request wakes it.
+        // If others still have its memory, the tenant sleeps on, as deep as intended: the next
+        // request wakes it.
         if (why != errc::none && from < sleep_level::weights_spilled && undo(deadline) != errc::none) why = errc::none;
         lock.lock();
         changer_ = {};
@@ -363,7 +370,7 @@ private:
         return why;
     }
 
-    // A step that was made isn't made again by a second try.
+    // A second try doesn't repeat steps that succeeded.
     errc deepen(sleep_level from, sleep_level to, instant deadline) {
         if (from < sleep_level::caches_dropped) {
             call(actions_.drop_caches);
@@ -386,7 +393,7 @@ private:
             if (asleep_) tenant_->lend_more();
         return errc::none;
     }
-    // Its memory comes back first, if it was lent.
+    // Lent memory comes back first.
     errc rouse(instant deadline, const std::stop_token& stop = {}) {
         if (!asleep_) return errc::none;
         if constexpr (requires { tenant_->try_wake(deadline, stop); }) {
@@ -417,18 +424,18 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     sleep_levels state_;
-    std::thread::id changer_{};  // whose actions run
-    // Owned by the thread that changes it.
+    std::thread::id changer_{};  // the thread whose actions run
+    // Owned by the changing thread.
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
 
-/// The fate of a group's memory while the group sleeps.
+/// What happens to a group's memory while the group sleeps.
 enum class group_memory : std::uint8_t {
     moved,   ///< goes to the host with its contents, and comes back; needs tenant_spec::spill
-    dropped  ///< is freed; on waking there is as much again, elsewhere, with undefined contents
+    dropped  ///< is freed; on waking the same amount comes back, elsewhere, with undefined contents
 };
 
-/// Some of a model's allocations that sleep and wake together.
+/// A set of a model's allocations that sleep and wake together.
 struct sleep_group {
     std::string tag;                            ///< "weights", "kv_cache", ...: not empty, and no other group's
     group_memory memory = group_memory::moved;  ///< while it sleeps
@@ -459,9 +466,10 @@ public:
         block(const block&) = delete;             ///< Not copied.
         block& operator=(const block&) = delete;  ///< Not copied.
 
-        /// Where it is on the device, as long as a lease of its group is held. Null while it sleeps.
+        /// The address on the device, valid while a lease of its group is held. Null while the
+        /// group sleeps.
         [[nodiscard]] void* data() const noexcept { return at_; }
-        /// As asked for.
+        /// The requested size.
         [[nodiscard]] bytes size() const noexcept { return size_; }
 
     private:
@@ -477,16 +485,17 @@ public:
     /// Keeps groups awake. Movable; must not outlive the sleep_groups.
     class lease {
     public:
-        /// Takes over `other`'s.
+        /// Takes over the other's lease.
         lease(lease&& other) noexcept
             : of_(std::exchange(other.of_, nullptr)), groups_(std::move(other.groups_)), why_(other.why_) {}
         lease& operator=(lease&&) = delete;
         ~lease() {
             if (of_ != nullptr) of_->let_go(groups_);
         }
-        /// Whether all of them are awake.
+        /// Whether all groups are awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why they aren't: asleep (one of them, or on its way); invalid_specification (no such tag).
+        /// Why the groups aren't awake: asleep (one of them sleeps or is changing);
+        /// invalid_specification (no such tag).
         [[nodiscard]] errc code() const noexcept { return why_; }
 
     private:
@@ -497,8 +506,8 @@ public:
         errc why_;
     };
 
-    /// All awake, and empty. Throws operation_error: invalid_specification (an empty tag, or none),
-    /// duplicate_name; std::bad_alloc.
+    /// All groups begin awake and empty. Throws operation_error: invalid_specification (an empty
+    /// tag, or no group), duplicate_name; std::bad_alloc.
     sleep_groups(Tenant& of, const std::vector<sleep_group>& groups) : tenant_(&of) {
         for (const auto& g : groups) {
             if (g.tag.empty()) refuse(no_group(), "groups");
@@ -509,15 +518,16 @@ public:
     }
     sleep_groups(const sleep_groups&) = delete;
     sleep_groups& operator=(const sleep_groups&) = delete;
-    /// Frees all blocks. No lease is held.
+    /// Frees all blocks. No lease may be held.
     ~sleep_groups() {
         for (auto& g : groups_)
             for (auto& b : g.blocks) drop(b);
     }
 
-    /// A block of the group, on one of the tenant's devices, contents undefined. Until free(), or as
-    /// long as this is. Throws operation_error: asleep (the group is, or on its way);
-    /// invalid_specification (no such tag); what the tenant's allocate or allocate_spillable throws.
+    /// A block of the group, on one of the tenant's devices, contents undefined. Valid until
+    /// free(), or as long as this object lives. Throws operation_error: asleep (the group sleeps or
+    /// is changing); invalid_specification (no such tag); the errors of the tenant's allocate or
+    /// allocate_spillable.
     block& allocate(std::string_view tag, bytes size, std::size_t part = 0) {
         group* const g = find(tag);
         if (g == nullptr) refuse(no_group(), "allocate in a group");
@@ -535,7 +545,7 @@ public:
         g->blocks.splice(g->blocks.end(), one);
         return b;
     }
-    /// Frees one. No work uses the block. Waits for a change of its group that is under way.
+    /// Frees a block, which no work may use. Waits for a change of its group that is under way.
     void free(block& b) noexcept {
         std::list<block> one;
         group& g = *b.of_;
@@ -547,19 +557,19 @@ public:
         drop(b);
     }
 
-    /// For work: these groups stay awake as long as the result lives, which must be until the device
-    /// is done with it. Doesn't wait, and wakes nothing.
+    /// For work: these groups stay awake as long as the result lives. It must live until the device
+    /// has done the work. Doesn't wait, and wakes nothing.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     [[nodiscard]] lease use(const Tags& tags = {}) {
         const auto chosen = choose(tags);
         return chosen.empty() ? lease(errc::invalid_specification) : hold(chosen);
     }
 
-    /// Waits until no lease of these groups is held, and frees their memory on the device. Groups that
-    /// sleep already are left as they are. Codes: invalid_specification (no such tag: nothing has
-    /// changed); deadline_exceeded; out_of_memory (the host has no room); closed; what a copy failed
-    /// with. The group that failed is awake again. If that fails, too, the group sleeps, and what was
-    /// moved comes back by wake().
+    /// Waits until no lease of these groups is held, and frees their memory on the device. Groups
+    /// that sleep already stay as they are. Codes: invalid_specification (no such tag: nothing has
+    /// changed); deadline_exceeded; out_of_memory (the host has no room); closed; the error of a
+    /// copy. The group that failed is awake again. If waking it fails, too, the group sleeps, and
+    /// wake() brings moved memory back.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     failure try_sleep(const Tags& tags = {}, instant deadline = never) {
         return change(choose(tags), state::asleep, deadline);
@@ -596,8 +606,8 @@ public:
 private:
     enum class state : std::uint8_t {
         awake,     ///< with all of its blocks
-        changing,  ///< one thread is at it
-        asleep     ///< with none
+        changing,  ///< one thread changes it
+        asleep     ///< with none of its blocks
     };
     struct group {
         explicit group(const sleep_group& g) : tag(g.tag), how(g.memory) {}
@@ -621,7 +631,7 @@ private:
         const auto at = std::ranges::find(groups_, tag, &group::tag);
         return at == groups_.end() ? nullptr : &*at;
     }
-    // All of them for no tags; none if there is one that nobody has.
+    // All groups for no tags; none if a tag doesn't exist.
     template <class Tags>
     [[nodiscard]] std::vector<group*> choose(const Tags& tags) {
         std::vector<group*> chosen;
@@ -661,7 +671,7 @@ private:
     }
     failure change(group& g, state to, instant deadline) {
         std::unique_lock lock(mutex_);
-        // A piece at a time, as the node's time may be another than that of condition variables.
+        // In pieces, because the node's clock may be another than that of condition variables.
         const auto wait_for = [&](auto met) {
             while (!met()) {
                 if (tenant_->now() >= deadline) return false;
@@ -671,7 +681,7 @@ private:
         };
         if (!wait_for([&] { return g.is != state::changing; })) return {.code = errc::deadline_exceeded};
         if (g.is == to) return {};
-        const state before = std::exchange(g.is, state::changing);  // nobody takes a lease from now on
+        const state before = std::exchange(g.is, state::changing);  // nobody gets a lease from now on
         const bool unused = wait_for([&] { return g.users == 0; });
         lock.unlock();
         failure why{.code = unused ? errc::none : errc::deadline_exceeded};
@@ -682,7 +692,7 @@ private:
         changed_.notify_all();
         return why;
     }
-    // The blocks of a group that changes are that thread's.
+    // The changing thread owns the blocks of the group.
     state go_to_sleep(group& g, instant deadline, failure& why) {
         for (auto& b : g.blocks) {
             why.code = part_with(b, deadline);
@@ -696,7 +706,8 @@ private:
         for (auto& b : g.blocks) {
             why = obtain(b, deadline);
             if (why.code == errc::none) continue;
-            // The deadline is over by now, as a rule: what came is copied back all the same.
+            // The deadline has usually passed by now. Blocks that came are copied back all the
+            // same.
             for (auto& back : g.blocks) (void)part_with(back, never);
             return state::asleep;
         }
@@ -726,7 +737,7 @@ private:
         if (why != errc::none) b.stays_.reset();
         return why;
     }
-    // Of a tenant that is closed, the block is gone already.
+    // If the tenant is closed, the block is gone already.
     static void drop(block& b) noexcept {
         void* const at = std::exchange(b.at_, nullptr);
         b.stays_.reset();
@@ -734,7 +745,7 @@ private:
             b.moved_.reset();
         else if (at != nullptr)
             (void)b.memory_->deallocate(at, b.size_, default_alignment);
-        b.memory_->trim();  // else its pool would keep it
+        b.memory_->trim();  // otherwise its pool would keep the memory
     }
 
     static constexpr std::size_t default_alignment = memory::default_alignment;
@@ -745,7 +756,7 @@ private:
     std::list<group> groups_;
 };
 
-/// Of that tenant.
+/// The groups of that tenant.
 template <class Tenant>
 sleep_groups(Tenant&, const std::vector<sleep_group>&) -> sleep_groups<Tenant>;
 

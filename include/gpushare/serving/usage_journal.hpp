@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants' usage, from the meter to the bill: meters read usage, lines of text keep it, a journal
+// Tenants' usage, from the meter to the bill. Meters read usage, lines of text keep it, a journal
 // is a file of lines, and invoices add the lines up.
 //
-// A journal's lines are only ever added. A process that is killed loses at most the line that it was
-// writing. A file that has become large is put aside under a number. POSIX.
+// Lines are only ever added to a journal. A process that is killed loses at most the line that it
+// was writing. A file that has become large is put aside under a number. POSIX.
 //
 //   gpushare::usage_journal journal{"/var/lib/server/usage"};
 //   journal.append(lines);                                                      // from usage_meter::read
 //   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
 //
-// Others may rotate the file, too: each append checks whether the path still is this file (inode)
-// and how long it is. If the file was renamed or removed, a new one is begun; if it was truncated,
-// it goes on from there. A tool that copies and truncates loses the lines that come in between the
-// two: let it rename. A limit of a file's size (SIGXFSZ) is an error like a full disk.
+// Others may rotate the file, too: each append checks whether the path still is this file (inode),
+// and the file's length. If the file was renamed or removed, the journal begins a new one; if it
+// was truncated, the journal goes on from there. A tool that copies and truncates loses the lines
+// that come between the two steps: let it rename. A limit of a file's size (SIGXFSZ) is an error
+// like a full disk.
 //
 // A usage_line is a tenant's usage between two points in time. All figures are whole numbers, so
 // invoices of adjacent periods sum to the invoice of the whole period, to the last ns and byte.
@@ -24,8 +25,8 @@
 // A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used,
 // requests, refusals, name, checksum.
 //
-// A usage_meter turns readings of a tenant's usage (counters, and its memory at the moment) into
-// lines: the usage in between. A value: the caller passes time and readings.
+// A usage_meter turns readings of a tenant's usage (counters, and its present memory) into lines:
+// the usage in between. A value: the caller passes time and readings.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
 //   const auto now = std::chrono::system_clock::now();                                                  // once a second:
@@ -65,7 +66,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The time of day: bills outlive the steady clock of a process.
+/// The time of day. A bill outlives the steady clock of a process.
 using wall_time = std::chrono::sys_time<ns>;
 
 /// An amount of memory over time, in bytes x ns. 128 bits: 80 GiB fill 64 bits within four minutes.
@@ -76,7 +77,7 @@ public:
     constexpr byte_time() noexcept = default;
     /// Bytes x ns.
     constexpr explicit byte_time(wide count) noexcept : count_(count) {}
-    /// So many bytes for so long; 0 for a time that runs backwards.
+    /// That many bytes for that long; 0 for a time that runs backwards.
     constexpr byte_time(bytes size, ns time) noexcept
         : count_(time.count() > 0 ? wide{size.count()} * static_cast<std::uint64_t>(time.count()) : wide{0}) {}
 
@@ -89,7 +90,7 @@ public:
     friend constexpr bool operator==(byte_time, byte_time) = default;
     /// The sum.
     friend constexpr byte_time operator+(byte_time a, byte_time b) noexcept { return byte_time{a.count_ + b.count_}; }
-    /// The rest of `a`, which isn't less.
+    /// The rest of `a`, which must not be less than `b`.
     friend constexpr byte_time operator-(byte_time a, byte_time b) noexcept { return byte_time{a.count_ - b.count_}; }
     /// Adds.
     constexpr byte_time& operator+=(byte_time b) noexcept { return *this = *this + b; }
@@ -103,8 +104,8 @@ struct usage_amounts {
     ns device_time{};            ///< charged
     byte_time reserved{};        ///< memory that was promised, used or not
     byte_time used{};            ///< memory that was charged
-    std::uint64_t requests = 0;  ///< that were answered
-    std::uint64_t refusals = 0;  ///< that were refused
+    std::uint64_t requests = 0;  ///< requests that were answered
+    std::uint64_t refusals = 0;  ///< requests that were refused
 
     friend constexpr bool operator==(const usage_amounts&, const usage_amounts&) = default;
     /// Adds each.
@@ -130,7 +131,7 @@ struct usage_line {
 
 namespace detail {
 
-// The amount of `all` in the first `part` of `length`, if it comes evenly. Rounded down; a part of
+// The amount of `all` in the first `part` of `length`, if it comes evenly. Rounded down. A part of
 // a split is the difference of two such amounts, so the parts sum to `all`.
 template <class N>
 [[nodiscard]] constexpr N first_part(N all, std::uint64_t part, std::uint64_t length) noexcept {
@@ -149,7 +150,7 @@ template <class N>
     return text;
 }
 
-// Digits and nothing else, of what fits.
+// Digits and nothing else, of a number that fits.
 [[nodiscard]] inline std::optional<byte_time::wide> parse_wide(std::string_view text) noexcept {
     constexpr auto most = ~byte_time::wide{0};
     if (text.empty()) return {};
@@ -190,7 +191,7 @@ template <class N>
         out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
         i += 2;
     }
-    if (out.empty() || escaped_name(out) != text) return {};  // one way to write each name
+    if (out.empty() || escaped_name(out) != text) return {};  // each name has only one spelling
     return out;
 }
 
@@ -225,7 +226,7 @@ template <class N>
 
 namespace detail {
 
-// The words of a line, one behind the other. Not `good` from the first one on that isn't what it should be.
+// The words of a line, one after the other. `good` is false from the first invalid word on.
 struct line_words {
     std::string_view rest;
     bool good = true;
@@ -245,7 +246,7 @@ struct line_words {
         constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
         return ns{static_cast<std::int64_t>(std::min(whole(most), most))};
     }
-    // Where a clock isn't set yet it may be before 1970.
+    // A clock that isn't set yet may be before 1970.
     wall_time day() noexcept {
         const bool before = rest.size() > 1 && rest[0] == '-' && rest[1] != '0';
         if (before) rest.remove_prefix(1);
@@ -261,7 +262,8 @@ struct line_words {
 
 }  // namespace detail
 
-/// The line whose text that is, without the line feed. Nothing for any other text: it was torn. Throws std::bad_alloc.
+/// The line of that text, without the line feed. Nothing for any other text: the line was torn.
+/// Throws std::bad_alloc.
 [[nodiscard]] inline std::optional<usage_line> parse_usage_line(std::string_view text) {
     const auto space = text.rfind(' ');
     if (space == std::string_view::npos ||
@@ -301,7 +303,7 @@ std::size_t read_usage(std::string_view text, F each) {
 }
 
 /// The part of a line between two points in time, if it came evenly. The parts of any split sum to
-/// the line. Nothing of a line without a length.
+/// the line. Nothing for a line without a length.
 [[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
     if (l.from >= l.until) return {};
     const auto since = [&](wall_time t) {
@@ -324,17 +326,17 @@ public:
     /// Invoices for [from, until).
     usage_invoices(wall_time from, wall_time until) noexcept : from_(from), until_(until) {}
 
-    /// Counts what of the line falls into the period. Throws std::bad_alloc.
+    /// Counts the part of the line that falls into the period. Throws std::bad_alloc.
     void add(const usage_line& l) {
         if (l.until <= from_ || l.from >= until_) return;
         tenants_[l.tenant] += part_of(l, from_, until_);
     }
-    /// Nothing for one that no line names.
+    /// Nothing for a tenant that no line names.
     [[nodiscard]] usage_amounts of(std::string_view tenant) const {
         const auto found = tenants_.find(tenant);
         return found == tenants_.end() ? usage_amounts{} : found->second;
     }
-    /// By name, in its order.
+    /// All tenants, ordered by name.
     [[nodiscard]] const std::map<std::string, usage_amounts, std::less<>>& all() const noexcept { return tenants_; }
 
 private:
@@ -344,11 +346,11 @@ private:
 
 /// A tenant's usage at one point in time.
 struct usage_reading {
-    ns device_time{};            ///< counter: charged since it was admitted
-    bytes reserved{};            ///< now: memory that is promised to it
-    bytes used{};                ///< now: memory that it is charged for
-    std::uint64_t requests = 0;  ///< counter: that were answered
-    std::uint64_t refusals = 0;  ///< counter: that were refused
+    ns device_time{};            ///< counter: charged since its admission
+    bytes reserved{};            ///< now: memory that is promised to the tenant
+    bytes used{};                ///< now: memory that the tenant is charged for
+    std::uint64_t requests = 0;  ///< counter: requests that were answered
+    std::uint64_t refusals = 0;  ///< counter: requests that were refused
 };
 
 /// A reading of a tenant, where a request is a submission: a server that counts its own requests
@@ -358,36 +360,36 @@ struct usage_reading {
 }
 
 /// Turns readings of one tenant into lines of usage. Between two readings, memory counts with its
-/// value at the first of the two: to bill memory exactly, read whenever it changes as well.
-/// Counters are exact whenever they are read: the lines sum to the last reading less the first. The
-/// time of day may be set. With readings of a steady clock as well, the bill is for the time that
-/// passed, whatever the time of day says. With the time of day alone, the reading after the clock
-/// was set back bills no memory, and the reading after the clock was set forward bills too much;
-/// counters stay right.
+/// value at the first one: to bill memory exactly, also read whenever it changes. Counters are
+/// always exact: the lines sum to the last reading less the first. The time of day may be set. With
+/// readings of a steady clock as well, the bill is for the time that passed, whatever the time of
+/// day says. With the time of day alone, the reading after the clock was set back bills no memory,
+/// and the reading after the clock was set forward bills too much; counters stay right.
 class usage_meter {
 public:
-    /// For the tenant of this name, which isn't empty. If a tenant is admitted anew, read the last
-    /// of its predecessor's counters, then call restarted(), or begin with a new meter.
+    /// For the tenant of this name, which isn't empty. If a tenant is admitted again, read its
+    /// predecessor's counters for the last time and call restarted(), or begin with a new meter.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
     /// The usage since the last reading. Nothing for the first reading, or if neither time has
-    /// passed nor a counter moved. If the time of day was set back, counters have a line of 1 ns.
-    /// If a counter is lower than before without restarted(), nothing is billed for it until it has
-    /// passed its old value. Throws std::bad_alloc, and then nothing was read.
+    /// passed nor a counter has changed. If the time of day was set back, counters get a line of 1
+    /// ns. If a counter is lower than before without restarted(), nothing is billed for it until it
+    /// has passed its old value. Throws std::bad_alloc, and then nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
-    /// The same with `passing`, of a clock that is never set, which tells how much time has passed:
-    /// a line ends `now`, and is that long. All readings of a meter are of one kind.
+    /// The same with `passing`, the time of a clock that is never set, which tells how much time
+    /// has passed: a line ends `now`, and is that long. All readings of a meter must be of one
+    /// kind.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
         auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
         passing_ = passing;
         return l;
     }
 
-    /// Counters have begun anew since the last reading, as those of a tenant that was admitted
-    /// again: the next line counts from the counters of `from`. Pass the latest value of a counter
-    /// that is kept elsewhere and went on. Before the first reading the call isn't needed.
+    /// Counters have begun again since the last reading, as those of a tenant that was admitted
+    /// again: the next line counts from the counters of `from`. For a counter that is kept
+    /// elsewhere and went on, pass its latest value. Not needed before the first reading.
     void restarted(const usage_reading& from = {}) noexcept {
         if (!last_) return;
         auto& last = last_->second;
@@ -409,7 +411,7 @@ private:
                                  since(r.refusals, old.refusals)};
         std::optional<usage_line> l;
         if (passed > ns{} || used != usage_amounts{}) l = {tenant_, now - std::max(passed, ns{1}), now, used};
-        usage_reading last = r;  // of a counter that fell, the highest
+        usage_reading last = r;  // for a counter that fell, its highest value
         last.device_time = std::max(r.device_time, old.device_time);
         last.requests = std::max(r.requests, old.requests);
         last.refusals = std::max(r.refusals, old.refusals);
@@ -431,9 +433,9 @@ struct journal_options {
 
 namespace detail {
 
-/// Keeps a limit of a file's size from ending the process while this lives: the call that meets it
-/// fails with EFBIG, as if the signal were ignored. Affects the calling thread only; a signal that
-/// was pending before stays.
+/// While it lives, a limit of a file's size doesn't end the process: the call that meets the limit
+/// fails with EFBIG, as if the signal were ignored. Affects only the calling thread. A signal that
+/// was pending before stays pending.
 class no_file_size_signal {
 public:
     no_file_size_signal() noexcept {
@@ -449,7 +451,8 @@ public:
         if (!blocked_) return;
         const int error = errno;
         const timespec at_once{};
-        // The kernel sends it to the thread that writes: it is here by now, and nobody else's.
+        // The kernel sends the signal to the writing thread, so it is here by now, and nobody
+        // else's.
         if (!pending_before_)
             while (::sigtimedwait(&this_one_, nullptr, &at_once) < 0 && errno == EINTR) {
             }
@@ -464,13 +467,13 @@ private:
 
 }  // namespace detail
 
-/// The file that lines are added to. Movable, one owner; for one thread at a time. A second journal
-/// of the same file, of another process too, is refused.
+/// The file to which lines are added. Movable, one owner; for one thread at a time. A second
+/// journal of the same file is refused, in another process, too.
 class usage_journal {
 public:
-    /// Opens or makes `path`; the files put aside are `path`.1, `path`.2 and so on, from the
-    /// oldest. A partial line of a killed process stays there, marked as torn. Throws
-    /// operation_error: io_failed with errno in `asked`, in_flight if another journal has it.
+    /// Opens or makes `path`. Files that are put aside are `path`.1, `path`.2 and so on, from the
+    /// oldest. A partial line of a killed process stays in the file, marked as torn. Throws
+    /// operation_error: io_failed with errno in `asked`, in_flight if another journal has the file.
     explicit usage_journal(std::string path, journal_options o = {}) : path_(std::move(path)), options_(o) {
         if (const failure why = open(); why.code != errc::none) raise(why, {}, "opening a usage journal");
     }
@@ -485,10 +488,11 @@ public:
     usage_journal& operator=(usage_journal&&) = delete;
     ~usage_journal() { close(); }
 
-    /// Adds lines: all, or none of them counts. A failed call may be repeated. If the disk fails
-    /// and a half-written batch can't be taken back at once, it is taken back before anything more
-    /// is added: whole lines of it count only if this process ends first. io_failed with errno in
-    /// `asked`; invalid_specification for an invalid line; out_of_memory, of the host's.
+    /// Adds lines: all of them count, or none. A failed call may be repeated. If the disk fails and
+    /// a half-written batch can't be taken back at once, it is taken back before any further line
+    /// is added. Whole lines of the batch count only if this process ends first. io_failed with
+    /// errno in `asked`; invalid_specification for an invalid line; out_of_memory, of the host's
+    /// memory.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {
@@ -505,13 +509,13 @@ public:
     } catch (...) {
         return detail::no_host_memory;
     }
-    /// Whether a line can be written: it has a name and a length, and didn't use less than nothing.
+    /// Whether a line can be written: it has a name and a length, and no negative amount.
     [[nodiscard]] static bool takes(const usage_line& l) noexcept {
         return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
     }
-    /// Adds the lines that it can, and leaves the others in `waiting`, so that one invalid line
-    /// doesn't keep the rest from being billed. All stay there if the file can't be written. As
-    /// try_append, but invalid_specification says that some are left.
+    /// Adds the valid lines, and leaves the others in `waiting`, so that one invalid line doesn't
+    /// keep the rest from being billed. If the file can't be written, all lines stay there. As
+    /// try_append, but invalid_specification means that some lines are left.
     failure append_from(std::vector<usage_line>& waiting) noexcept try {
         const auto bad = std::stable_partition(waiting.begin(), waiting.end(), takes);
         const auto good = static_cast<std::size_t>(bad - waiting.begin());
@@ -528,14 +532,14 @@ public:
             raise(why, {}, "appending to a usage journal");
     }
 
-    /// Puts the file aside and begins a new one. The figures as of try_append.
+    /// Puts the file aside and begins a new one. Errors as for try_append.
     failure rotate() noexcept try {
-        if (file_ < 0) return open();  // an earlier call put it aside, and found no room for the new one
+        if (file_ < 0) return open();  // an earlier call put it aside, and couldn't begin a new one
         if (const failure why = take_back(); why.code != errc::none) return why;
         if (is_at_path()) {
             const auto aside = numbers_aside(path_);
             const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
-            // ENOENT: somebody else has put it aside.
+            // ENOENT: another process has put it aside.
             if (std::rename(path_.c_str(), next.c_str()) != 0 && errno != ENOENT) return failed();
         }
         close();
@@ -546,9 +550,9 @@ public:
         return detail::no_host_memory;
     }
 
-    /// Calls `each(line)` for each line, the oldest first, of the files put aside as well. Returns
-    /// how many were torn. Also while a journal writes. Throws operation_error (io_failed),
-    /// std::bad_alloc, and what `each` throws.
+    /// Calls `each(line)` for each line, the oldest first, including the files put aside. Returns
+    /// the number of torn lines. Also works while a journal writes. Throws operation_error
+    /// (io_failed), std::bad_alloc, and the exceptions of `each`.
     template <class F>
     static std::size_t read(const std::string& path, F each) {
         const file current(path);  // opened first: if it is put aside meanwhile, it isn't read twice
@@ -582,7 +586,8 @@ private:
         size_ = 0;
         torn_ = half_written_ = false;
     }
-    // How long the file is now, and whether its last line is whole: others may have truncated it.
+    // Finds the present length of the file, and whether its last line is whole: others may have
+    // truncated it.
     [[nodiscard]] failure look_at_end() noexcept {
         struct stat now {};
         if (::fstat(file_, &now) != 0) return failed();
@@ -592,7 +597,7 @@ private:
         torn_ = last != '\n';
         return {};
     }
-    // Whether who opens the path finds the file that is open here.
+    // Whether the path leads to the file that is open here.
     [[nodiscard]] bool is_at_path() const noexcept {
         struct stat open {
         }, there{};
@@ -603,8 +608,8 @@ private:
         struct stat open {};
         return ::fstat(file_, &open) == 0 && open.st_nlink == 0;
     }
-    // Opens the file that is at the path by now, and finds its end. First takes back the
-    // half-written lines in the old one.
+    // Opens the file that is at the path now, and finds its end. First takes back the half-written
+    // lines in the old file.
     [[nodiscard]] failure find_file() noexcept {
         if (file_ < 0) return open();
         if (const failure why = take_back(); why.code != errc::none) return why;
@@ -623,7 +628,7 @@ private:
         return detail::no_host_memory;
     }
 
-    // Again, where the file was removed meanwhile: nobody could read it there.
+    // Writes again if the file was removed meanwhile, because nobody could read it there.
     failure write(const std::string& lines) {
         for (int turn = 0; turn < 8; ++turn) {
             if (const failure why = write_here(lines); why.code != errc::none) return why;
@@ -633,10 +638,10 @@ private:
         }
         return {.code = errc::io_failed, .asked = ENOENT};
     }
-    // With one call of the system's, so that what others read is whole lines but where that call fails half way.
+    // Uses one system call, so that others read whole lines unless that call fails half way.
     failure write_here(const std::string& lines) {
         const detail::no_file_size_signal quiet;
-        // Without the mark, what is torn might be a whole line but for its end, and would count from now on.
+        // Without the mark, a torn line might lack only its end, and would count from now on.
         const std::string text = torn_ ? "~\n" + lines : lines;
         for (std::size_t done = 0; done < text.size();) {
             const auto n = ::write(file_, text.data() + done, text.size() - done);
@@ -650,7 +655,7 @@ private:
         torn_ = half_written_ = false;
         return {};
     }
-    // The lines of a failed append must not count: a second try would add them twice.
+    // The lines of a failed append must not count, because a second try would add them twice.
     failure undo(failure why) noexcept {
         (void)take_back();
         return why;
@@ -682,7 +687,7 @@ private:
             if (!found.starts_with(name)) continue;
             const auto number = found.substr(name.size());
             const auto n = detail::parse_whole(number);
-            // A copy of somebody's, "usage.01", is none of ours: its lines would count twice.
+            // A copy such as "usage.01" isn't one of our files: its lines would count twice.
             if (n.code == detail::parse_code::ok && std::to_string(n.value) == number) all.push_back(n.value);
         }
         (void)::closedir(at);
@@ -690,7 +695,7 @@ private:
         return all;
     }
 
-    // For reading; nothing where there is none.
+    // A file for reading; empty if it doesn't exist.
     class file {
     public:
         explicit file(const std::string& path) : at_(std::fopen(path.c_str(), "rbe")) {
@@ -736,8 +741,8 @@ private:
     journal_options options_;
     int file_ = -1;
     std::uint64_t size_ = 0;
-    bool torn_ = false;          // it doesn't end with a line feed
-    bool half_written_ = false;  // behind size_ there is what doesn't count
+    bool torn_ = false;          // the file doesn't end with a line feed
+    bool half_written_ = false;  // bytes behind size_ don't count
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decisions of a page store, as a value: which pages are free, and which slabs of chunks exist.
-// It takes pages from the lowest slab that has one, so that the upper slabs become empty and can be
-// given back.
+// Pages come from the lowest slab that has a free one, so that the upper slabs become empty and can
+// be given back.
 //
 //   page_book book(pages_per_slab, slabs);
 //   if (!book.take(out)) { auto more = book.plan(out.size()); ... book.landed(slab) each; book.take(out); }
@@ -20,7 +20,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// `arriving`, `leaving`: a thread is at it; its pages can't be taken.
+/// `arriving`, `leaving`: a thread is adding or removing the slab, and its pages can't be taken.
 enum class slab_stage : std::uint8_t { absent, arriving, there, leaving };
 
 class page_book {
@@ -39,7 +39,7 @@ public:
     [[nodiscard]] slab_stage stage(std::uint32_t s) const noexcept { return slabs_[s].stage; }
     [[nodiscard]] bool is_out(std::uint32_t page) const noexcept { return page < pages() && get(out_, page); }
 
-    /// As many pages as `to` has room for, or none.
+    /// Takes as many pages as `to` has room for, or none.
     bool take(std::span<std::uint32_t> to) noexcept {
         if (to.size() > free_count_) return false;
         std::size_t n = 0;
@@ -61,26 +61,27 @@ public:
         out_count_ += static_cast<std::uint32_t>(n);
         return true;
     }
-    /// Nobody has the page any more, and it can't be taken yet. False, and nothing happens, if it isn't out.
+    /// Nobody uses the page any more, but it can't be taken yet. Returns false, and nothing
+    /// happens, if the page isn't out.
     bool leave(std::uint32_t page) noexcept {
         if (!is_out(page)) return false;
         clear(out_, page);
         --out_count_;
         return true;
     }
-    /// It was left by mistake.
+    /// Undoes leave().
     void stay(std::uint32_t page) noexcept {
         set(out_, page);
         ++out_count_;
     }
-    /// A page that was left can be taken again.
+    /// Makes a page that was left available again.
     void put(std::uint32_t page) noexcept {
         --slabs_[page / per_slab_].busy;
         offer(page);
     }
 
-    /// The lowest missing slabs that are enough for `more` pages; all of them count as arriving
-    /// from now on. If there aren't enough, it returns fewer and nothing happens.
+    /// The lowest missing slabs that are enough for `more` pages. They count as arriving from now
+    /// on. If there aren't enough, returns fewer, and nothing happens.
     [[nodiscard]] std::vector<std::uint32_t> plan(std::uint32_t more) {
         const auto wanted = (std::uint64_t{more} + per_slab_ - 1) / per_slab_;
         std::vector<std::uint32_t> chosen;
@@ -93,8 +94,8 @@ public:
     void landed(std::uint32_t s) noexcept { come(s); }
     void fell_through(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
 
-    /// The highest present slab without a page out or left, if more than `keep` slabs are present;
-    /// it counts as leaving from now on. slabs() if there is none.
+    /// The highest present slab without a page out or left, if more than `keep` slabs are present.
+    /// It counts as leaving from now on. slabs() if there is none.
     [[nodiscard]] std::uint32_t begin_leaving(std::uint32_t keep) noexcept {
         const auto all = static_cast<std::uint32_t>(slabs_.size());
         if (there_ <= keep) return all;
@@ -113,7 +114,7 @@ public:
         slabs_[s].stage = slab_stage::absent;
         --leaving_;
     }
-    /// It couldn't leave.
+    /// The slab couldn't leave.
     void stays(std::uint32_t s) noexcept {
         come(s);
         --leaving_;

@@ -19,7 +19,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A call that lacks pages, and gives up at `until`. The call may bring more pages than it wants.
-/// If it waits in the quota's queue, `enough` ends the wait once `wants` pages are free.
+/// If the call waits in the quota's queue, `enough` ends the wait once `wants` pages are free.
 struct page_grower {
     instant until;
     std::size_t wants;
@@ -35,7 +35,7 @@ struct page_look {
     instant until{};
 };
 
-/// Those of one store, which don't move.
+/// The growers of one store. They don't move.
 class page_growers {
 public:
     void add(page_grower& g) noexcept {
@@ -47,12 +47,12 @@ public:
         while (*at != &g) at = &(*at)->next;
         *at = g.next;
     }
-    /// Stops the growers for which so many free pages are enough.
+    /// Stops the growers for which `free` pages are enough.
     void tell(std::size_t free) noexcept {
         for (auto* g = first_; g != nullptr; g = g->next)
             if (free >= g->wants) (void)g->enough.request_stop();
     }
-    /// Whether one gives up no later than `by`.
+    /// Whether a grower gives up no later than `by`.
     [[nodiscard]] bool any(instant by) const noexcept {
         for (const auto* g = first_; g != nullptr; g = g->next)
             if (g->until <= by) return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages of an iteration_batch are free, used, or kept as prefixes that nobody uses: a value.
+// Which pages of an iteration_batch are free, in use, or kept as unused prefixes: a value.
 //
 //   shared_pages pages(16);  pages.add(0);
 //   const auto p = pages.acquire();         // a free one, or the prefix unused for longest goes
@@ -30,19 +30,19 @@ class shared_pages {
 public:
     static constexpr std::uint32_t none = ~0U;
     explicit shared_pages(std::uint32_t page_tokens) noexcept : page_tokens_(page_tokens) {}
-    /// What the first page of a text has in front of it: texts of other tenants share nothing.
+    /// The parent of a text's first page. Texts of different tenants share nothing.
     [[nodiscard]] static constexpr std::uint64_t root_of(std::uint32_t tenant) noexcept {
         return (std::uint64_t{1} << 63) | tenant;
     }
 
     [[nodiscard]] std::uint32_t total() const noexcept { return total_; }
     [[nodiscard]] std::uint32_t free() const noexcept { return static_cast<std::uint32_t>(free_.size()); }
-    /// kept as prefixes, used by nobody
+    /// kept as prefixes, but used by no text
     [[nodiscard]] std::uint32_t unused() const noexcept { return unused_; }
     [[nodiscard]] std::uint32_t available() const noexcept { return free() + unused_; }
 
     [[nodiscard]] bool knows(std::uint32_t page) const noexcept { return page < all_.size() && all_[page].present; }
-    /// One page more, which it doesn't know.
+    /// Adds a page that isn't here yet.
     void add(std::uint32_t page) {
         if (page >= all_.size()) all_.resize(std::size_t{page} + 1);
         if (free_.capacity() <= total_) free_.reserve(std::max<std::size_t>(64, 2 * free_.capacity()));
@@ -52,7 +52,7 @@ public:
         free_.push_back(page);
         ++total_;
     }
-    /// One page less, which is available.
+    /// Removes an available page.
     [[nodiscard]] std::uint32_t remove() noexcept {
         const auto page = take();
         all_[page].present = false;
@@ -60,7 +60,7 @@ public:
         return page;
     }
 
-    /// Anybody can find tokens with the hash of others.
+    /// Anybody can find tokens that have the hash of other tokens.
     [[nodiscard]] static std::uint64_t hash_of(std::uint64_t parent, std::span<const text_token> tokens) noexcept {
         std::uint64_t h = parent ^ 0x9e3779b97f4a7c15U;
         for (const auto t : tokens) {
@@ -70,17 +70,17 @@ public:
         return h;
     }
 
-    /// A page for one user. There must be one available.
+    /// Takes a page for one user. A page must be available.
     [[nodiscard]] std::uint32_t acquire() noexcept {
         const auto page = take();
         all_[page].users = 1;
         return page;
     }
-    /// One user more.
+    /// Adds a user.
     void use(std::uint32_t page) noexcept {
         if (all_[page].users++ == 0) unlist(page);
     }
-    /// One user less. It is available without any.
+    /// Removes a user. A page without users is available.
     void drop(std::uint32_t page) noexcept {
         if (--all_[page].users != 0) return;
         if (all_[page].serial == 0)
@@ -89,7 +89,7 @@ public:
             enlist(page);
     }
     [[nodiscard]] std::uint32_t users(std::uint32_t page) const noexcept { return all_[page].users; }
-    /// Whether its one user may write to it: nobody else reads it, now or later.
+    /// Whether the page's one user may write to it, because nobody else reads it now or later.
     [[nodiscard]] bool writable(std::uint32_t page) const noexcept {
         return all_[page].users == 1 && all_[page].serial == 0;
     }
@@ -104,7 +104,7 @@ public:
         }
         return none;
     }
-    /// A used page that isn't published, and whose like isn't.
+    /// Publishes a page in use. Neither the page nor one with the same tokens may be published.
     void publish(std::uint32_t page, std::uint64_t parent, std::span<const text_token> tokens) noexcept {
         auto& is = all_[page];
         is.tokens.assign(tokens.begin(), tokens.end());
@@ -117,7 +117,7 @@ public:
     }
     [[nodiscard]] std::uint64_t serial(std::uint32_t page) const noexcept { return all_[page].serial; }
     [[nodiscard]] std::uint64_t parent(std::uint32_t page) const noexcept { return all_[page].parent; }
-    /// All prefixes that nobody uses are free.
+    /// Frees all unused prefixes.
     void forget_unused() noexcept {
         while (oldest_ != none) {
             const auto page = oldest_;
@@ -133,7 +133,7 @@ private:
         std::uint64_t serial = 0, parent = 0, hash = 0;  // serial 0: not published
         std::uint32_t users = 0;
         std::uint32_t same_bucket = none;
-        std::uint32_t older = none, newer = none;  // of those that nobody uses
+        std::uint32_t older = none, newer = none;  // of unused pages
         bool present = false;
     };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides what the next step of an iteration_batch computes. In this order:
 //
-// 1. Each running text gets room for one token more, the first to keep its pages first. Those that
-//    come later yield for it.
+// 1. Each running text gets room for one more token, in the order in which texts keep their
+//    pages. Later texts yield for earlier ones.
 // 2. Tokens are given out level by level. On each level the tenant with the least counter gets a
-//    page of tokens or less, again and again. A text that waits begins when there are pages for all
-//    that is known of it, beside what those that run still lack; texts of lower levels yield for
-//    it. If there are too few pages, nobody behind it begins, so that it isn't overtaken for ever.
-// 3. A tenant that had all that it could do keeps no credit for it: its counter is lifted to the
-//    least of those that were held back.
+//    page of tokens or less, repeatedly. A waiting text begins when there are pages for all of its
+//    known tokens, beside the pages that running texts still lack; texts of lower levels yield for
+//    it. If there are too few pages, no later text begins, so that it isn't overtaken for ever.
+// 3. A tenant that could do everything it wanted keeps no credit: its counter is lifted to the
+//    least counter of the tenants that were held back.
 //
 //   planner.plan(book, now);  ...  planner.complete(book, next);
 #pragma once
@@ -41,7 +41,7 @@ public:
     [[nodiscard]] std::uint64_t recomputed() const noexcept { return recomputed_; }
     [[nodiscard]] std::uint64_t found() const noexcept { return found_; }
 
-    /// So that no plan of so many texts and flows allocates.
+    /// Makes room, so that no plan for that many texts and flows allocates.
     void reserve(std::size_t texts, std::size_t flows) {
         detail::make_room(in_step_, texts);
         entries_.make_room(texts);
@@ -74,7 +74,7 @@ public:
             if (whole || r.ends != errc::none) b.end(r, whole ? errc::none : r.ends);
         }
     }
-    /// Nobody knows what is in the pages.
+    /// The contents of the pages are unknown.
     void fail(text_book& b, errc why) noexcept {
         in_flight_ = false;
         for (auto* r : in_step_) r->planned = 0;
@@ -99,7 +99,7 @@ private:
         return last;
     }
 
-    // ---- pages for those that run
+    // ---- pages for running texts
 
     void make_room(text_book& b) noexcept {
         for (std::size_t i = 0; i < b.running().size();) {
@@ -115,7 +115,7 @@ private:
             ++i;
         }
     }
-    // The last one behind it yields, of its tenant if it is the tenant's quota that it lacks.
+    // The last text behind it yields; if the tenant's quota is short, the last one of that tenant.
     bool yield_behind(text_book& b, std::size_t i) noexcept {
         const auto* const t = b.running()[i]->flow->tenant;
         const bool own = b.pages().wants_quota(*b.running()[i]);
@@ -126,7 +126,8 @@ private:
         }
         return false;
     }
-    // Nobody is left who could yield: its tenant, or the device, has fewer pages than when it came.
+    // No text is left that could yield: its tenant, or the device, has fewer pages than at its
+    // arrival.
     static bool never_has_room(text_book& b, std::size_t i) noexcept {
         if (i == 0) return true;
         const auto* const t = b.running()[i]->flow->tenant;
@@ -164,7 +165,7 @@ private:
         }
         return best;
     }
-    // A page of tokens, or less, for the next of its texts; or the next one begins.
+    // Gives a page of tokens, or less, to the flow's next text, or lets the next text begin.
     void serve(text_book& b, text_flow& f) noexcept {
         if (f.next == f.turn.size()) {
             begin(b, f);
@@ -223,7 +224,7 @@ private:
             return false;
         }
     }
-    // The pages still to come for running texts: those of the same tenant, or those of its level
+    // The pages that running texts will still need: those of the same tenant, or those of its level
     // and the levels above.
     static std::uint64_t promised(text_book& b, const text_flow& f, bool of_tenant) noexcept {
         std::uint64_t sum = 0;
@@ -237,7 +238,7 @@ private:
             if (r->flow->level < f.level) pages += r->pages.size();
         return needs + promised(b, f, false) <= pages;
     }
-    // The last of a lower level yields; of the tenant, if one is given.
+    // The last text of a lower level yields; the last one of a tenant, if one is given.
     bool yield_below(text_book& b, const text_flow& f, const text_tenant* of) noexcept {
         for (auto j = b.running().size(); j-- > 0 && b.running()[j]->flow->level < f.level;)
             if (of == nullptr || b.running()[j]->flow->tenant == of) {
@@ -275,10 +276,10 @@ private:
     iteration_options o_;
     std::vector<text_record*> in_step_;
     step_list<step_entry> entries_;
-    std::vector<text_flow*> active_;  // with texts, the highest level first
+    std::vector<text_flow*> active_;  // flows with texts, the highest level first
     step_plan plan_;
     bool in_flight_ = false;
-    bool may_begin_ = true;  // nobody waits for pages, of this level or one above
+    bool may_begin_ = true;  // no text waits for pages, on this level or above
     std::uint32_t budget_ = 0;
     std::uint64_t computed_ = 0, recomputed_ = 0, found_ = 0;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of an iteration_batch: who runs, who waits, who has ended, by tenant and level. A
-// value; once a text is in it, nothing that happens to it allocates.
+// The texts of an iteration_batch: the texts that run, wait or have ended, by tenant and level. A
+// value. Once a text is in it, nothing that happens to the text allocates.
 //
 //   auto& r = book.add(request, tokens);     // waits
 //   book.run(r);  book.yield(r, true);  book.end(r, errc::stopped);
@@ -39,7 +39,7 @@ public:
     }  ///< the highest level first
     [[nodiscard]] const std::vector<text_record*>& running() const noexcept {
         return running_;
-    }  ///< who keeps its pages first
+    }  ///< in the order in which texts keep their pages
     [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
     [[nodiscard]] std::uint64_t yields() const noexcept { return yields_; }
     [[nodiscard]] std::uint64_t moved() const noexcept { return moved_; }
@@ -65,7 +65,7 @@ public:
         tenants_.erase(t.tag);
     }
 
-    /// Why a text of so many tokens never has its pages.
+    /// Why a text of that many tokens can never get its pages.
     [[nodiscard]] failure too_long(std::uint64_t tokens, const text_tenant& t) const noexcept {
         const auto all = pages_.all().total();
         const std::uint64_t needs = tokens > longest_text ? longest_text : pages_.pages_for(tokens);
@@ -74,7 +74,7 @@ public:
         return {};
     }
     /// Adds a waiting text that begins with `before`. `q` isn't too long, and its tenant is known.
-    /// Strong guarantee.
+    /// If this throws, nothing has changed.
     text_record& add(const text_request& q, std::span<const text_token> before) {
         auto& f = flow_of(*find_tenant(q.tenant), q.level);
         auto made = make(q, before, f);
@@ -92,14 +92,14 @@ public:
         return r;
     }
 
-    /// It waits, and has its pages from now on.
+    /// A waiting text runs, with its pages, from now on.
     void run(text_record& r) noexcept {
         r.place = r.flow->waiting.extract(&r);
         --r.flow->tenant->waiting;
         r.running = true;
         running_.insert(std::ranges::upper_bound(running_, &r, goes_first), &r);
     }
-    /// It runs, and waits without pages from now on.
+    /// A running text waits without pages from now on.
     void yield(text_record& r, bool moves) noexcept {
         ++r.yields;
         ++yields_;
@@ -107,7 +107,7 @@ public:
         stop(r);
         wait(r);
     }
-    /// Once its step is over, if it is in one.
+    /// Ends the text, once its step is over if it is in one.
     void end(text_record& r, errc why) noexcept {
         r.ends = why;
         if (r.planned != 0) return;
@@ -124,7 +124,7 @@ public:
         ended_.push_back({std::move(at->second), r.flow->tenant->tag});
         all_.erase(at);
     }
-    /// Of a tenant, or of all.
+    /// Ends all texts, of one tenant or of all.
     void end_all(errc why, const text_tenant* of) noexcept {
         for (auto& f : flows_) {
             if (of != nullptr && f->tenant != of) continue;
@@ -180,8 +180,8 @@ private:
         const auto below = std::ranges::find_if(flows_, [&](const auto& g) { return g->level < level; });
         return **flows_.insert(below, std::move(f));
     }
-    // A tenant gets no credit for the time when it had no texts. It begins where the neediest of
-    // the other tenants is, or where the last one was.
+    // A tenant gets no credit for the time without texts. It begins at the counter of the neediest
+    // other tenant, or where the last tenant was.
     void lift(text_flow& f) const noexcept {
         std::uint64_t least = ~std::uint64_t{0}, most = 0;
         for (const auto& g : flows_) {

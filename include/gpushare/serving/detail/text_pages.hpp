@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages of the texts of an iteration_batch: which text has which page, what has to be copied
-// before it is written to, what is moved to the host, and the moves that an engine has to carry
-// out. A value.
+// The pages of the texts of an iteration_batch: which text has which page, which pages must be
+// copied before a text writes to them, which are moved to the host, and the moves that an engine
+// has to carry out. A value.
 //
 //   if (pages.fits(text, 16) == 16) pages.extend(text, 16);  // in pages that nobody else reads
 //   pages.yield(text, true);                                 // to the host, if there is room
@@ -23,10 +23,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How many pages a text needs to begin, or to go on where it left off.
+/// How many pages a text needs to begin, or to go on where it stopped.
 struct pages_to_begin {
     std::uint32_t matched = 0;  // published prefixes
-    std::uint32_t unused = 0;   // of these, nobody's so far
+    std::uint32_t unused = 0;   // of these, used by no text so far
     std::uint32_t fresh = 0;    // others
 
     [[nodiscard]] std::uint32_t charged() const noexcept { return unused + fresh; }
@@ -52,13 +52,13 @@ public:
     [[nodiscard]] step_list<page_move>& moves() noexcept { return moves_; }
     [[nodiscard]] std::uint32_t copies() const noexcept { return copies_; }
 
-    /// How many pages the text lacks for all that is known of it.
+    /// How many pages the text lacks for all of its known tokens.
     [[nodiscard]] std::uint32_t outstanding(const text_record& r) const noexcept {
         const auto all = pages_for(r.known());
         return all - std::min(all, static_cast<std::uint32_t>(r.pages.size()));
     }
-    /// For how many of `n` further tokens in this step there are pages, in the tenant's quota as
-    /// well.
+    /// For how many of `n` further tokens in this step there are pages, counting the tenant's
+    /// quota, too.
     [[nodiscard]] std::uint32_t fits(const text_record& r, std::uint32_t n) const noexcept {
         const std::uint64_t end = r.computed + r.planned;
         const std::uint32_t copied = copies_first(r) ? 1 : 0;
@@ -70,12 +70,12 @@ public:
     [[nodiscard]] static std::uint32_t quota_left(const text_tenant& t) noexcept {
         return t.pages - std::min(t.pages, t.held);
     }
-    /// Whether one token more doesn't fit for want of the tenant's quota, however many pages are
+    /// Whether one more token doesn't fit because of the tenant's quota, however many pages are
     /// free.
     [[nodiscard]] bool wants_quota(const text_record& r) const noexcept {
         return quota_left(*r.flow->tenant) == 0 && fits(r, 1) == 0;
     }
-    /// Has pages for `n` tokens more, which fit.
+    /// Gives the text pages for `n` more tokens, which must fit.
     void extend(text_record& r, std::uint32_t n) noexcept {
         if (copies_first(r)) copy_on_write(r, (r.computed + r.planned) / tokens_);
         const auto all = pages_for(std::uint64_t{r.computed} + r.planned + n);
@@ -96,7 +96,7 @@ public:
         n.fresh = pages_for(r.known()) - n.matched + (whole ? 1 : 0);
         return n;
     }
-    /// Takes the prefixes that to_begin() found, or brings back what is parked.
+    /// Takes the prefixes that to_begin() found, or brings back parked pages.
     void begin(text_record& r) noexcept {
         r.chained = 0;
         r.chain = shared_pages::root_of(r.flow->tenant->tag);
@@ -111,7 +111,7 @@ public:
         for (std::uint32_t p = 0; (p = match(r, r.chained, r.chain)) != shared_pages::none;) chain(r, p);
         r.computed = std::min(r.chained * tokens_, r.known() - 1);
     }
-    /// Has it share the pages of another one, whose content it has in common so far.
+    /// Lets the text share the pages of another one whose content it has had in common so far.
     void share(const text_record& with, text_record& r) noexcept {
         r.computed = with.computed;
         r.chained = with.chained;
@@ -158,13 +158,12 @@ public:
         }
     }
 
-    /// Makes room so that no plan of so many texts allocates. A text begins and yields at most once
-    /// in a plan, and no text yields in the plan in which it begins.
+    /// Makes room, so that no plan for that many texts allocates. A text begins and yields at most
+    /// once in a plan, and no text yields in the plan in which it begins.
     void reserve(std::size_t texts) { moves_.make_room(2 * (pages_.total() + texts) + host_pages_); }
 
 private:
-    // Whether the first page that the text writes to in this step is one that another text reads,
-    // or may read.
+    // Whether another text reads, or may read, the first page that the text writes to in this step.
     [[nodiscard]] bool copies_first(const text_record& r) const noexcept {
         const auto at = (r.computed + r.planned) / tokens_;
         return at < r.pages.size() && !pages_.writable(r.pages[at]);
@@ -191,7 +190,7 @@ private:
         r.chain = pages_.serial(page);
         ++r.chained;
     }
-    // The last pages leave first: of unused prefixes, the end is evicted before its beginning.
+    // The last pages leave first: the end of an unused prefix is evicted before its beginning.
     void leave(text_record& r) noexcept {
         while (!r.pages.empty()) {
             drop(*r.flow->tenant, r.pages.back());

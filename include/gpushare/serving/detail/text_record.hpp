@@ -32,11 +32,11 @@ using waiting_texts = std::set<text_record*, begins_before>;
 struct text_tenant {
     std::uint32_t tag = 0;
     std::uint32_t weight = 1;
-    std::uint32_t pages = 0;  // the most
+    std::uint32_t pages = 0;  // the most pages
     std::uint32_t most_waiting = 0;
     std::uint32_t held = 0;  // pages that its texts use, shared ones once
     std::size_t texts = 0, waiting = 0;
-    std::uint64_t tokens = 0;  // computed for it
+    std::uint64_t tokens = 0;  // tokens computed for it
 };
 
 struct text_record {
@@ -47,7 +47,7 @@ struct text_record {
     text_token last_token = 0;
     bool has_last_token = false;
     std::vector<text_token> tokens{};
-    // whose keys and values are in pages, or in `parked`
+    // tokens whose keys and values are in pages, or in `parked`
     std::uint32_t computed = 0;
     std::uint32_t charged = 0;                     // that its tenant was charged
     std::uint32_t planned = 0;                     // in this step
@@ -57,7 +57,7 @@ struct text_record {
     std::uint64_t chain = 0;  // serial of the last of them
     std::uint32_t yields = 0;
     bool running = false;
-    errc ends = errc::none;            // it is to end, once the step is over
+    errc ends = errc::none;            // to end with, once the step is over
     waiting_texts::node_type place{};  // in the flow's set, while it runs
 
     [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
@@ -70,19 +70,19 @@ struct text_flow {
     text_tenant* tenant = nullptr;
     int level = 0;
     std::uint64_t counter = 0;
-    std::size_t texts = 0;  // that haven't ended
+    std::size_t texts = 0;  // texts that haven't ended
     waiting_texts waiting{};
     // Of the step that is being planned:
     std::vector<text_record*> turn{};  // its running texts, those that decode first
     std::size_t next = 0;              // of them
     bool may_begin = true;             // the next of those that wait
-    bool held_back = false;            // by others: it had more to do than it was given
+    bool held_back = false;            // others held it back: it could have used more
 };
 
 inline bool begins_before::operator()(const text_record* a, const text_record* b) const noexcept {
     return a->deadline != b->deadline ? a->deadline < b->deadline : a->id < b->id;
 }
-/// Whether `a` keeps its pages when only one of both can.
+/// Whether `a` keeps its pages if only one of the two can.
 inline bool goes_first(const text_record* a, const text_record* b) noexcept {
     return a->flow->level != b->flow->level ? a->flow->level > b->flow->level : a->id < b->id;
 }
@@ -91,29 +91,29 @@ inline bool goes_first(const text_record* a, const text_record* b) noexcept {
 inline constexpr std::uint64_t counter_of_token = std::uint64_t{1} << 20;
 inline constexpr std::uint32_t most_weight = 1024;
 
-/// Room for `n` in all, so that adding one at a time stays cheap.
+/// Makes room for `n` elements in all, so that adding one at a time stays cheap.
 template <class T>
 void make_room(std::vector<T>& v, std::size_t n) {
     if (n > v.capacity()) v.reserve(std::max(n, 2 * v.capacity()));
 }
 
-/// A list that a step shows. If more room is needed, it is made beside the list, since the engine
-/// reads the list until the step is over; the next step uses that room.
+/// A list that a step shows. The engine reads the list until the step is over, so if more room is
+/// needed, it is made beside the list, and the next step uses it.
 template <class T>
 class step_list {
 public:
-    /// Room for `n` from the next step on.
+    /// Makes room for `n` elements, from the next step on.
     void make_room(std::size_t n) {
         if (n > std::max(now_.capacity(), more_.capacity())) more_.reserve(std::max(n, 2 * now_.capacity()));
     }
-    /// Begins a step with none.
+    /// Begins a step with an empty list.
     void clear() noexcept {
         now_.clear();
         if (more_.capacity() > now_.capacity()) now_.swap(more_);
     }
-    /// Within the room.
+    /// Adds an element, within the room.
     void add(const T& one) noexcept { now_.push_back(one); }
-    /// The first `n`, within the room; those that weren't added are T{}.
+    /// The first `n` elements, within the room. Elements that weren't added are T{}.
     [[nodiscard]] std::span<T> first(std::size_t n) noexcept {
         if (n > now_.size()) now_.resize(n);
         return std::span(now_).first(n);
