@@ -34,14 +34,15 @@
 //   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
 //
-// In an exchange, each rank tells where its elements are, and reads those of its neighbours alone:
+// In an exchange, each rank tells where its elements are, and reads only the elements of its
+// neighbours:
 //
 //   const std::uint32_t beside[] = {left, right};
 //   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));     // theirs: left's elements, then right's
 //
-// combine() combines arrays that are all here, to the same bits as a collective of as many ranks.
-// It is for programs that bring other ranks' elements by their own means, for example over a
-// network:
+// combine() combines arrays that are all in this process, to the same bits as a collective of as
+// many ranks. It is for programs that bring other ranks' elements by their own means, for example
+// over a network:
 //
 //   gpushare::combine(3, [&](std::uint32_t r) { return parts[r].data(); }, std::span(sums), gpushare::average{});
 #pragma once
@@ -122,7 +123,7 @@ requires std::is_trivially_copyable_v<T>
     return detail::run_in_thread(me, detail::all_gather_body<T>{in.data(), out.data(), in.size()}, deadline);
 }
 
-/// Every rank gets what `root` has.
+/// Every rank gets the elements of `root`.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_broadcast(const member& me, std::span<T> data, std::uint32_t root,
@@ -140,8 +141,8 @@ template <reducible T, class Op = sum>
     return detail::run_in_thread(me, detail::reduce_body<T, Op>{in.data(), out.data(), in.size(), op, root}, deadline);
 }
 
-/// Part q of rank r's input becomes part r of rank q's output. `out` may be `in`, on all ranks or on none (else
-/// errc::mismatch on all).
+/// Part q of rank r's input becomes part r of rank q's output. `out` may be `in`, on all ranks or
+/// on none; otherwise all ranks get errc::mismatch.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_to_all(const member& me, std::span<const std::type_identity_t<T>> in,
@@ -214,8 +215,8 @@ requires std::is_trivially_copyable_v<T>
         me, detail::all_gatherv_body<T>{in.data(), in.size(), out.data(), out.size(), counts.data()}, deadline);
 }
 
-/// Rank r gets the combination of part r of all inputs, `counts[r]` elements. `out` may be that part of `in`. In all else
-/// as try_all_gatherv.
+/// Rank r gets the combination of part r of all inputs, `counts[r]` elements. `out` may be that
+/// part of `in`. Otherwise as try_all_gatherv.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatterv(const member& me, std::span<const std::type_identity_t<T>> in,
                                                    std::span<T> out, std::span<const std::uint64_t> counts, Op op = {},
@@ -261,8 +262,9 @@ void all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in, 
     raise_fault(try_all_to_allv(me, in, sends, out, receives, deadline));
 }
 
-/// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1), in this order, computed in float or wider and rounded once.
-/// from(r) points to as many elements as `out` has, and may be `out` itself. There is at least one part.
+/// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1)[i], in this order, computed in
+/// float or wider and rounded once. from(r) points to as many elements as `out` has, and may be
+/// `out` itself. `parts` is at least 1.
 template <reducible T, class From, class Op = sum>
 requires std::is_invocable_r_v<const T*, const From&, std::uint32_t>
 void combine(std::uint32_t parts, const From& from, std::span<T> out, const Op& op = {}) noexcept {

@@ -41,7 +41,7 @@ inline namespace GPUSHARE_ABI {
 /// The shape of a group's memory.
 struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
-    std::uint32_t blocks = 1;    ///< the most that a rank's kernel may have
+    std::uint32_t blocks = 1;    ///< the most blocks of a rank's kernel
     bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
     /// The algorithm for each size. None: the group chooses, tuning_table::measured() for threads
     /// and for_devices() for devices.
@@ -55,9 +55,9 @@ class member {
 public:
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }         ///< from 0
     [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }  ///< ranks of the group
-    /// The group's memory, for what submits collectives.
+    /// The group's memory, for code that submits collectives.
     [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }
-    /// Which algorithm for which size: the same for all ranks.
+    /// The table of algorithms by size: the same for all ranks.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return *tuning_; }
     /// An address that identifies the channel: the same for all its ranks.
     [[nodiscard]] const void* channel() const noexcept {
@@ -75,8 +75,9 @@ public:
             detail::close_group(*view_);
         }
     }
-    /// Waits until no other rank is inside the last collective that this rank took part in. Each
-    /// ends by itself, since all ranks have come. For ranks that are threads, outside a collective.
+    /// Waits until no other rank is inside the last collective that this rank took part in. Each of
+    /// them leaves by itself, since all ranks have come. For ranks that are threads, outside a
+    /// collective.
     void await_last() const noexcept {
         const std::uint32_t last = progress().epoch;
         for (std::uint32_t r = 0; r < size(); ++r) {
@@ -93,7 +94,8 @@ public:
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : detail::atomic_ref{view_->reports[0].request}.load_acquire();
     }
-    /// Why the channel's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
+    /// Why the channel's collectives fail; none until one has failed. Final once all ranks have
+    /// returned.
     [[nodiscard]] collective_fault fault() const noexcept {
         if (view_->reports !=
             nullptr) {  // relaxed: each word says everything itself, and is final once the kernels have ended
@@ -159,7 +161,7 @@ private:
 template <class End>
 class abort_on_stop {
 public:
-    /// A stop that was requested before takes effect at once.
+    /// A stop that was requested earlier takes effect at once.
     abort_on_stop(End& end, const std::stop_token& stop) : callback_(stop, ender{&end}) {}
 
 private:
@@ -192,12 +194,13 @@ public:
     /// How many ranks there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(parents_.size()); }
     [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }  ///< of each rank
-    /// Which algorithm for which size.
+    /// The table of algorithms by size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
     /// Sets the table. Only while no collective runs, since all ranks must see the same one.
     void set_tuning(tuning_table table) noexcept { shared_->tuning = std::move(table); }
 
-    /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
+    /// Throws operation_error (errc::invalid_specification) for a rank or channel that doesn't
+    /// exist.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
         check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
         check(channel < channels(), channel, channels(), reason::no_such_channel,
@@ -205,17 +208,19 @@ public:
         return {shared_->views[channel], shared_->tuning, r};
     }
 
-    /// parent_rank() of a rank that joined by grow().
+    /// The parent_rank() of a rank that joined by grow().
     static constexpr std::uint32_t joined = std::numeric_limits<std::uint32_t>::max();
 
-    /// The rank that `r` has in the communicator that this one was made of; `r` itself where there is none.
+    /// The number of rank `r` in the communicator from which this one was made; `r` itself if there
+    /// is none.
     [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
         check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
         return parents_[r];
     }
 
-    /// A group of some of the ranks, in the order given, with memory of its own. Groups may overlap and run at once.
-    /// Throws operation_error (errc::invalid_specification) for none, one that isn't there, or one twice.
+    /// A group of some of the ranks, in the order given, with memory of its own. Groups may overlap
+    /// and run at once. Throws operation_error (errc::invalid_specification) for no rank, a rank
+    /// that doesn't exist, or the same rank twice.
     [[nodiscard]] communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<bool> taken(size());
         for (const std::uint32_t r : ranks) {
@@ -226,7 +231,8 @@ public:
         return communicator(std::vector<std::uint32_t>(ranks.begin(), ranks.end()), inherited());
     }
 
-    /// One group per colour, in rising order of colours; colours[r] is that of rank r.
+    /// One group for each colour, in ascending order of colours; colours[r] is the colour of rank
+    /// r.
     [[nodiscard]] std::vector<communicator> split(std::span<const std::uint32_t> colours) const {
         check(colours.size() == size(), colours.size(), size(), reason::wrong_count,
               "splitting a communicator, colours");
@@ -235,7 +241,7 @@ public:
         return groups;
     }
 
-    /// A group of the ranks that aren't in `dead`, to go on with after this one was aborted.
+    /// A group of the ranks that aren't in `dead`, for going on after this group was aborted.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
         return subgroup(detail::ranks_without(dead, size()));
     }
@@ -249,8 +255,8 @@ public:
         return communicator(std::move(parents), inherited());
     }
 
-    /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came
-    /// first. `rank` is named in the fault. Doesn't wait.
+    /// Ends every collective, now and later, on all channels: each rank's call returns this error,
+    /// unless another error came first. The fault names `rank`. Doesn't wait.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (const detail::workspace_view& v : shared_->views) {
             const member first(v, shared_->tuning, 0);
@@ -259,7 +265,8 @@ public:
         }
     }
 
-    /// How far each rank is on one channel (its first block), for a hang_watch. A snapshot without order.
+    /// The progress of each rank on one channel (of its first block), for a hang_watch. A snapshot
+    /// without order.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         check(channel < channels(), channel, channels(), reason::no_such_channel,
               "asking a communicator for a channel");
@@ -295,7 +302,8 @@ private:
             static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::interference_bytes})));
         shared_->workspaces.resize(areas);
         for (std::size_t i = 0; i < areas; ++i) shared_->workspaces[i] = shared_->memory.get() + i * area;
-        // A thread that spins for a rank without a core only keeps that rank from getting one.
+        // If ranks outnumber cores, a spinning thread only keeps the awaited rank from getting a
+        // core.
         const std::uint32_t turns = size() > std::thread::hardware_concurrency() ? 0 : 2000;
         for (std::uint32_t c = 0; c < options_.channels; ++c) {
             const detail::workspace_view view{shared_->workspaces.data() + std::size_t{c} * size(), size(),

@@ -26,8 +26,8 @@
 //  a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
 //               goes on unchanged.
 //  a row stage  needs to have seen the whole row, once or several times: see row_stage.
-// A sink, or a row stage with publish(), that writes to all ranks is a sharing_stage, too. A stage that doesn't care which rank
-// reduces which row says so: see any_row_stage.
+// A sink, or a row stage with publish(), that writes to all ranks is also a sharing_stage. A stage
+// that works on any row on any rank says so: see any_row_stage.
 // A group stage needs to have seen some neighbouring columns: see group_stage.
 //
 // The result doesn't depend on the number of ranks, on the rank that reduces a piece, or on which
@@ -59,7 +59,7 @@ struct place {
     bool streams = false;       ///< hint to sinks: store past the caches
 };
 
-/// The rows that one call works on.
+/// The rows of one call.
 struct row_range {
     std::size_t first = 0;        ///< row of the whole result
     std::size_t rows = 0;         ///< how many
@@ -178,7 +178,7 @@ struct epilogue {
 template <class First, class... Rest>
 struct epilogue<First, Rest...> {
     static constexpr std::uint32_t size = 1 + sizeof...(Rest);  ///< stages
-    /// Whether it can be applied to whole rows only.
+    /// Whether the epilogue can only be applied to whole rows.
     static constexpr bool whole_rows = row_stage<First> || group_stage<First> || epilogue<Rest...>::whole_rows;
     static_assert(!(group_stage<First> && epilogue<Rest...>::whole_rows),
                   "gpushare: no stage behind a group stage looks at rows or groups");
@@ -249,7 +249,8 @@ concept epilogue_part = is_epilogue<S> || epilogue_stage<S>;
 
 }  // namespace detail
 
-/// Joins stages or epilogues. At least one of the two must be a type of this library: else begin with `epilogue<>{} |`.
+/// Joins stages or epilogues. At least one of the two must be a type of this library; otherwise
+/// begin with `epilogue<>{} |`.
 template <detail::epilogue_part A, detail::epilogue_part B>
 [[nodiscard]] GPUSHARE_HD constexpr auto operator|(const A& a, const B& b) noexcept {
     return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));
@@ -258,7 +259,7 @@ template <detail::epilogue_part A, detail::epilogue_part B>
 namespace detail {
 using gpushare::operator|;  // found from the stages, which are here
 
-/// The element type that the last stage to declare one makes; else T.
+/// The element type of the last stage that declares one; otherwise T.
 template <class T, class... Stages>
 struct result_of_stages {
     using type = T;
@@ -278,11 +279,11 @@ struct pipeline {
     /// The type of the result's elements.
     using out_type = typename detail::result_of_stages<T, Stages...>::type;
 
-    const T* in = nullptr;       ///< what this rank brings
+    const T* in = nullptr;       ///< the elements of this rank
     std::size_t count = 0;       ///< elements
     std::size_t width = 1;       ///< elements of a row
-    Op op{};                     ///< how ranks are combined
-    epilogue<Stages...> list{};  ///< what follows
+    Op op{};                     ///< how the ranks' elements are combined
+    epilogue<Stages...> list{};  ///< the stages that follow
 
     /// Adds stages.
     template <detail::epilogue_part S>

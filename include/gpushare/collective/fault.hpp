@@ -32,7 +32,7 @@ enum class collective_kind : std::uint8_t {
     all_to_all,      ///< all_to_all()
 };
 
-/// Its name.
+/// The name of the collective.
 [[nodiscard]] constexpr std::string_view to_string(collective_kind kind) noexcept {
     switch (kind) {
         case collective_kind::none: return "no collective";
@@ -47,11 +47,12 @@ enum class collective_kind : std::uint8_t {
     return "unknown collective";
 }
 
-/// Why a collective failed; true if it did. Every rank of the group gets the same, except for `buffers_in_use`.
+/// Why a collective failed; true if it did. Every rank of the group gets the same fault, except for
+/// `buffers_in_use`.
 struct collective_fault {
-    errc code = errc::none;                        ///< none if it went well
-    collective_kind what = collective_kind::none;  ///< which collective
-    std::uint32_t rank = 0;                        ///< the rank that was late, called something else, or aborted
+    errc code = errc::none;                        ///< none if the collective succeeded
+    collective_kind what = collective_kind::none;  ///< the collective
+    std::uint32_t rank = 0;                        ///< the rank that was late, made another call, or aborted
     std::uint32_t epoch = 0;                       ///< the number of the collective on its channel
     /// Another rank was still inside when this one gave up waiting, 0.2 s beyond its deadline. It may touch this rank's
     /// buffers until it is known to have ended.
@@ -68,7 +69,7 @@ struct collective_fault {
                std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
                std::uint64_t{rank < 0xffff ? rank : 0xffff} << 32 | epoch;
     }
-    /// The fault that was packed.
+    /// Unpacks a fault.
     [[nodiscard]] GPUSHARE_HD static constexpr collective_fault unpacked(std::uint64_t word) noexcept {
         collective_fault f;
         f.buffers_in_use = word >> 63 != 0;
@@ -96,7 +97,7 @@ inline void raise_fault(const collective_fault& f) {
                               {}, describe(f));
 }
 
-/// How far a rank is.
+/// A rank's stage in a collective.
 enum class collective_stage : std::uint8_t {
     outside,  ///< of any collective; `epoch` is its last one
     waiting,  ///< for the others to come
@@ -104,7 +105,7 @@ enum class collective_stage : std::uint8_t {
     leaving,  ///< waits for the others to be done
 };
 
-/// How far a rank is in which collective.
+/// A rank's progress, and in which collective.
 struct rank_progress {
     std::uint32_t epoch = 0;                             ///< of its last collective
     collective_kind what = collective_kind::none;        ///< which one
@@ -112,7 +113,7 @@ struct rank_progress {
     friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
 };
 
-/// The rank that the others wait for, if any of them waits: the one furthest behind, by epoch and
+/// The rank that other ranks wait for, if any of them waits: the rank furthest behind, by epoch and
 /// then by stage. A rank that is outside with the newest epoch is done with that collective.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
     const rank_progress* front = nullptr;                                   // the furthest of those inside
@@ -137,10 +138,10 @@ struct rank_progress {
 /// `patience` although one is inside a collective. A plain value; time is an argument.
 class hang_watch {
 public:
-    /// `patience`: for how long no rank may move.
+    /// `patience`: how long the ranks may go without a move.
     explicit hang_watch(ns patience) noexcept : patience_(patience) {}
 
-    /// The laggard, if it is time to name it. Called again and again.
+    /// The laggard, if it is time to name it. Call it again and again.
     [[nodiscard]] std::optional<collective_fault> look(std::span<const rank_progress> ranks, instant now) {
         const auto late = laggard(ranks);
         const bool same = seen_.size() == ranks.size() && equal(ranks);

@@ -64,15 +64,15 @@ class floats {
     using half = floats<N / 2, Width>;
 
 public:
-    static constexpr std::uint32_t lanes = N;      ///< how many they are
+    static constexpr std::uint32_t lanes = N;      ///< the number of floats
     static constexpr std::uint32_t width = Width;  ///< of a register
 
     floats() = default;
-    /// From narrower registers.
+    /// Converts from narrower registers.
     template <std::uint32_t Narrow>
     requires(Narrow < Width) floats(const floats<N, Narrow>& x)
     noexcept : low_(x.low()), high_(x.high()) {}
-    /// All of them the same.
+    /// All lanes the same.
     GPUSHARE_HD floats(float all) noexcept : low_(all), high_(all) {}
     /// Joins two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
@@ -171,21 +171,21 @@ private:
 
 #else
 
-/// One register of them: see floats<N, Width>, whose members it has.
+/// One register of floats: see floats<N, Width>, which has the same members.
 template <std::uint32_t W>
 class floats<W, W> {
     using vector = detail::simd<float, W>;
 
 public:
-    static constexpr std::uint32_t lanes = W;  ///< how many they are
+    static constexpr std::uint32_t lanes = W;  ///< the number of floats
     static constexpr std::uint32_t width = W;  ///< of a register
 
     floats() = default;
-    /// All of them the same.
+    /// All lanes the same.
     floats(float all) noexcept : vector_(all) {}
     /// Takes the contents of a register.
     floats(const vector& v) noexcept : vector_(v) {}
-    /// From narrower registers.
+    /// Converts from narrower registers.
     template <std::uint32_t Narrow>
     requires(Narrow < W) floats(const floats<W, Narrow>& x)
     noexcept {
@@ -194,7 +194,7 @@ public:
             vector_.raw[i + Narrow] = x.high()[i];
         }
     }
-    /// One of them.
+    /// One of the floats.
     [[nodiscard]] float operator[](std::uint32_t i) const noexcept { return vector_.raw[i]; }
     /// The register.
     [[nodiscard]] const detail::simd<float, W>& in_register() const noexcept { return vector_; }
@@ -310,25 +310,25 @@ struct magnitude_lanes {
 
 }  // namespace detail
 
-/// Each with each.
+/// Adds lane by lane.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator+(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::plus_lanes{}, a, b);
 }
-/// Each from each.
+/// Subtracts lane by lane.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator-(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::minus_lanes{}, a, b);
 }
-/// Each with each.
+/// Multiplies lane by lane.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator*(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::product_lanes{}, a, b);
 }
-/// Each by each.
+/// Divides lane by lane.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator/(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
@@ -460,7 +460,7 @@ template <class T, std::uint32_t W>
     }
 }
 
-/// As many floats as become 16 bytes of T.
+/// The number of floats that become 16 bytes of T.
 template <class T, std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT inline sixteen_bytes as_stored(const floats<N, W>& x) noexcept {
     static_assert(N * sizeof(T) == 16);
@@ -480,7 +480,8 @@ template <class T, std::uint32_t N, std::uint32_t W>
 template <class T>
 concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_stored_number<T>;
 
-/// The elements from `from` on, which needs T's own alignment only. V: of which type floats<N, W>.
+/// Loads the elements that begin at `from`, which needs only T's own alignment. V: the floats<N, W>
+/// to load.
 template <class V, movable_number T>
 requires detail::is_floats<V>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from) noexcept {
@@ -502,7 +503,7 @@ requires detail::is_floats<V>
 #endif
     }
 }
-/// The same by their number.
+/// The same for a number of floats.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
     return load_floats<floats<N>>(from);
@@ -531,7 +532,7 @@ GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 
 }  // namespace detail
 
-/// The first `n` of them, and zeros.
+/// Loads the first `n` elements, and zeros for the others.
 template <class V, movable_number T>
 requires detail::is_floats<V>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from, std::uint32_t n) noexcept {
@@ -539,7 +540,7 @@ requires detail::is_floats<V>
         return load_floats<V>(from);
     return detail::load_some<V>(from, n);
 }
-/// The same by their number.
+/// The same for a number of floats.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
     return load_floats<floats<N>>(from, n);
@@ -599,7 +600,7 @@ GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N, W> x, std::uint32_t n
 }
 }  // namespace detail
 
-/// To the first `n` of N elements.
+/// Stores the first `n` of N elements.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x, std::uint32_t n) noexcept {
     if (n >= N) [[likely]]
@@ -630,8 +631,9 @@ GPUSHARE_FLAT void stream_aligned(T* to, const floats<N, W>& x) noexcept {
 }  // namespace detail
 #endif
 
-/// The same past the caches, if `to` is a multiple of 16 and the machine can: for values that no
-/// thread reads soon. A later release doesn't order the stores: call finish_streaming() first.
+/// The same past the caches, if `to` is a multiple of 16 and the machine can do that: for values
+/// that no thread reads soon. A later release doesn't order the stores: call finish_streaming()
+/// first.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -643,14 +645,14 @@ GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexc
     store_floats(to, x);
 }
 
-/// Before the releasing store that tells others of what was streamed.
+/// Call this before the release that tells others of streamed elements.
 GPUSHARE_HD inline void finish_streaming() noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     _mm_sfence();
 #endif
 }
 
-/// Rounded to T, and back.
+/// Rounds to T, and converts back.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> rounded_to(const floats<N, W>& x) noexcept {
     if constexpr (std::same_as<T, float>) {
@@ -747,7 +749,7 @@ template <has_exponent T>
 /// So a look at the result of an all-reduce covers all ranks' elements, with the same answer on
 /// each.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept { return detail::all_finite_words(x); }
-/// The same of other types; whole numbers are finite.
+/// The same for other types; whole numbers are always finite.
 template <class T>
 requires(!std::same_as<T, float>) [[nodiscard]] bool all_finite(std::span<const T> x) noexcept {
     if constexpr (std::integral<T>)

@@ -48,9 +48,10 @@ template <bool Sharded, class T, class Op, class... Stages>
 
 }  // namespace detail
 
-/// Runs the pipeline; every rank gets the whole result. Each rank passes its own copy of the arrays that stages read,
-/// with equal contents. `out` may be the input if the types are the same. In all else as try_all_reduce. If a stage
-/// needs whole rows and they are larger than a slot of the communicator, allocates a row and may throw std::bad_alloc.
+/// Runs the pipeline; every rank gets the whole result. Each rank passes its own copy of the arrays
+/// that stages read, with equal contents. `out` may be the input if the types are the same.
+/// Otherwise as try_all_reduce. If a stage needs whole rows that are larger than a slot of the
+/// communicator, allocates a row and may throw std::bad_alloc.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run(const member& me, const pipeline<T, Op, Stages...>& p,
                                        std::span<typename pipeline<T, Op, Stages...>::out_type> out,
@@ -64,8 +65,8 @@ void run(const member& me, const pipeline<T, Op, Stages...>& p,
     raise_fault(try_run(me, p, out, deadline));
 }
 
-/// As try_run, but each rank keeps its own rows of the result (`shard_of`), and the arrays of its stages have these
-/// rows only.
+/// As try_run, but each rank keeps its own rows of the result (`shard_of`), and the arrays of its
+/// stages have only these rows.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
                                                std::span<typename pipeline<T, Op, Stages...>::out_type> out,

@@ -15,30 +15,30 @@
 // All ranks get the same bits. The bits depend on the elements, the operator and the size of a
 // block only: not on the number of thread blocks, on slots or on the machine.
 //
-//  infinities and NaNs   of any rank, and sums that are infinite, become NaN at their element.
-//                        Other elements of the block don't notice
-//  zeros                 stay what they are
+//  infinities and NaNs   of any rank, and infinite sums, become NaN at their element. Other elements
+//                        of the block aren't affected
+//  zeros                 stay zeros
 //  small elements        beside large ones of their block lose bits, down to all of them near 2^-18
 //                        of the largest: see quantised_error_bound. So do floats below 2^-132
-//  the last block        is filled up with zeros, which nobody gets
+//  the last block        is filled up with zeros, which no rank gets
 //
-// On the devices' streams they are launched as the exact ones are (submit.hpp), with the bits that
-// rank threads get.
+// On the devices' streams, quantised collectives are launched as the exact ones are (submit.hpp),
+// with the same bits as between rank threads.
 //
 //   auto code = gpushare::submit_quantised_all_reduce<float>(node.gangs(), devices,
 //                                                            std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
-// With error feedback what the codes of a rank's finite elements can't carry is added to the rank's
-// next elements.
+// With error feedback, the part of a rank's finite elements that the codes can't carry is added to
+// the rank's next elements.
 //
 //   gpushare::feed_back_quantised(x, x, residual);    // as many floats, zero at first
 //   gpushare::quantised_all_reduce(me, x, x, gpushare::average{});
 //
 // All elements go through the communicator's slots, chunk by chunk, with two waits a chunk that
 // mostly are over when they begin. A slot of 32 KiB holds three chunks of some 7000 elements
-// between two ranks; larger slots make for fewer chunks. Ranks needn't reach each other's buffers:
-// `workspaces::on_host` does.
+// between two ranks; larger slots mean fewer chunks. Ranks needn't reach each other's buffers:
+// `workspaces::on_host` suffices.
 #pragma once
 
 #include <concepts>
@@ -69,7 +69,7 @@ concept quantisable = std::same_as<T, float> || detail::is_half<T>;
 /// The operators of a quantised all-reduce: the sum or the average of the ranks' elements.
 template <class Op>
 concept quantised_operator = std::same_as<Op, sum> || std::same_as<Op, average>;
-/// How many elements have a scale together: 32 or 128.
+/// The number of elements that share a scale: 32 or 128.
 template <std::uint32_t Block>
 concept quantised_block = Block == 32 || Block == 128;
 

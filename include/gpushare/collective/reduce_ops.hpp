@@ -29,8 +29,8 @@ concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail:
 
 namespace detail {
 
-/// Divides one integer or several, rounding towards zero. Ranks are mostly a power of two, and what
-/// divides 64 bits takes as long as a cache line from memory.
+/// Divides one integer or several, rounding towards zero. The number of ranks is mostly a power of
+/// two, and a 64-bit division takes as long as fetching a cache line from memory.
 template <class A, std::integral N>
 [[gnu::always_inline]] GPUSHARE_HD constexpr void divide(A& a, N n) noexcept {
     if ((n & (n - 1)) != 0) {
@@ -40,7 +40,7 @@ template <class A, std::integral N>
     int log = 0;
     while (n >> log != 1) ++log;
     if constexpr (std::is_signed_v<N>)
-        a = (a + ((a >> (8 * static_cast<int>(sizeof(N)) - 1)) & (n - 1))) >> log;  // what is negative is rounded up
+        a = (a + ((a >> (8 * static_cast<int>(sizeof(N)) - 1)) & (n - 1))) >> log;  // rounds negative numbers up
     else
         a = a >> log;
 }
@@ -52,16 +52,16 @@ template <class A, std::integral N>
 // undefined overflow. `widest`: integers are computed in twice their size or more, so that no sum
 // overflows. `selects`: one of the two is the result, so that small integers needn't be widened.
 
-/// Their sum.
+/// The sum.
 struct sum {
     static constexpr bool wraps = true;     ///< signed integers are computed as unsigned ones
     static constexpr std::uint32_t id = 1;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines in place, in `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
-    /// Combines two.
+    /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -70,16 +70,16 @@ struct sum {
     }
 };
 
-/// Their product.
+/// The product.
 struct product {
     static constexpr bool wraps = true;     ///< signed integers are computed as unsigned ones
     static constexpr std::uint32_t id = 2;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines in place, in `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a * b;
     }
-    /// Combines two.
+    /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -92,12 +92,12 @@ struct product {
 struct minimum {
     static constexpr bool selects = true;   ///< one of the two is the result
     static constexpr std::uint32_t id = 3;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines in place, in `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((b < a) | (b != b)) ? b : a;
     }
-    /// Combines two.
+    /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -110,12 +110,12 @@ struct minimum {
 struct maximum {
     static constexpr bool selects = true;   ///< one of the two is the result
     static constexpr std::uint32_t id = 4;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines in place, in `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((a < b) | (b != b)) ? b : a;
     }
-    /// Combines two.
+    /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -128,7 +128,7 @@ struct maximum {
 struct average {
     static constexpr bool widest = true;    ///< integers are computed in twice their size
     static constexpr std::uint32_t id = 5;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines in place, in `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
@@ -141,7 +141,7 @@ struct average {
         else
             a = a / n;
     }
-    /// Combines two.
+    /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;

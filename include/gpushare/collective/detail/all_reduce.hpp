@@ -65,7 +65,8 @@ struct all_reduce_body {
     }
 
 private:
-    /// Everybody's elements are in the slots: one wait, and nobody reads a user's buffer but its own rank.
+    /// The elements of all ranks are in the slots: one wait, and only a rank itself reads its
+    /// user's buffer.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault one_shot(session<Context>& t, std::uint32_t blocks, element_range mine) const {

@@ -34,13 +34,13 @@ public:
     }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
-    /// The first of this team's blocks, of `blocks`; the next one is `teams()` further on. Threads
-    /// outside of all teams have none.
+    /// The first of this team's blocks, out of `blocks`. The next one is `teams()` further on.
+    /// Threads outside of all teams have no blocks.
     [[nodiscard]] GPUSHARE_HD std::size_t first(std::size_t blocks) const noexcept {
         return index_ < teams_ ? index_ : blocks;
     }
     [[nodiscard]] GPUSHARE_HD std::uint32_t teams() const noexcept { return teams_; }
-    /// Calls f(block) for each of them.
+    /// Calls f(block) for each of the team's blocks.
     template <class F>
     GPUSHARE_HD void each(std::size_t blocks, const F& f) const noexcept {
         if (index_ >= teams_) return;

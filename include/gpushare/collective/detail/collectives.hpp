@@ -35,7 +35,7 @@ template <class T, class Op>
 struct reduce_scatter_body {
     const T* in;
     T* out;
-    std::size_t count;  // of one part
+    std::size_t count;  // elements of one part
     Op op;
     static constexpr auto kind = collective_kind::reduce_scatter;
 
@@ -50,14 +50,14 @@ struct reduce_scatter_body {
 
 /// After `meet`: reads this block's shard of `count` elements from each rank, beginning `skip`
 /// elements after the signalled address, into `out`, rank after rank. Each rank reads the others'
-/// data: writing would need one more wait if outputs are inputs.
+/// data, because writing would need one more wait if outputs are inputs.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 GPUSHARE_HD void gather_parts(session<Context>& t, T* out, std::size_t count, std::size_t skip,
                               std::uint32_t blocks) noexcept {
     const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
     for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-        const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+        const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
         const T* const from = static_cast<const T*>(t.signal_from(r).in) + skip;
         copy_elements<4>(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
     }
@@ -149,7 +149,7 @@ GPUSHARE_HD void swap_elements(Context& ctx, T* a, T* b, std::size_t n) noexcept
     }
 }
 
-/// In place where `in` is `out`, of all ranks or of none.
+/// In place if `in` is `out`, on all ranks or on none.
 template <class T>
 struct all_to_all_body {
     const T* in;

@@ -59,8 +59,8 @@ template <std::uint32_t I, class First, class... Rest>
         return known_at<I - 1>(k.rest);
 }
 
-/// Elements that a thread takes at once: a cache line if it is the only thread, otherwise as many
-/// as one access moves, so that neighbouring threads take neighbouring bytes.
+/// The number of elements that a thread takes at once: a cache line if it is the only thread,
+/// otherwise as many as one access moves, so that neighbouring threads take neighbouring bytes.
 template <class Context>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t lanes_for() noexcept {
     if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })
@@ -69,7 +69,7 @@ template <class Context>
         return 4;
 }
 
-/// Rounding that the sink behind it, the last one, does anyway.
+/// Rounding that the last stage, a sink, does anyway.
 template <class S, class Next>
 inline constexpr bool is_repeated = false;
 template <class S, class Next>
@@ -103,7 +103,7 @@ public:
     }
 
 private:
-    /// The first stage from I on that looks at a row or a group.
+    /// The first stage at or after I that looks at a row or a group.
     template <std::uint32_t I>
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t next_looking_stage() noexcept {
         if constexpr (I >= size)
@@ -152,7 +152,8 @@ private:
         }
     };
 
-    /// And in a pass in which the row stage `Stop` looks at them, behind the stages from Begin on.
+    /// The same in a pass in which the row stage `Stop` looks at the elements, behind the stages
+    /// from Begin on.
     template <std::uint32_t Begin, std::uint32_t Stop, std::uint32_t Look, class Load>
     struct looking_pass {
         using combine = typename stage_type<Stop>::combine;
@@ -174,7 +175,8 @@ private:
         }
     };
 
-    /// And in the last pass, in which a team of threads takes a group for the group stage `Stop`.
+    /// The same in the last pass, in which a team of threads takes a group for the group stage
+    /// `Stop`.
     template <std::uint32_t Begin, std::uint32_t Stop, class Load>
     struct group_pass {
         using stage = stage_type<Stop>;
@@ -198,7 +200,7 @@ private:
         }
 
     private:
-        /// Each thread of the team has one piece. None, where the row ends before that.
+        /// Each thread of the team has one piece, or none if the row ends earlier.
         GPUSHARE_FLAT GPUSHARE_HD void in_registers(const block_team& team, const place& first,
                                                     std::size_t end) const noexcept {
             const place at = piece(first, first.column + team.lane() * lanes, end);
@@ -263,7 +265,8 @@ private:
         }
     };
 
-    /// The stages from Begin on, for elements from `from`. `Ready`: Begin is a row stage that has learnt all it needs.
+    /// The stages from Begin on, for elements from `from`. `Ready`: Begin is a row stage that has
+    /// learnt everything it needs.
     template <std::uint32_t Begin, bool Ready, class Load>
     GPUSHARE_HD void run(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
         constexpr std::uint32_t stop = next_looking_stage<Begin + (Ready ? 1 : 0)>();
@@ -271,8 +274,8 @@ private:
             (void)each_piece(row, end, last_pass<Begin, Load>{with(known), from});
         } else if constexpr (group_stage<stage_type<stop>>) {
             each_group(row, end, group_pass<Begin, stop, Load>{with(known), from, scratch_});
-            // Teams take other columns than the threads that left them in the scratch, and may take
-            // the next row's.
+            // Teams take other columns than the threads that left these columns in the scratch, and
+            // may take the next row's.
             if constexpr (Ready) ctx_.sync();
         } else {
             look<Begin, stop, 0>(row, end, known, from);
@@ -309,7 +312,8 @@ private:
 
     [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
 
-    /// Calls `pass` with each few columns of [row.column, end) that are this thread's, in rising order.
+    /// Calls `pass` with each group of columns of [row.column, end) that this thread works on, in
+    /// ascending order.
     template <class Pass>
     [[nodiscard]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end, const Pass& pass) const noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -346,7 +350,8 @@ private:
         }
         return pass;
     }
-    /// Calls `pass` with this thread's team and each group of [row.column, end) that is the team's.
+    /// Calls `pass` with this thread's team and each group of [row.column, end) that belongs to the
+    /// team.
     template <class Pass>
     GPUSHARE_HD void each_group(const place& row, std::size_t end, const Pass& pass) const noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -386,7 +391,8 @@ private:
     const Outputs& outputs_;
 };
 
-/// Calls `f` with the run of the widest registers that the processor has: wide ones where a thread is alone.
+/// Calls `f` with the run of the widest registers that the processor has. Wide registers need a
+/// context of one thread.
 template <class Context, class... Stages, class Source, class Outputs, class F>
 GPUSHARE_HD void run_widest(Context& ctx, const epilogue<Stages...>& mine, const Source& source, float* scratch,
                             const Outputs& outputs, const F& f) noexcept {

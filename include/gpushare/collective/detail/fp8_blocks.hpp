@@ -35,7 +35,7 @@ using coded_floats = floats<16>;
     const std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, largest) + 0x1f'ffff) >> 23;
     return static_cast<std::uint8_t>(exponent > 9 ? exponent - 8 : 1);
 }
-/// The number for which such a byte stands, and one over it.
+/// The number that such a byte stands for, and its reciprocal.
 [[nodiscard]] GPUSHARE_HD inline float scale_of(std::uint8_t byte) noexcept {
     return __builtin_bit_cast(float, std::uint32_t{byte} << 23);
 }
@@ -46,7 +46,7 @@ using coded_floats = floats<16>;
 /// infinite once it is scaled.
 [[nodiscard]] GPUSHARE_HD inline float largest_code(std::uint8_t byte) noexcept { return byte < 247 ? 448.0F : 240.0F; }
 
-/// The magnitude of what is finite, else 0.
+/// The magnitude of a finite number, otherwise 0.
 struct finite_magnitude_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
@@ -54,7 +54,7 @@ struct finite_magnitude_lanes {
         return select(bits > 0x7f7f'ffff, 0.0F, from_bits(bits));
     }
 };
-/// Numbers as they are rounded to codes; what isn't finite becomes NaN, since e4m3 has no infinity.
+/// Numbers as they are rounded to codes. An infinity becomes NaN, since e4m3 has no infinity.
 struct coding_lanes {
     float inverse, largest;
     template <class R>
@@ -72,7 +72,7 @@ struct fp8_blocks {
     std::uint8_t* scales;
 };
 
-/// The codes of numbers that are in the codes' range.
+/// The codes of numbers that lie in the codes' range.
 [[nodiscard]] GPUSHARE_HD inline packed<fp8_e4m3> as_codes(const coded_floats& x) noexcept {
     packed<fp8_e4m3> to;
 #ifdef __CUDA_ARCH__
@@ -87,7 +87,7 @@ struct fp8_blocks {
 #endif
     return to;
 }
-/// The numbers that codes stand for beside the scale 1.
+/// The numbers that codes stand for with the scale 1.
 [[nodiscard]] GPUSHARE_HD inline coded_floats as_numbers(const packed<fp8_e4m3>& from) noexcept {
 #ifdef __CUDA_ARCH__
     const auto four = [&](std::uint32_t i) {

@@ -54,7 +54,7 @@ struct owing_blocks {
     }
 
 private:
-    /// A thread meets its own sums alone again.
+    /// A thread later reads only sums that it wrote itself.
     GPUSHARE_HD void code(const block_team& team, std::size_t begin, std::size_t end) const noexcept {
         float most = 0;
         for (std::size_t i = begin + team.lane(); i < end; i += team.lanes()) {

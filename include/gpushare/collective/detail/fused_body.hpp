@@ -26,11 +26,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Reads and combines what all ranks brought, rank by rank from 0 on.
+/// Reads and combines the elements of all ranks, rank by rank from 0 on.
 template <class T, class Op>
 struct combined_rows {
     const peer_signal* from_rank;
-    const T* first;   // rank 0's
+    const T* first;   // rank 0's array
     const T* second;  // rank 1's, kept here since two ranks are what there is most often
     std::uint32_t ranks;
     std::size_t row;  // of the inputs, for row 0 of the result
@@ -105,7 +105,8 @@ private:
     std::uintptr_t places_ = 0;
 };
 
-/// The arrays that some ranks have signalled; the result is the last.
+/// The outputs that ranks have signalled: number `result` is the result, the others are the stages'
+/// arrays.
 struct peer_outputs {
     const peer_signal* from_rank;
     std::uint32_t of_ranks;
@@ -125,7 +126,7 @@ struct fused_body {
     steps what;
     out_type* out;
     fused_plan plan;
-    float* spare = nullptr;  // for a row, where slots are too small for one
+    float* spare = nullptr;  // for a row, if slots are too small for one
     static constexpr auto kind = collective_kind::all_reduce;
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -168,7 +169,7 @@ struct fused_body {
         }();
         const matrix<out_type, false> result{out, 0};
         const auto all = joined(what.list, as_epilogue(storing<matrix<out_type, false>>{result}));
-        // Some rows at a time, and then a look at whether the group was aborted.
+        // Works on some rows at a time, and then checks whether the group was aborted.
         const std::size_t step = 1 + look_every / (what.width * sizeof(T));
         const std::size_t to_kept = Sharded ? 0 : own.begin;
         const peer_outputs to{alone ? from_rank + t.rank() : from_rank, alone ? 1 : t.ranks(), sharing};
@@ -180,7 +181,8 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, to);
-            // A rank that is done needn't look. All threads go on or none: rows have barriers.
+            // A rank that is done needn't check. All threads go on or none does, because rows have
+            // barriers.
             whole = mine.end - row <= step || t.all_agree(t.still_open());
         }
         return alone && whole ? t.leave() : t.finish_if(whole);

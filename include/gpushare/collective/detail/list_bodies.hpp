@@ -23,12 +23,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Lists longer than that are combined by elements and not by lines: the ends of a line lie on the stack.
+/// With more ranks than this, lists are combined by elements and not by lines, because the ends of
+/// each rank's lines lie on the stack.
 inline constexpr std::uint32_t most_ranks_of_list_lines = 16;
 
 template <class T, class F>
 void each_piece(const std::span<T>* arrays, std::size_t count, element_range range, const F& f) {
-    std::size_t first = 0;  // of the array, among all elements
+    std::size_t first = 0;  // of the array's first element, among all elements
     for (std::size_t a = 0; a < count && first < range.end; first += arrays[a].size(), ++a) {
         const std::size_t behind = first + arrays[a].size();
         const std::size_t begin = std::max(first, range.begin), end = std::min(behind, range.end);
@@ -52,21 +53,21 @@ struct list_facts {
         }
         layout ^= count;
     }
-    /// That of a rank, as it told.
+    /// The list of a rank, as the rank told.
     template <class Context>
     [[nodiscard]] static const std::span<T>* of(const session<Context>& t, std::uint32_t rank) noexcept {
         return static_cast<const std::span<T>*>(t.signal_from(rank).in);
     }
 };
 
-/// Calls `f(array, range)` for what a rank keeps: its shard of each array.
+/// Calls `f(array, range)` for the elements that a rank keeps: its shard of each array.
 template <class T, class F>
 void each_kept(const list_facts<T>& list, std::uint32_t rank, std::uint32_t ranks, const F& f) {
     for (std::size_t a = 0; a < list.count; ++a)
         if (const element_range own = shard_of(list.arrays[a].size(), rank, ranks); own.size() != 0) f(a, own);
 }
 
-/// Where results of a list go: to every rank's array, or to this rank's alone.
+/// Where results of a list go: to every rank's array, or only to this rank's.
 template <class T>
 struct list_outputs {
     T* const* outs;
@@ -80,7 +81,7 @@ struct list_outputs {
     }
 };
 
-/// The same of any number of ranks.
+/// The same for any number of ranks.
 template <class T>
 struct all_lists {
     const session<thread_context>& t;
@@ -200,7 +201,7 @@ template <class T, class Op>
     return fault;
 }
 
-/// Kind: all_reduce, to all ranks; or reduce_scatter, each rank's shards to itself.
+/// Kind: all_reduce, with results for all ranks; or reduce_scatter, with each rank's own shards.
 template <collective_kind Kind, class T, class Op>
 struct combine_list_body {
     list_facts<T> list;
@@ -227,7 +228,7 @@ struct all_gather_list_body {
     collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
         if (!t.meet(call_signature(kind, type_id<T>() | 128U, 0, list.layout, blocks), list.arrays)) return t.fault();
         for (std::uint32_t i = 1; i < t.ranks(); ++i) {
-            const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+            const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
             each_kept(list, r, t.ranks(), [&](std::size_t a, element_range range) {
                 copy_elements(t.context(), list.arrays[a].data() + range.begin,
                               list_facts<T>::of(t, r)[a].data() + range.begin, range.size());

@@ -53,13 +53,13 @@ struct chunk_layout {
             l = {slot / (2 * lag + 1) / 16 * 16 / ((ranks + 1) * (block + 1)), slot / (2 * lag + 1) / 16 * 16, lag};
         return l;
     }
-    /// The smallest slot in which a group has room.
+    /// The smallest slot that has room for such a group.
     [[nodiscard]] static constexpr std::size_t least_slot(std::uint32_t ranks, std::size_t block) noexcept {
         return ((ranks + 1) * (block + 1) + 15) / 16 * 16;
     }
 };
 
-/// A rank's own elements, and zeros behind the last one.
+/// A rank's own elements, with zeros behind the last one.
 template <class T>
 struct brought_elements {
     const T* in;
@@ -109,12 +109,12 @@ public:
         chunks_ = (n + chunk - 1) / chunk;
     }
 
-    /// Before the ranks have met: codes what comes first, which they then have when they have met.
+    /// Before the ranks have met: codes the first chunks, so that they are ready at the meeting.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void begin() noexcept {
         if (chunks_ != 0) code(0);
     }
-    /// False if it wasn't done: why() and who() tell the fault.
+    /// Returns false after a fault; why() and who() tell which.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool run() noexcept {
         const std::size_t lag = layout_.lag;
@@ -140,7 +140,7 @@ public:
 private:
     static constexpr std::uint32_t none = ~0U;
 
-    /// What the ranks left, rank by rank from 0 on, combined in float.
+    /// Combines the elements that the ranks left, rank by rank from 0 on, in float.
     struct combined_elements {
         const quantised_walk& of;
         std::size_t c, skip;  // chunk; its elements before this rank's part
@@ -183,7 +183,7 @@ private:
         std::byte* const scales = stage + (blocks_of_chunk() + layout_.of_rank) * Block;
         return {reinterpret_cast<fp8_e4m3*>(stage) + first * Block, reinterpret_cast<std::uint8_t*>(scales) + first};
     }
-    /// Where a rank leaves its elements of a chunk; its part of the result.
+    /// Where a rank leaves its elements of a chunk, and its part of the result.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD fp8_blocks brought_by(std::uint32_t rank, std::size_t c) const noexcept {
         return blocks_from(rank, c, 0);
@@ -197,7 +197,7 @@ private:
         return session_.view().signal(to, from, session_.block(), 0);
     }
 
-    /// Tells all ranks, behind everything that all threads have read and written.
+    /// Tells all ranks, after everything that all threads have read and written.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t peer_signal::*count, std::size_t c) noexcept {
         Context& ctx = session_.context();
@@ -205,7 +205,7 @@ private:
         for (std::uint32_t to = ctx.thread_rank(); to < session_.ranks(); to += ctx.num_threads())
             session_.release(signal(to, session_.rank()).*count, base_ + static_cast<std::uint32_t>(c) + 1);
     }
-    /// Waits until all ranks have told so. All threads agree on the outcome.
+    /// Waits until all ranks have told that they are this far. All threads agree on the outcome.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool await(std::uint32_t peer_signal::*count, std::size_t c) noexcept {
         Context& ctx = session_.context();
@@ -244,7 +244,7 @@ private:
         publish(&peer_signal::sums_ready, c);
         return true;
     }
-    /// Decodes the results of all ranks, its own first: not all at the same rank's.
+    /// Decodes the results of all ranks, its own first, so that ranks begin at different ranks.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool take(std::size_t c) noexcept {
         if (!await(&peer_signal::sums_ready, c)) return false;

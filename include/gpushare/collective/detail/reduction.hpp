@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of the reducing collectives: they combine each element of all ranks, in the order of ranks, and hand the result
-// to a sink that stores it. Also copies, and call_signature(), by which ranks notice that their calls don't match.
+// The inner loops of the reducing collectives. They combine each element of all ranks, in the order
+// of ranks, and hand the result to a sink that stores it. Also copies, and call_signature(), by
+// which ranks notice that their calls don't match.
 //
 //   reduce_elements<T>(ctx, op, ranks, {0, n}, [&](std::uint32_t r) { return input_of(r); }, single_output<T>{out});
 #pragma once
@@ -23,7 +24,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Equal on all ranks that call the same: a mix of everything in which they must agree. Mostly known when compiling.
+/// A mix of everything in which ranks must agree, mostly known at compile time: equal on all ranks
+/// that make the same call.
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
                                                                  std::uint32_t op, std::size_t count,
                                                                  std::uint32_t blocks,
@@ -37,7 +39,8 @@ namespace detail {
 /// Bytes between two looks at whether the group was aborted.
 inline constexpr std::size_t look_every = std::size_t{1} << 20;
 
-/// Elements at whose multiples blocks are cut, so that two of them never write to one cache line and vectors stay whole.
+/// Blocks are cut at multiples of this many elements, so that no two of them write to one cache
+/// line and vectors stay whole.
 inline constexpr std::size_t vector_grain = 64;
 
 /// A shard of an array whose element 0 lies `lead` elements behind a possible cut. If ranks write
@@ -49,13 +52,13 @@ inline constexpr std::size_t vector_grain = 64;
     return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
 }
 
-/// One array of each of R ranks. R is known when compiling, so loops over them are unrolled and a device's thread has their
-/// addresses in registers.
+/// One array of each of R ranks. R is known at compile time, so loops over the arrays are unrolled
+/// and a device's thread has their addresses in registers.
 template <class T, std::uint32_t R>
 struct held_arrays {
     T* of[R];
 
-    /// Whether 16 bytes of each can be moved at once from element i on.
+    /// Whether 16 bytes of each array can be moved at once from element i on.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool aligned(std::size_t i) const noexcept {
         std::uintptr_t all = 0;
@@ -68,7 +71,7 @@ struct held_arrays {
     }
 };
 
-/// Where results of one rank go.
+/// The destination of one rank's results.
 template <class T>
 struct single_output {
     T* out;
@@ -169,7 +172,7 @@ template <class T, std::uint32_t R, class Context, class Op, class From, class T
     std::size_t i = range.begin + ctx.thread_rank() * width;
     // With two places two ranks took a fifth longer where blocks were few. Small elements are widened: they haven't the registers for four.
     constexpr std::uint32_t places = sizeof(T) < 4 ? 2 : 4;
-    if constexpr (R < 4)  // else there are enough loads without it
+    if constexpr (R < 4)  // otherwise there are enough loads
         for (; i + (places - 1) * step < whole; i += places * step) combine_held<values, places>(op, in, i, step, to);
     for (; i < whole; i += step) combine_held<values, 1>(op, in, i, step, to);
     return {whole, range.end};
@@ -266,7 +269,8 @@ GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_ran
     }
 }
 
-/// The elements of `range` that are whole cache lines of an array which begins at `first`; none if there isn't any.
+/// The part of `range` that is whole cache lines of an array which begins at `first`; empty if
+/// there is no whole line.
 template <class T>
 [[nodiscard]] element_range whole_lines(const T* first, element_range range) noexcept {
     const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line_bytes;
@@ -282,7 +286,7 @@ template <class T, class Op>
     return widest_vectors() >= least_for_lines && ranks <= most_ranks_for_lines<T, Op>;
 }
 
-/// The same by whole lines of the first rank's output, as far as there are any.
+/// The same by whole lines of the first rank's output, as far as there are whole lines.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_range range,
@@ -309,7 +313,8 @@ GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_rang
     reduce_from_told<T>(t, op, range, streaming);
 }
 
-/// Whole lines of the arrays that signals tell, `first` elements behind their begins, into those of `out`.
+/// Combines whole lines of the arrays in the signals, `first` elements after their beginnings, into
+/// lines of `out`.
 template <class T, class Op>
 void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_t ranks, std::size_t first,
                           element_range lines, T* out) noexcept {
@@ -318,7 +323,8 @@ void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_
     combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line_bytes, line_stores::cached);
 }
 
-/// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
+/// After `meet`: combines `range` of all inputs, `first` elements after the addresses that ranks
+/// signalled, into `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_to_one(session<Context>& t, Op op, std::size_t first, element_range range, T* out) noexcept {
@@ -338,12 +344,13 @@ GPUSHARE_HD void reduce_to_one(session<Context>& t, Op op, std::size_t first, el
     one_by_one(range);
 }
 
-/// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
+/// After `meet`: combines `range` of all inputs into all outputs. The ranks then part.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault reduce_to_all(session<Context>& t, const Op& op, element_range range,
                                            all_reduce_plan plan) noexcept {
-    // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
+    // In place, a written line was just read and is in the cache already: stores past the caches
+    // would save nothing.
     for (std::uint32_t r = 0; r < t.ranks(); ++r)
         plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.signal_from(r).out) % 16 == 0 &&
                          t.signal_from(r).in != t.signal_from(r).out;
@@ -351,7 +358,7 @@ GPUSHARE_HD collective_fault reduce_to_all(session<Context>& t, const Op& op, el
     bool whole = true;
     for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
         reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, plan);
-        whole = range.end - begin <= step || t.still_open();  // who is done needn't look
+        whole = range.end - begin <= step || t.still_open();  // a rank that is done needn't check
     }
     if (plan.streaming) finish_streaming();
     return t.finish_if(whole);

@@ -48,7 +48,7 @@ public:
         base_ = t.view().state(t.rank(), t.block()).chunks;
     }
 
-    /// False if a neighbour didn't come: `late` is which.
+    /// Returns false if a neighbour didn't come; `late` is that neighbour.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool run(std::uint32_t& late) noexcept {
         late_ = none;
@@ -90,7 +90,7 @@ private:
     [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t to, std::uint32_t from) const noexcept {
         return session_.view().signal(to, from, session_.block(), 0);
     }
-    /// Waits until the rank before has counted so far. All threads agree on the outcome.
+    /// Waits until the previous rank has counted this far. All threads agree on the outcome.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool await(std::uint32_t& count, std::uint32_t wanted) noexcept {
         bool came = true;
@@ -100,7 +100,7 @@ private:
         late_ = before_;
         return false;
     }
-    /// Behind everything that all threads have read and written.
+    /// After everything that all threads have read and written.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t& count, std::uint32_t value) noexcept {
         session_.context().sync();
@@ -144,7 +144,7 @@ private:
         const T* const from = result(before_, c);
         copy_elements(ctx, out_ + mine.begin, from, mine.size());
         if (hand_on) {
-            // Each thread reads what it has just written, and not from the other rank's memory again.
+            // Each thread reads its own writes, and not the other rank's memory again.
             const T* const taken = out_ + mine.begin;
             copy_elements(ctx, result(session_.rank(), c), taken, mine.size());
             publish(signal(next_, session_.rank()).result_ready, count_of(c));

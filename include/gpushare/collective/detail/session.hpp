@@ -133,13 +133,15 @@ public:
         return signal_of(from);
     }
 
-    /// Closes the group if the host had asked for it when it launched this: a packed fault, or 0. Before `enter`.
+    /// Closes the group if the host had requested that before this launch: a packed fault, or 0.
+    /// Call it before `enter`.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void abort_if(std::uint64_t asked) const noexcept {
         if (asked != 0 && ctx_.thread_rank() == 0) close_for_host();
     }
 
-    /// False if the group is closed, or this rank's previous collective isn't done: nothing happened then.
+    /// Returns false if the group is closed, or if this rank's previous collective isn't done.
+    /// Nothing has happened then.
     ///
     /// This block says that it is inside, and then checks whether it is closed. A thread that gives
     /// up closes it, and then checks whether the block is inside. At least one sees the other (see
@@ -179,7 +181,7 @@ public:
         return false;
     }
 
-    /// As many as `others` points to, if to any.
+    /// The number of pointers at `others`, unless that is null.
     static constexpr std::uint32_t shared_pointers = sizeof(peer_signal::other) / sizeof(void*);
 
     /// Tells all ranks where this rank's buffers are, and waits until all have done so. False:
@@ -194,7 +196,8 @@ public:
         });
     }
 
-    /// The same where each rank is told something else: `tell(signal, to)` fills in what rank `to` gets.
+    /// The same if each rank gets another message: `tell(signal, to)` fills in the message to rank
+    /// `to`.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Tell>
     [[nodiscard]] GPUSHARE_HD bool meet_telling(std::uint32_t signature, const Tell& tell) noexcept {
@@ -304,7 +307,7 @@ public:
         fault_ = verdict();
     }
 
-    /// Whether all threads of the block say so. A barrier.
+    /// Whether `yes` is true in all threads of the block. A barrier.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool all_agree(bool yes) noexcept {
         return ctx_.reduce(yes ? 1U : 0U, smaller_word{}) != 0;
@@ -326,7 +329,7 @@ public:
         return view_.one_device ? device_atomic_ref<Word>{word}.load_acquire() : atomic_ref{word}.load_acquire();
     }
 
-    /// Waits until `seen()`; false at the deadline, or when the group is closed.
+    /// Waits until `seen()` is true. Returns false at the deadline, or when the group is closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Seen>
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
@@ -335,7 +338,8 @@ public:
             if (turn % 8 == 7 && closed()) return false;
             if (turn == 63) report();
             if (turn % 256 == 255) {
-                // The other blocks look for the case that their first one has left, and seldom: there may be hundreds.
+                // The other blocks look, too, in case the first block has left, but seldom: there
+                // may be hundreds.
                 if (block_ == 0 || turn % 65'536 == 65'535) take_request();
                 if (ctx_.now() >= deadline_) return false;
             }
@@ -349,7 +353,7 @@ private:
 
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD block_state& own() const noexcept { return view_.state(rank_, block_); }
-    /// relaxed: why it is closed, settle() finds out by other words.
+    /// relaxed: settle() finds out by other words why the group is closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
 
@@ -436,7 +440,7 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
         if (kept(own().verdict) != 0) return;
-        close_group(view_);  // all of it, whatever became of the thread that began
+        close_group(view_);  // closes everything, even if the thread that began doesn't finish
         const std::int64_t least = ctx_.now() + leaving_grace;
         const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
         // The rank that closed the group had stored its proposal before. The ranks' proposals are
@@ -449,7 +453,8 @@ private:
         collective_fault why = collective_fault::unpacked(chosen);
         if (!why) why = {errc::aborted, what_, rank_, 0};
         why.buffers_in_use = in_use;
-        // First, for the host looks here once the kernel has ended. relaxed: the word says everything itself.
+        // Stored first, because the host looks here once the kernel has ended. relaxed: the word
+        // stands alone.
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].verdict}.store_relaxed(why.packed());
         keep(own().verdict, why.packed());
     }

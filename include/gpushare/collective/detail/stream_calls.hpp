@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on streams as values: the arrays that all ranks of a call bring and get, and the body
-// that each rank runs. submit.hpp makes them from their arguments; detail/submit.hpp launches them.
+// Collectives on streams as values: the input and output arrays of all ranks of a call, and the
+// body that each rank runs. submit.hpp makes the values from its arguments; detail/submit.hpp
+// launches them.
 //
 //   broadcast_call<float>{data, n, root}.body(r, plan)
 #pragma once
@@ -32,12 +33,12 @@ concept stream_call = requires(const Call& call, std::uint32_t ranks, std::size_
     call.body(r, plan);
 };
 
-/// What ranks bring and get, of one length.
+/// The inputs and outputs of the ranks, all of one length.
 template <class T>
 struct equal_arrays {
     std::span<const T* const> ins;
     std::span<T* const> outs;
-    std::size_t count;  // of a part, where arrays have a part for each rank
+    std::size_t count;  // elements of a part, if arrays have a part for each rank
 
     [[nodiscard]] bool fits(std::uint32_t ranks) const noexcept { return ins.size() == ranks && outs.size() == ranks; }
 };
@@ -70,7 +71,7 @@ struct all_gather_call : equal_arrays<T> {
 
 template <class T>
 struct all_to_all_call : equal_arrays<T> {
-    /// In place on all ranks or on none: two ranks swap what they have for each other.
+    /// In place on all ranks or on none: two ranks swap the elements that they have for each other.
     [[nodiscard]] bool fits(std::uint32_t ranks) const noexcept {
         if (!equal_arrays<T>::fits(ranks)) return false;
         std::uint32_t in_place = 0;
@@ -106,7 +107,8 @@ struct reduce_call : equal_arrays<T> {
     }
 };
 
-/// What ranks bring and get where parts differ in length; one array of counts for each rank.
+/// The inputs and outputs of the ranks if parts differ in length; one array of counts for each
+/// rank.
 template <class T>
 struct unequal_arrays {
     std::span<const std::span<const T>> ins;
@@ -144,7 +146,7 @@ struct reduce_scatterv_call : unequal_arrays<T> {
     }
 };
 
-/// `counts` are of what ranks send.
+/// `counts` are the elements that ranks send.
 template <class T>
 struct all_to_allv_call : unequal_arrays<T> {
     std::span<const std::uint64_t* const> receives;

@@ -34,7 +34,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a rank's kernel is launched, and how long it waits.
+/// The options for the launch of a rank's kernel, and for its waits.
 struct launch_options {
     /// The number of blocks of each rank, at most as many as the communicator has. 0: the number
     /// from the tuning table, as far as these blocks exist and fit side by side. The table is asked
@@ -57,7 +57,7 @@ namespace detail {
     return (patience < century ? patience : century).count();
 }
 
-/// A rank's kernel.
+/// The kernel of one rank.
 template <class Body>
 struct rank_kernel {
     workspace_view view;
@@ -75,19 +75,19 @@ struct rank_kernel {
     }
 };
 
-/// Whether a collective works where ranks reach each other's areas only.
+/// Whether a collective works if ranks only reach each other's areas.
 template <class Body>
 inline constexpr bool works_through_slots = requires {
     requires Body::through_slots;
 };
 
-/// For backends whose separate cooperative launches run side by side on a device wherever they fit.
+/// For backends whose separate cooperative launches run side by side on a device whenever they fit.
 template <class Stream>
 inline constexpr bool launches_run_together = !requires {
     requires !Stream::launches_run_together;
 };
 
-/// Whether work that is enqueued now goes into a graph.
+/// Whether work that is enqueued now is captured into a graph.
 template <class Stream>
 [[nodiscard]] bool is_captured(const Stream& stream) {
     if constexpr (requires { stream.captured(); })
@@ -118,12 +118,13 @@ public:
     /// awaited here.
     [[nodiscard]] bool captured() const noexcept { return captured_; }
 
-    /// For blocks that are `part` of a device in all, of this gang.
+    /// For blocks of this gang that together are `part` of a device.
     void make_room(device_id d, std::uint64_t part, Stream& stream) {
         if constexpr (room_making_order<Gangs, Stream>)
             if (!captured_) entered_.make_room(d, part, channel_, stream);
     }
-    /// Behind the launch of a part of them: on `stream`, the one with number `r`.
+    /// Call after the launch of blocks that are `part` of device `d`, on `stream`, which has number
+    /// `r`.
     void launched(device_id d, std::uint64_t part, std::size_t r, Stream& stream) {
         if constexpr (room_making_order<Gangs, Stream>)
             if (!captured_) entered_.add(d, part, channel_, points_.record(r, stream));
@@ -206,8 +207,8 @@ template <launcher Stream, class KernelOf>
     return blocks;
 }
 
-/// As submit() below, with `body_of(r)` for the body of rank r, which is made at its launch and not
-/// kept. `planned`: the number of blocks if `options` leaves it open.
+/// As submit() below, with `body_of(r)` for the body of rank r. The body is made at its launch and
+/// not kept. `planned`: the number of blocks if `options` leaves it open.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -326,7 +327,7 @@ template <gang_order Gangs, launcher Stream, stream_call Call>
     });
 }
 
-/// As submit_call, of a pipeline.
+/// As submit_call, for a pipeline.
 template <bool Sharded, class Submit, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,

@@ -39,7 +39,7 @@ struct tune_options {
     /// Whether each rank reads its results within the measured time, as most programs do. Results stored past the
     /// caches are slower to read.
     bool results_are_read = true;
-    instant deadline = never;  ///< of all of it
+    instant deadline = never;  ///< for all measurements together
     /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and goes into
     /// the table; 0 leaves it out.
     std::uint32_t most_blocks = 0;
@@ -54,8 +54,8 @@ namespace detail {
     return how != algorithm::ring || slot >= smallest_ring_slot;
 }
 
-/// The plan of the least cost. The plan of the size below if the best gains less than 10 %, so that
-/// noise doesn't add a row.
+/// The plan with the least cost. If it gains less than 10 % over the plan of the next smaller size,
+/// that plan instead, so that noise adds no row.
 [[nodiscard]] inline std::size_t cheapest(std::span<const all_reduce_plan> plans, std::span<const double> cost,
                                           const all_reduce_plan* below) {
     const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
@@ -85,7 +85,7 @@ public:
     tuner(const member& me, const tune_options& options)
         : me_(me),
           options_(options),
-          // Zeros: a sum in place of anything else would leave their range.
+          // Zeros, because repeated sums in place of other numbers would leave their range.
           in_(std::max(options.largest, options.arena).count() / sizeof(float)),
           out_(in_.size()) {}
 
@@ -98,7 +98,7 @@ public:
             for (std::size_t u = 0; u < uses; ++u)
                 for (std::size_t p = 0; p < plans.size(); ++p) {
                     if (!fits(plans[p], size) || alike(p, buffer_use(u)) != p) continue;
-                    // The first sample only tells how many calls the others take.
+                    // The first sample only tells how many calls the other samples take.
                     const auto each = sample(plans[p], buffer_use(u), size, std::max<std::int64_t>(repeats[p][u], 1));
                     if (s == 0)
                         repeats[p][u] = std::clamp<std::int64_t>(
@@ -137,8 +137,8 @@ public:
     static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
 
 private:
-    /// The plan that does the same as plan p with this use of buffers: in place nothing is
-    /// streamed, and a plan that streams out of place prefetches nothing.
+    /// The plan that does the same as plan p with this use of buffers: in place, results aren't
+    /// streamed, and a plan that streams out of place doesn't prefetch.
     [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
         all_reduce_plan plan = plans[p];
         if (!plan.streaming) return p;
@@ -166,7 +166,7 @@ private:
                 run_in_thread(me_, all_reduce_body<float, sum>{in_.data() + at, out, n, {}, plan}, options_.deadline));
             if (options_.results_are_read) read(out, n);
         };
-        if (use != buffer_use::cold) once();  // what was measured before it has used the caches
+        if (use != buffer_use::cold) once();  // the measurement before it has used the caches
         barrier(me_, options_.deadline);
         const std::int64_t begin = thread_context::now();
         for (std::int64_t i = 0; i < repeats; ++i) once();
@@ -202,7 +202,7 @@ inline void check_sizes(const tune_options& options) {
     return n < most ? std::min(n * 4, most) : most + 1;
 }
 
-/// The table of `choose(size, plan of the size below)`, which may be none.
+/// Makes the table from `choose(size, plan of the next smaller size)`; that plan may be missing.
 template <class Choose>
 [[nodiscard]] tuning_table merged(std::uint32_t ranks, const tune_options& options, const Choose& choose) {
     std::vector<tuning_table::row> rows;

@@ -23,7 +23,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One part of each rank, one behind the other.
+/// One part of each rank, one after the other.
 struct unequal_parts {
     const std::uint64_t* counts;  // of elements
     std::uint32_t ranks;
@@ -35,7 +35,7 @@ struct unequal_parts {
         for (std::uint32_t r = 0; r < rank; ++r) sum += counts[r];
         return sum;
     }
-    /// Whether `room` elements hold all of them; never where their sum doesn't fit into 64 bits.
+    /// Whether `room` elements hold all parts; false if their sum doesn't fit into 64 bits.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool fit(std::size_t room) const noexcept {
         for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -44,7 +44,7 @@ struct unequal_parts {
         }
         return true;
     }
-    /// Differs where a count does: for a call's signature.
+    /// Differs if a count does: for a call's signature.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::size_t layout() const noexcept {
         std::uint64_t mix = ranks;
@@ -62,7 +62,8 @@ template <class T>
     return type_id<T>() | 512U;
 }
 
-/// Ends the collective before anything was touched: this rank's lengths don't fit into its arrays.
+/// Ends the collective before any buffer was touched, because this rank's lengths don't fit into
+/// its arrays.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class Context>
 GPUSHARE_HD collective_fault refuse(session<Context>& t, std::uint32_t who) noexcept {
@@ -70,14 +71,14 @@ GPUSHARE_HD collective_fault refuse(session<Context>& t, std::uint32_t who) noex
     return t.fault();
 }
 
-/// Behind `meet`: reads this block's shard of each rank's part into its place in `out`.
+/// After `meet`: reads this block's shard of each rank's part into its place in `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 GPUSHARE_HD void gather_unequal(session<Context>& t, T* out, const unequal_parts& parts,
                                 std::uint32_t blocks) noexcept {
     std::size_t at = parts.begin(t.rank());
     for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-        const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+        const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
         if (r == 0) at = 0;
         const element_range mine = shard_of(parts.counts[r], t.block(), blocks, vector_grain);
         copy_elements<4>(t.context(), out + at + mine.begin, static_cast<const T*>(t.signal_from(r).in) + mine.begin,
@@ -151,7 +152,7 @@ struct all_to_allv_body {
                 mine.length = sends[to];
             }))
             return t.fault();
-        // All threads of all blocks find the same, so none is left waiting at a barrier.
+        // All threads of all blocks get the same result, so no thread is left waiting at a barrier.
         for (std::uint32_t r = 0; r < t.ranks(); ++r)
             if (t.signal_from(r).length != receives[r]) return refuse(t, r);
         gather_unequal(t, out, from_others, blocks);

@@ -24,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One element as it is computed with, and back, rounded once.
+/// One element in the type of the computation, and back, rounded once.
 template <class A, class T>
 [[nodiscard]] GPUSHARE_HD constexpr A widened(const T& x) noexcept {
     return static_cast<A>(x);
@@ -85,7 +85,7 @@ struct number_values {
         for (std::uint32_t i = 0; i < N; ++i) p[i] = narrowed<T>(lane[i]);
         return p;
     }
-    /// As store(): past the caches go lines and vectors of floats.
+    /// As store(), because only lines and vectors of floats are stored past the caches.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     GPUSHARE_HD void stream(T* to) const noexcept {
@@ -104,7 +104,7 @@ struct number_values {
     }
 };
 
-/// The same of floats, in vectors.
+/// The same for floats, in vectors.
 template <std::uint32_t N>
 struct float_values {
     static constexpr std::uint32_t width = N;
@@ -137,8 +137,7 @@ struct float_values {
     }
 };
 
-/// The values that a thread of such a context takes at once, of elements of type T, to combine them
-/// by Op.
+/// The values of type T that a thread of such a context takes at once, to combine them by Op.
 template <class Context, class T, class Op, class A = accumulator_t<T, Op>>
 using values_of = std::conditional_t<is_one_thread<Context> && std::same_as<A, float>, float_values<16>,
                                      number_values<A, is_one_thread<Context> ? 16 : 16 / sizeof(T)>>;

@@ -36,13 +36,13 @@ inline constexpr std::size_t interference_bytes = 128;
     return static_cast<std::int32_t>(flag - epoch) >= 0;
 }
 
-/// How far one block of a rank is.
+/// The progress of one block of a rank.
 struct alignas(interference_bytes) block_state {
     // Written by the block itself.
     std::uint32_t inside;    // 1 while it is in a collective
     std::uint32_t epoch;     // of its last collective
     std::uint32_t progress;  // kind and stage, for the watchdog
-    std::uint32_t chunks;    // that went around the ring so far
+    std::uint32_t chunks;    // chunks that went around the ring so far
     std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
     std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
     std::uint32_t coded;     // chunks that it went through in quantised all-reduces so far
@@ -58,7 +58,7 @@ struct alignas(interference_bytes) peer_signal {
     std::uint64_t
         ready;  // epoch at which what stands below is valid; above it the call's signature, to notice that ranks disagree
     std::uint32_t done;    // epoch at which the writer has left the reader's buffers
-    std::uint32_t remark;  // what the writer found out in between: valid with `done`
+    std::uint32_t remark;  // a finding of the writer in between: valid with `done`
     const void* in;
     void* out;
     void* other[4];  // what an epilogue shares besides
@@ -107,17 +107,18 @@ struct workspace_view {
         std::byte* const at = workspaces[rank] + blocks * sizeof(block_state);
         return reinterpret_cast<peer_signal*>(at)[(std::size_t{block} * 2 + (epoch & 1U)) * ranks + from];
     }
-    /// Where `rank` leaves data for the others at `epoch`.
+    /// The place where `rank` leaves data for other ranks at `epoch`.
     [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank, std::uint32_t block,
                                                  std::uint32_t epoch) const noexcept {
         std::byte* const at = workspaces[rank] + blocks * (sizeof(block_state) + 2 * ranks * sizeof(peer_signal));
         return at + (std::size_t{block} * 2 + (epoch & 1U)) * slot;
     }
-    /// Makes fresh memory ready; all flags stand at `first_epoch` then. Before anybody uses it.
+    /// Initialises fresh memory: all flags are at `first_epoch` then. Call it before any rank uses
+    /// the memory.
     void prepare(std::uint32_t first_epoch) const noexcept {
         for (std::uint32_t r = 0; r < ranks; ++r) prepare_rank(r, first_epoch);
     }
-    /// The workspace of one rank; those of all ranks begin alike.
+    /// The workspace of one rank. The workspaces of all ranks begin alike.
     void prepare_rank(std::uint32_t r, std::uint32_t first_epoch) const noexcept {
         std::memset(workspaces[r], 0, bytes_of_rank(ranks, blocks, slot));
         for (std::uint32_t b = 0; b < blocks; ++b) {

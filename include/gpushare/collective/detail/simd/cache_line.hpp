@@ -90,7 +90,8 @@ concept works_in_place = requires(A& a, const A& b) {
 template <class T, class Op>
 inline constexpr bool averages_integers = std::same_as<Op, average>&& std::integral<T> && sizeof(T) <= 4;
 
-/// Elements that are computed in their own type, or in one with the same bits; small floats; and averages of integers.
+/// Elements that are computed in their own type, or in a type with the same bits; small floats; and
+/// averages of integers.
 template <class T, class Op>
 inline constexpr bool combines_lines = averages_integers<T, Op> ||
                                        (works_in_place<line_number_t<T, Op>, Op> &&
@@ -124,8 +125,8 @@ template <std::size_t Bytes, class Vector>
 #endif
 }
 
-/// Numbers that are computed as they lie in memory, in registers of so many bytes. A model of the
-/// `Moves` of a cache_line: `wide`, a vector of `number`, in which it computes; `narrow`, the same
+/// Numbers that are computed in their memory format, in registers of `Bytes` bytes. A model of the
+/// `Moves` of a cache_line: `wide`, a vector of `number`, for the computation; `narrow`, the same
 /// in memory; and the conversions between the two.
 template <class A, std::size_t Bytes>
 struct plain_moves {
@@ -364,7 +365,8 @@ struct integer_moves {
     }
 };
 
-/// A line in registers. Its functions take and return no vectors, and are inlined into one that may use them.
+/// A line in registers. Its functions take and return no vectors, and are inlined into a function
+/// that may use them.
 template <class Moves>
 class cache_line {
     using narrow = typename Moves::narrow;
@@ -459,7 +461,7 @@ struct line_type<T, Op, 32> {
 template <class T, class Op, std::size_t Bytes>
 using line_of = typename line_type<T, Op, Bytes>::type;
 
-/// Looks at each result while it is in registers, or doesn't.
+/// Checks each result while it is in registers, or doesn't.
 struct no_look {
     template <class Line>
     [[gnu::always_inline]] void at(const Line&) noexcept {}
@@ -479,7 +481,7 @@ private:
     typename Line::wide seen_[Line::vectors]{};
 };
 
-/// As many lines as take a quarter of the registers, or half of them.
+/// The number of lines that take a quarter of the registers, or half of them.
 template <class Line>
 inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
 
@@ -539,7 +541,7 @@ template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends,
     combine_at<Line, Op, Stores>(at, ends, look, std::make_index_sequence<N>{});
 }
 
-/// From one place, or from both halves by turns.
+/// From one place, or alternately from both halves.
 template <class Line, class Op, class Ends>
 [[gnu::always_inline]] inline void combine_past_caches(const Ends& ends, std::size_t lines, bool by_halves) noexcept {
     constexpr auto stores = line_stores::past_caches;
@@ -632,14 +634,14 @@ template <class Line, class Op>
     const line_ends& ends, std::size_t lines) noexcept {
     return combine_and_look<Line, Op>(ends, lines);
 }
-/// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
+/// Combines that many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
     if constexpr (most_for_lines<T, Op> == vector_width::avx512)
         if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
     combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
 }
-/// The same through the caches; whether no result is infinite or NaN.
+/// The same through the caches. Returns whether no result is infinite or NaN.
 template <std::floating_point T, class Op>
 [[nodiscard]] bool combine_finite_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines) noexcept {
     if constexpr (most_for_lines<T, Op> == vector_width::avx512)
