@@ -393,7 +393,7 @@ static_assert(in_order(sentences), "a line of `sentences` is missing, misplaced,
 /// figures mean. Without it they mean what the code implies (reason_of), and aren't shown where the
 /// code implies nothing.
 struct failure {
-    errc code = errc::none;           ///< what went wrong; none: nothing did
+    errc code = errc::none;           ///< the error; none: no error
     std::uint64_t asked = 0;          ///< how much was asked for
     std::uint64_t left = 0;           ///< how much there was
     std::uint64_t limit = 0;          ///< of how much

@@ -53,8 +53,8 @@
 //
 // It passes over each row once, and once more for each look of a row stage; in between the row lies in `scratch`.
 //
-// A chain of element-wise stages needs no scratch and is a kernel, for what stands between two engines' calls: one pass
-// over memory, on any launcher. Host and device run the same code.
+// A chain of element-wise stages needs no scratch and is a kernel, for the operations between two
+// engines' calls: one pass over memory, on any launcher. Host and device run the same code.
 //
 //   auto chain = gpushare::elements(x, width) | gpushare::bias(b) | gpushare::silu() | gpushare::into(y);
 //   stream.launch({.blocks = 4, .threads = 256}, chain);
@@ -853,7 +853,7 @@ struct element_chain {
     const T* in = nullptr;       ///< the elements
     std::size_t count = 0;       ///< how many
     std::size_t width = 1;       ///< of a row, for stages with an element for each column
-    epilogue<Stages...> list{};  ///< what is done
+    epilogue<Stages...> list{};  ///< the stages
 
     /// Adds stages.
     template <detail::epilogue_part S>

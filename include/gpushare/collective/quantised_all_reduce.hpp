@@ -81,11 +81,11 @@ concept quantised_block = Block == 32 || Block == 128;
 ///
 /// Where the bound comes from: a code has four significant bits, so rounding changes a number x by
 /// at most |x| / 16. Below 2^-6 of its scale a code is a multiple of 2^-9 of the scale, which is
-/// below 1/224 of the block's largest magnitude A; rounding changes such a number by at most 2^-10
+/// below 1/224 of the block's largest magnitude A. Rounding changes such a number by at most 2^-10
 /// A / 224, or by the floor, 2^-136, where the scale is the smallest there is. The ranks' elements
-/// are rounded once, which changes their sum by at most S / 16 + P / 229376; their sum is rounded
-/// once more, by a sixteenth of at most 17/16 S. Together that is 33/256 S. What comes of A in both
-/// steps is less than P / 107942; P / 65536 is promised. Adding up in float is off by less than
+/// are rounded once, which changes their sum by at most S / 16 + P / 229376. Their sum is rounded
+/// once more, by a sixteenth of at most 17/16 S. Together that is 33/256 S. The terms in A of both
+/// steps sum to less than P / 107942; P / 65536 is promised. Adding up in float is off by less than
 /// 2^-22 S for each rank.
 [[nodiscard]] constexpr double quantised_error_bound(double magnitudes, double largest, std::uint32_t ranks) noexcept {
     constexpr double of_float = 1.0 / (1 << 22);

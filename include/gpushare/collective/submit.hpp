@@ -89,10 +89,11 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Where the ranks' workspaces are.
+/// The place of the ranks' workspaces.
 ///   on_devices   each on its rank's device: all devices reach each other's memory
-///   on_host      in memory of the host: they don't. Only all_reduce and barrier work then: what else reads the other ranks'
-///                buffers fails with errc::not_supported.
+///   on_host      in memory of the host: devices don't reach each other's memory. Then only
+///                all_reduce and barrier work. Collectives that read the other ranks' buffers fail
+///                with errc::not_supported.
 enum class workspaces : std::uint8_t {
     on_devices,  ///< each on its rank's device
     on_host,     ///< in memory of the host
@@ -332,7 +333,7 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, devices, streams, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of `count` elements from ins[r] to outs[r] on every device. In all else as submit().
+/// An all-reduce of `count` elements from ins[r] to outs[r] on every device. Otherwise as submit().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -352,7 +353,7 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, device, stream, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of `count` elements from ins[r] to outs[r]. In all else as submit_shared().
+/// An all-reduce of `count` elements from ins[r] to outs[r]. Otherwise as submit_shared().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_all_reduce(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
@@ -362,9 +363,10 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::all_reduce_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. As submit() in all else, and besides:
-///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of more floats than fit into a slot
-///                           of the communicator
+/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. Otherwise as
+/// submit(), with one more error:
+///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of
+///                           more floats than fit into a slot of the communicator
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_run(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                               std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
@@ -375,7 +377,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+/// The same, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_run_sharded(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members,
@@ -387,7 +389,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same for ranks that share `device`: one launch on `stream` for all of them. As submit_shared() in all else.
+/// The same for ranks that share `device`: one launch on `stream` for all of them. Otherwise as
+/// submit_shared().
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_shared_run(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                      std::span<const pipeline<T, Op, Stages...>> steps,
@@ -398,7 +401,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+/// The same, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_shared_run_sharded(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members,
@@ -539,8 +542,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Rank r gets in outs[r] the combination of part r of all inputs. counts[r] are the lengths of all parts. In all else as
-/// submit_all_gatherv.
+/// Rank r gets in outs[r] the combination of part r of all inputs. counts[r] are the lengths of all
+/// parts. Otherwise as submit_all_gatherv.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce_scatterv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                           std::span<const member> members, std::span<const std::span<const T>> ins,

@@ -361,7 +361,7 @@ struct pool_options {
 template <memory_resource Upstream, timeline_point Point = immediate_point>
 class pool_resource {
 public:
-    using point = Point;                      ///< what its caches' streams record
+    using point = Point;                      ///< the point that its caches' streams record
     using cache = pool_cache<pool_resource>;  ///< see make_cache()
 
     /// Takes nothing yet. Throws std::bad_alloc.
@@ -448,7 +448,7 @@ public:
         const bool own = is_large(whole);
         detail::pool_request request{whole, whole, alignment, size, own, whole + whole / 8, own};
         auto* b = store_.take(request);
-        if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of what small ones share
+        if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of shared segments
         if (b == nullptr && own) {                                                        // one that can't be cut there
             request.own = own;
             request.most = detail::pool_tag::size_limit;

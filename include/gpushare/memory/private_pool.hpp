@@ -204,7 +204,7 @@ public:
     }
     /// How many threads wait for memory.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
-    /// The largest free block, at a multiple of 256 bytes, in what was set aside.
+    /// The largest free block, at a multiple of 256 bytes, of the memory that was set aside.
     [[nodiscard]] bytes largest_free() const noexcept {
         const std::lock_guard lock(mutex_);
         return closed_ ? bytes{} : bytes{fit_.largest_free()};

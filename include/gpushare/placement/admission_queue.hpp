@@ -80,7 +80,7 @@ struct admission_result {
     errc code = errc::none;    ///< of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
     std::vector<placement> placements{};  ///< one for each member, applied
     std::size_t member = 0;               ///< the member that lacks a resource
-    refusal why{};                        ///< what that member lacks
+    refusal why{};                        ///< the shortage of that member
 };
 
 /// The outcome of carrying out a plan.
@@ -93,7 +93,7 @@ enum class carried : std::uint8_t {
 /// The free capacity as each level sees it, if shares of different levels don't compete
 /// (placement_request::level):
 ///   of(level)           the cluster as requests of that level see it; a reference that holds until took()
-///   seen(p, level)      what a placement takes of what that level sees
+///   seen(p, level)      the part of a placement that takes capacity which that level sees
 ///   took(level, after)  a plan was carried out, and of(level) is `after` from now on
 template <class V>
 concept level_views = requires(V& v, const placement& p, priority level, cluster&& after) {

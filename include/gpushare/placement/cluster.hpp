@@ -536,8 +536,8 @@ private:
         lack_devices(r, n, lack);
         return s;
     }
-    // Each figure is the most of one resource that enough devices have, whatever else these devices
-    // lack. So each figure is true by itself.
+    // Each figure is the most of one resource that enough devices have, even if these devices lack
+    // other resources. So each figure is true by itself.
     template <class Lack>
     void lack_devices(const placement_request& r, const state& n, Lack lack) const noexcept {
         const std::span devices{devices_.data() + n.first_device, n.whole.devices};

@@ -199,7 +199,7 @@ struct placement_request {
 
 /// A request and the devices that are to serve it.
 struct placement {
-    placement_request request{};  ///< what is placed
+    placement_request request{};  ///< the request that is placed
     node_id node{};               ///< where
     device_set devices{};         ///< request.devices of them
 

@@ -52,7 +52,7 @@ struct page_move {
 
 /// One text's part of a step.
 struct step_entry {
-    text_id id = 0;                          ///< Whose tokens these are.
+    text_id id = 0;                          ///< The text of these tokens.
     std::uint32_t tenant = 0;                ///< The text's tenant.
     std::uint32_t begin = 0;                 ///< Position of the first token in the text.
     std::span<const text_token> tokens{};    ///< Tokens whose keys and values go into the pages.
@@ -103,7 +103,7 @@ struct text_tenant_spec {
 
 /// A request for a text.
 struct text_request {
-    std::uint32_t tenant = 0;          ///< Whose it is: a number that set_tenant() knows.
+    std::uint32_t tenant = 0;          ///< The tenant: a number that set_tenant() knows.
     std::vector<text_token> prompt{};  ///< One token or more.
     std::uint32_t most_new = 16;       ///< The most tokens that are added; 1 or more.
     std::optional<text_token> last{};  ///< The token that ends the text, and belongs to it.
@@ -113,8 +113,8 @@ struct text_request {
 
 /// A text that is over, for whatever reason.
 struct ended_text {
-    text_id id = 0;            ///< What try_push() or try_fork() returned.
-    std::uint32_t tenant = 0;  ///< Whose it was.
+    text_id id = 0;            ///< As try_push() or try_fork() returned it.
+    std::uint32_t tenant = 0;  ///< The text's tenant.
     /// none: the text is complete. Else stopped, deadline_exceeded, over_quota, no_room, closed, or
     /// what abort() or fail() was told.
     errc why = errc::none;

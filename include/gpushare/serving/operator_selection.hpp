@@ -212,7 +212,7 @@ template <class T>
 /// doesn't pass.
 template <timeline Stream>
 struct operator_reference {
-    operator_candidate<Stream> by{};            ///< what is right; it isn't measured, unless it is a candidate as well
+    operator_candidate<Stream> by{};            ///< the reference; it isn't measured, unless it is a candidate as well
     std::vector<operator_result> results{};     ///< of it, and of each candidate
     std::function<void(Stream& to)> prepare{};  ///< in place of overwriting, for what reads its results: restores them
 };

@@ -79,8 +79,8 @@ public:
     using point = typename pool_type::point;       ///< of the streams that use pages
 
     /// Begins without memory. `owner` names the tenant in messages and must outlive the store.
-    /// Throws operation_error (invalid_specification for a page size or a page count of 0), and
-    /// what virtual_arena throws.
+    /// Throws operation_error (invalid_specification for a page size or a page count of 0), and the
+    /// exceptions of virtual_arena.
     page_store(pool_type& pool, quota& limit, tenant_tag tenant, page_options o, std::string_view owner = {})
         : limit_(&limit),
           owner_(owner),

@@ -34,9 +34,10 @@
 //  streams    on each device, 1 to 1024
 //  queue_limit  how many submissions may wait: a number; 0: as the limiter has it
 //
-// read_environment and read_kubernetes make a specification of what a cluster gives a container: of
-// the environment variables that tell it its part of the GPUs, or of the resources and labels by
-// which a pod asks for parts of GPUs. They read only what the caller passes.
+// read_environment and read_kubernetes make a specification of a cluster's settings for a
+// container: of the environment variables that tell the container its part of the GPUs, or of the
+// resources and labels by which a pod asks for parts of GPUs. They read only the values that the
+// caller passes.
 //
 //   extern char** environ;
 //   auto spec = gpushare::read_environment(environ, {.name = "this process"});

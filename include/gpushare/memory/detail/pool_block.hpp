@@ -40,7 +40,7 @@ struct pool_tag {
         if (!power_of_two(alignment)) return errc::bad_alignment;
         return std::max<std::uint64_t>(size, alignment) >= size_limit / 2 ? errc::size_overflow : errc::none;
     }
-    /// The reason in full, for what check() refuses.
+    /// The full reason for a refusal by check().
     [[nodiscard]] static constexpr failure why(std::uint64_t size, std::size_t alignment) noexcept {
         return impossible_block(size, alignment, size_limit / 4);
     }

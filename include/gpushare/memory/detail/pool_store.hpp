@@ -589,7 +589,8 @@ public:
         const auto lock = locked();
         return segments_.largest(fit_) >= r.least;
     }
-    /// Any range, whatever is in it: for the end of the pool. An empty segment when there are no more.
+    /// Removes any range, whatever it holds: for the end of the pool. Returns an empty segment if
+    /// there are no more.
     [[nodiscard]] pool_segment remove_any() noexcept {
         const auto lock = locked();
         return segments_.remove_any(fit_);
@@ -602,7 +603,8 @@ public:
         reclaim(lock, done);
     }
 
-    /// Waits until `deadline` for what was freed on streams. False if some of it is left.
+    /// Waits until `deadline` for blocks that were freed on streams. Returns false if some are
+    /// left.
     bool drain(instant deadline) {
         for (;;) {
             reclaim();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The atomics of one quota. Two words decide: what is available, and what there is in all. A charge or a release is one
-// compare-and-swap of the first, which also holds the counts of calls. quota.hpp makes a tree of these.
+// The atomics of one quota. Two words decide: the available bytes, and the total. A charge or a
+// release is one compare-and-swap of the first word, which also holds the counts of calls.
+// quota.hpp makes a tree of these.
 //
 //   for (auto [word, total] = cell.read();;) {
 //       if (word.frozen() || word.available() < n) ...            // the slow way

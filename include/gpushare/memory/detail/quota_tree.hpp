@@ -410,9 +410,9 @@ struct alignas(64) quota_node {
     alignas(64) mutable std::atomic<bool> idle_below_{false};  // a quota below may hold a loan that it doesn't use
     std::atomic<std::uint64_t> refusals_{0};
     std::atomic<bool> stopped_{false};
-    mutable std::mutex mutex_;  // of the whole tree, in its root; what follows is under it
+    mutable std::mutex mutex_;  // of the whole tree, in its root; it guards the members below
     bytes guaranteed_, burst_;
-    bytes promised_{};  // what its children are guaranteed
+    bytes promised_{};  // guaranteed to its children
     quota_node *children_ = nullptr, *next_ = nullptr;
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
@@ -425,7 +425,7 @@ struct alignas(64) quota_node {
     quota_node* ahead_ = nullptr;       // the quota whose first waiter gets the bytes left here, if any
     turn_heap stopped_here_;            // quotas that this one has refused
     list_link<quota_node> in_line_{};   // in waiting_quotas_
-    std::string_view name_{};           // whose it is
+    std::string_view name_{};           // the owner
     // In the root only.
     int waiting_ = 0;                                                       // how many wait
     linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // quotas with a queue

@@ -31,7 +31,7 @@ struct size_classes {
     [[nodiscard]] static constexpr std::uint32_t covering(std::uint64_t n) noexcept {
         return of(n + (std::uint64_t{1} << shift_of(n)) - 1);
     }
-    /// The smallest size of a class: what `covering` rounds a size up to.
+    /// The smallest size of a class, to which `covering` rounds a size up.
     [[nodiscard]] static constexpr std::uint64_t smallest(std::uint32_t c) noexcept {
         const unsigned shift = c < steps ? 0 : (c >> LogSteps) - 1;
         return (c - (std::uint64_t{shift} << LogSteps)) << shift;

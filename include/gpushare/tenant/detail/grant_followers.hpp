@@ -43,7 +43,7 @@ public:
     }
     /// Waits for a call that is under way.
     void remove(std::uint64_t number) noexcept {
-        follower gone;  // destroyed after the mutex is free: what it owns may add or remove others
+        follower gone;  // destroyed without the mutex: objects it owns may add or remove others
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(list_, number, &one::number);
         if (at == list_.end()) return;

@@ -397,7 +397,7 @@ public:
     [[gnu::always_inline]] void show(wide (&seen)[vectors]) const noexcept { show_parts(seen, all{}); }
 
 private:
-    // By constants, not in loops: what is indexed by a constant stays in registers.
+    // By constants, not in loops: an array that is indexed by constants stays in registers.
     using all = std::make_index_sequence<vectors>;
 
     template <std::size_t... I>

@@ -6,7 +6,8 @@
 //   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);    // x: a float, or a simd of them
 //   auto y = gpushare::detail::widen_lanes<bfloat16_format>{}(words);
 //
-// To integers: to the nearest, ties to even; what is too large becomes the largest or smallest; NaN becomes 0.
+// To integers: to the nearest, ties to even. Values that are too large become the largest or
+// smallest integer; NaN becomes 0.
 #pragma once
 
 #include <concepts>
@@ -47,7 +48,7 @@ struct narrow_lanes {
             constexpr std::int32_t unit = (127 + 24 - bias - mantissa) << 23;
             const words small = bits_of(from_bits(abs) + __builtin_bit_cast(float, unit)) - unit;
             constexpr auto rebias = static_cast<std::int32_t>(Format::rebias);
-            // A NaN would overflow; what becomes of it here doesn't matter.
+            // A NaN would overflow; its value here doesn't matter.
             const words sum = wrapping_sum(abs, wrapping_sum((abs >> dropped) & 1, words(below_half - rebias)));
             words to = select(abs < rebias + (1 << 23), small, sum >> dropped);
             constexpr auto largest = static_cast<std::int32_t>(Format::largest);
