@@ -83,7 +83,7 @@ enum class memory_stack : std::uint8_t {
 /// `compute` is a share of each device.
 struct tenant_spec {
     std::string name{};         ///< the tenant's, in messages and ledgers; unique among present tenants
-    bytes memory{};             ///< guaranteed: set aside from the admission on; or 0, with burst
+    bytes memory{};             ///< guaranteed: set aside from the admission on; 0 only with burst
     std::uint32_t devices = 1;  ///< how many, on one node
     /// The tenant's share of device time among the tenants of its level, of the time that higher
     /// levels leave. The shares of each level of a device sum to at most a whole. None: no time is
