@@ -168,7 +168,7 @@ public:
         const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
-        if (changed) seen_ = {};  // the new capacity may have room for it
+        if (changed) seen_ = {};  // it may fit the present nodes, but not those of `seen_`
         a.outcome = admission_result::queued;
         return a;
     }
@@ -450,9 +450,9 @@ private:
         return false;
     }
 
-    // The member that finds no place even if all nodes are empty; a later request that it wants to
-    // be near may still come. Without `proven`, the search only found no place for all members
-    // together.
+    // The member that finds no place even if all nodes are empty; a request outside the gang that
+    // it wants to be near may still come. Without `proven`, the search only found no place for all
+    // members together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
         cluster empty = c.emptied().resumed();
@@ -468,7 +468,8 @@ private:
     template <class P, level_views Views>
     void refuse_impossible(P& policy, Views& views, std::vector<admission_result>& done) {
         if (waiting_.empty()) return;
-        const cluster& c = views.of(waiting_.front().request.level);  // all levels see the same capacity
+        // Nodes and devices are the same for all levels.
+        const cluster& c = views.of(waiting_.front().request.level);
         if (seen_.same(c)) return;
         extent now(c);
         std::vector<admission_result> gone;
@@ -511,15 +512,16 @@ enum class shares_sum : std::uint8_t {
 /// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
 class capacity_calendar {
 public:
-    /// `nodes`: without placements; present placements are ignored.
+    /// `nodes`: counted as empty; placements on them are ignored.
     explicit capacity_calendar(const cluster& nodes, shares_sum sum = shares_sum::of_all)
         : empty_(nodes.emptied()), sum_(sum) {}
 
     /// The nodes without any booking.
     [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
     /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does so on the
-    /// cluster. Bookings stay. A booking on a drained, removed or smaller device counts as before,
-    /// so that nothing else is booked there. See unkept(). If `change` throws, nothing happens.
+    /// cluster. Bookings stay. A booking on a drained, removed or smaller node or device counts as
+    /// before, so that nothing else is booked there. See unkept(). If `change` throws, nothing
+    /// happens.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = empty_;
@@ -690,7 +692,7 @@ private:
                 {{.devices = 1, .each = share::of_permille(most_of[d].permille), .device_memory = most_of[d].memory},
                  id,
                  {device_id{d}}});
-        for (const booking* b : here) {  // other requests of its label may be here at another time
+        for (const booking* b : here) {  // requests that stay apart may be here at different times
             const placement_request& r = b->where.request;
             if (r.group || r.apart) free.hold({{.group = r.group, .apart = r.apart}, id, {}});
         }

@@ -218,7 +218,8 @@ public:
         for (std::uint32_t n = 0; n < on_.size(); ++n) rate_node({n});
     }
 
-    // Each move is made on the copy before the next is looked for, so each has room in its order.
+    // Each move is made on the copy before the next is looked for, so each has room when its turn
+    // comes.
     rearrangement plan(std::size_t most_moves, double least_gain) {
         rearrangement result;
         while (result.moves.size() < most_moves) {
@@ -293,8 +294,9 @@ requires stable_placement_policy<Policy>
 /// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits. None if no
 /// plan was found, or if the request fits without moves. `placed` are the placements on the
 /// cluster, or only the movable ones. Prefers the fewest moves, then the lowest cost by the policy.
-/// The plan was replayed on a copy, so each move has room in its order. Looks at every placement,
-/// and for two moves at pairs of placements on a node: milliseconds for thousands of placements.
+/// The plan was replayed on a copy, so each move has room when its turn comes. Looks at every
+/// placement, and for two moves at pairs of placements on a node: milliseconds for thousands of
+/// placements.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,
@@ -488,7 +490,7 @@ public:
     [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
     /// When the notice ends.
     [[nodiscard]] instant until() const noexcept { return until_; }
-    /// Victims that are still there. They may be evicted only after ready().
+    /// Victims that are still there. They may be evicted only once ready() is true.
     [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }
     /// Whether all victims have gone, or the notice has ended.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }

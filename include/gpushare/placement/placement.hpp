@@ -177,7 +177,7 @@ struct placement_request {
     bytes device_memory{};        ///< on each device
     model_set models{};           ///< allowed
     label group{};                ///< the label of the request
-    label near{};                 ///< only on a node with this label; its first goes anywhere
+    label near{};                 ///< only on a node with this label; the first member goes anywhere
     label apart{};                ///< only on a node without this label, and the other way round
     node_zone_id zone{};          ///< only on a node of this zone; 0: of any
     /// The level of whose time `each` is a share, if shares are promised level by level, as in a
@@ -220,7 +220,7 @@ enum class shortage : std::uint8_t {
     nodes,          ///< the cluster has no such node, or none at all
     model,          ///< an allowed device model
     zone,           ///< a node in its zone
-    affinity,       ///< a node with `near`, without `apart` and requests apart from `group`
+    affinity,       ///< a node with `near`, without `apart` or requests apart from `group`
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
     device_memory,  ///< bytes on each device

@@ -24,6 +24,7 @@
 // An indexed_cluster is a cluster with a policy whose ratings it keeps, so that a decision doesn't
 // rate every node. It gives the same answers as `choose`, in a time that hardly grows with the
 // cluster.
+//
 //   gpushare::indexed_cluster c(nodes, gpushare::value_descent(nodes, usual));
 //   if (auto p = c.choose(request)) c.apply(*p);
 //   c.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });

@@ -70,9 +70,10 @@ private:
         bool any = false;
         std::uint64_t cpu_milli = 0;
         bytes memory{};
-        std::uint32_t devices = 0;                     // of all that could be there at once
-        std::uint32_t permille = 0, all_permille = 0;  // most of one on a device; of all
-        bytes device_memory{}, all_memory{};           // likewise
+        std::uint32_t devices = 0;  // of all members that could be there at once
+        // On a device: the most that one member wants, and the sum of all members.
+        std::uint32_t permille = 0, all_permille = 0;
+        bytes device_memory{}, all_memory{};  // likewise
         device_set usable{};
     };
     // The needs of each member that could be on a node.
@@ -231,7 +232,7 @@ private:
     static void keep_devices(cluster& left, node_id id, const wants& w) {
         const auto as_is = [&](std::uint32_t d) { return left[id].devices[d]; };
         device_set kept = w.usable;
-        if (served(w, left[id], as_is) >= w.devices) {  // some suffice, and the others are free
+        if (served(w, left[id], as_is) >= w.devices) {  // some suffice; others may have the rest
             kept = {};
             while (kept.size() < w.devices) {
                 std::uint32_t best = device_set::capacity;

@@ -57,7 +57,7 @@ public:
         last_.resize(value_.size());
     }
 
-    /// The unit of all shares, in permille.
+    /// The unit, in permille. All shares are multiples of it.
     [[nodiscard]] std::uint32_t unit() const noexcept { return unit_; }
 
     void clear() noexcept { std::ranges::fill(sum_, 0.0); }

@@ -25,7 +25,7 @@ struct reduced_node {
     device_set at{};
     std::uint32_t permille = 0;
 
-    /// The present node.
+    /// The node itself, not reduced.
     explicit reduced_node(const node_view& n) noexcept : node(n), cpu_milli(n.cpu_milli), memory(n.memory) {}
     /// With the request on those devices. The request must fit there.
     reduced_node(const node_view& n, const placement_request& r, device_set devices) noexcept
