@@ -106,7 +106,7 @@ public:
         auto seen = waiting_.begin();
         for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
             if (!expired(*seen, now)) batch.push_back(std::move(seen->item));
-        // Skipped items move up behind the remaining ones, in their order.
+        // Skipped items move up to just before the remaining ones, in their order.
         for (auto stays = seen; seen != waiting_.begin();)
             if (expired(*--seen, now) && --stays != seen) *stays = std::move(*seen);
         waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
@@ -149,7 +149,7 @@ private:
         priority level;
     };
 
-    // The arrival of the item that came first, among items of one level.
+    // The arrival of the item that came first. Within a level, that is the level's first item.
     [[nodiscard]] instant came_first() const noexcept {
         instant first = never;
         if (waiting_.front().level == waiting_.back().level) return waiting_.front().arrived;

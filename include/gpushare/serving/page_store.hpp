@@ -377,7 +377,8 @@ private:
         lock.unlock();
         options_.evict(r, static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, above)));
         lock.lock();
-        // Repeats until there is enough memory. Doesn't wait for a batch whose stream takes longer.
+        // Repeats until there is enough memory. Then a batch whose stream takes longer isn't waited
+        // for.
         for (bool more = r.until != instant::min();;) {
             (void)collect_reached();
             given += shrink(options_.floor, r.missing - given, counted, lock);
@@ -427,7 +428,7 @@ private:
     detail::page_growers growers_;
     bytes given_back_{};
     arena_type arena_;
-    quota_hook reclaims_;  // last: nobody is in the hook when the members above go
+    quota_hook reclaims_;  // goes before the members above, so that nobody is in the hook then
     std::optional<close_callback> closes_;
 };
 

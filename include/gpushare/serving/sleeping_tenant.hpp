@@ -151,8 +151,8 @@ public:
         if (to == sleep_level::awake) measured(level_, now - changed_at_);
         level_ = to;
     }
-    /// Counts as a wake from `from` measured at the latest time told. For times of an earlier run,
-    /// or a first guess.
+    /// Counts a wake from `from` as if it had been measured at the latest time that the model was
+    /// told. For times of an earlier run, or a first guess.
     void measured(sleep_level from, ns took) noexcept {
         auto& all = wakes_[static_cast<std::size_t>(from)];
         all.when[all.count % all.last.size()] = seen_;
@@ -194,8 +194,8 @@ private:
                : l == sleep_level::weights_spilled ? rule_.spill_after
                                                    : rule_.release_after;
     }
-    // When the model has been idle for long enough, if it may wake as slowly as from there.
-    // `never`: not by itself.
+    // When the model may sleep that deep: it has been idle for long enough, and slow wakes from
+    // there are long enough ago. `never`: not by itself.
     [[nodiscard]] instant from_when(sleep_level l) const noexcept {
         if (after(l) <= ns{}) return never;
         instant at = saturating_add(idle_since_, after(l));

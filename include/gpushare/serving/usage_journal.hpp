@@ -368,7 +368,7 @@ struct usage_reading {
 class usage_meter {
 public:
     /// For the tenant of this name, which isn't empty. If a tenant is admitted again, read its
-    /// predecessor's counters for the last time and call restarted(), or begin with a new meter.
+    /// predecessor's counters for the last time. Then call restarted(), or begin with a new meter.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
     /// The usage since the last reading. Nothing for the first reading, or if neither time has

@@ -104,7 +104,8 @@ public:
         }
         return none;
     }
-    /// Publishes a page in use. Neither the page nor one with the same tokens may be published.
+    /// Publishes a page in use. Neither the page nor one with the same parent and tokens may be
+    /// published already.
     void publish(std::uint32_t page, std::uint64_t parent, std::span<const text_token> tokens) noexcept {
         auto& is = all_[page];
         is.tokens.assign(tokens.begin(), tokens.end());
