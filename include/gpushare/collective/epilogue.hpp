@@ -27,7 +27,7 @@
 //               goes on unchanged.
 //  a row stage  needs to have seen the whole row, once or several times: see row_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is also a sharing_stage. A stage
-// that works on any row on any rank says so: see any_row_stage.
+// that any rank may run on any row says so: see any_row_stage.
 // A group stage needs to have seen some neighbouring columns: see group_stage.
 //
 // The result doesn't depend on the number of ranks, on the rank that reduces a piece, or on which

@@ -364,7 +364,7 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 }
 
 /// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. Otherwise as
-/// submit(), with one more error:
+/// submit(), with further errors:
 ///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of
 ///                           more floats than fit into a slot of the communicator
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>

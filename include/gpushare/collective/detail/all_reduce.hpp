@@ -65,8 +65,8 @@ struct all_reduce_body {
     }
 
 private:
-    /// The elements of all ranks are in the slots: one wait, and only a rank itself reads its
-    /// user's buffer.
+    /// The elements of all ranks are in the slots: one wait, and no rank reads the user's buffers
+    /// of another rank.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault one_shot(session<Context>& t, std::uint32_t blocks, element_range mine) const {

@@ -312,8 +312,8 @@ private:
 
     [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
 
-    /// Calls `pass` with each group of columns of [row.column, end) that this thread works on, in
-    /// ascending order.
+    /// Calls `pass` with each piece of [row.column, end) that this thread works on, a few columns,
+    /// in ascending order.
     template <class Pass>
     [[nodiscard]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end, const Pass& pass) const noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)

@@ -54,7 +54,8 @@ struct finite_magnitude_lanes {
         return select(bits > 0x7f7f'ffff, 0.0F, from_bits(bits));
     }
 };
-/// Numbers as they are rounded to codes. An infinity becomes NaN, since e4m3 has no infinity.
+/// Numbers as they are rounded to codes. Infinities and NaNs become NaN, since e4m3 has no
+/// infinity.
 struct coding_lanes {
     float inverse, largest;
     template <class R>

@@ -109,7 +109,7 @@ public:
         chunks_ = (n + chunk - 1) / chunk;
     }
 
-    /// Before the ranks have met: codes the first chunks, so that they are ready at the meeting.
+    /// Before the ranks have met: codes the first chunk, so that it is ready when they have met.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void begin() noexcept {
         if (chunks_ != 0) code(0);

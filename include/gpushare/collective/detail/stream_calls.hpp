@@ -146,7 +146,7 @@ struct reduce_scatterv_call : unequal_arrays<T> {
     }
 };
 
-/// `counts` are the elements that ranks send.
+/// `counts` are the numbers of elements that ranks send.
 template <class T>
 struct all_to_allv_call : unequal_arrays<T> {
     std::span<const std::uint64_t* const> receives;

@@ -34,7 +34,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The options for the launch of a rank's kernel, and for its waits.
+/// How to launch a rank's kernel, and how long the kernel waits.
 struct launch_options {
     /// The number of blocks of each rank, at most as many as the communicator has. 0: the number
     /// from the tuning table, as far as these blocks exist and fit side by side. The table is asked

@@ -202,7 +202,8 @@ inline void check_sizes(const tune_options& options) {
     return n < most ? std::min(n * 4, most) : most + 1;
 }
 
-/// Makes the table from `choose(size, plan of the next smaller size)`; that plan may be missing.
+/// Makes the table from `choose(size, plan of the next smaller size)`. The result may be none, and
+/// the smaller size's plan null.
 template <class Choose>
 [[nodiscard]] tuning_table merged(std::uint32_t ranks, const tune_options& options, const Choose& choose) {
     std::vector<tuning_table::row> rows;
