@@ -226,7 +226,7 @@ public:
         return exchange(h, size, copy, [&](std::size_t alignment) { return upstream_.allocate(size, alignment); });
     }
     /// As resize(), with the reason instead of an exception: the reason of try_allocate(), or, if
-    /// `copy` throws, the code of the gpushare::error, and otherwise backend_failed.
+    /// `copy` throws, the code of its gpushare::error (backend_failed for any other exception).
     template <std::invocable<void*, const void*, std::size_t> Copy>
     [[nodiscard]] failure try_resize(block_handle h, std::size_t size, Copy copy) noexcept try {
         failure why;

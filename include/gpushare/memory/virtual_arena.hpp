@@ -41,9 +41,9 @@ class virtual_arena;
 /// The chunks that the arenas of a device share. Thread-safe: no lock of the pool is held while the
 /// driver maps or unmaps chunks of an arena, nor while a thread waits for a stream. Calls for the
 /// same arena wait for each other. A call for another arena waits for them only if it finds memory
-/// of the first arena to take back, or is about to be refused. `stream` scrubs; its points are those
-/// of the streams that use the arenas. Memory and stream must outlive the pool, and the pool the
-/// arenas. A quota must live until all bytes that were charged to it are back, or until it is
+/// of the first arena to take back, or is about to be refused. `stream` scrubs; its points are
+/// those of the streams that use the arenas. Memory and stream must outlive the pool, and the pool
+/// the arenas. A quota must live until all bytes that were charged to it are back, or until it is
 /// closed (quota::close). Free chunks are charged to nobody. If the device lacks memory for a
 /// request that its quota allows, and that quota is in the tree of an arena's quota, free chunks go
 /// back to the device.
