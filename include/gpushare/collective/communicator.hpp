@@ -231,8 +231,7 @@ public:
         return communicator(std::vector<std::uint32_t>(ranks.begin(), ranks.end()), inherited());
     }
 
-    /// One group for each colour, in ascending order of colours; colours[r] is the colour of rank
-    /// r.
+    /// One group for each colour, in ascending order of colours. Rank r has the colour colours[r].
     [[nodiscard]] std::vector<communicator> split(std::span<const std::uint32_t> colours) const {
         check(colours.size() == size(), colours.size(), size(), reason::wrong_count,
               "splitting a communicator, colours");

@@ -167,8 +167,8 @@ struct label {
     friend constexpr bool operator==(label, label) = default;
 };
 
-/// A request for capacity of one node: `devices` distinct devices, each with the share `each` (100
-/// % for whole devices) and `device_memory`, and also cores and host memory.
+/// A request for capacity of one node: `devices` distinct devices, each with the share `each`
+/// (100 % for whole devices) and `device_memory`, and also cores and host memory.
 struct placement_request {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
     bytes memory{};               ///< of the host
@@ -177,7 +177,7 @@ struct placement_request {
     bytes device_memory{};        ///< on each device
     model_set models{};           ///< allowed
     label group{};                ///< the label of the request
-    label near{};                 ///< only on a node with this label; the first member goes anywhere
+    label near{};                 ///< only on a node with this label; its first member: on any
     label apart{};                ///< only on a node without this label, and the other way round
     node_zone_id zone{};          ///< only on a node of this zone; 0: of any
     /// The level of whose time `each` is a share, if shares are promised level by level, as in a

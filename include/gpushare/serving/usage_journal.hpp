@@ -372,9 +372,9 @@ public:
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
     /// The usage since the last reading. Nothing for the first reading, or if neither time has
-    /// passed nor a counter has changed. If the time of day was set back, counters get a line of 1
-    /// ns. If a counter is lower than before without restarted(), nothing is billed for it until it
-    /// has passed its old value. Throws std::bad_alloc, and then nothing was read.
+    /// passed nor a counter has changed. If the time of day was set back, counters get a line of
+    /// 1 ns. If a counter is lower than before without restarted(), nothing is billed for it until
+    /// it has passed its old value. Throws std::bad_alloc, and then nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
