@@ -35,7 +35,7 @@ inline namespace GPUSHARE_ABI {
 /// handle refers to no block. A handle is valid only in the table that made it.
 struct block_handle {
     std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
-    std::uint32_t generation = 0;                                    ///< counts its blocks
+    std::uint32_t generation = 0;                                    ///< counts the blocks of the slot
 
     friend constexpr auto operator<=>(block_handle, block_handle) = default;
     friend constexpr bool operator==(block_handle, block_handle) = default;

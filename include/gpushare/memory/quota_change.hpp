@@ -336,7 +336,7 @@ public:
         if (why.code != errc::none) abandon();
         return why;
     }
-    /// The index of the refused one, after prepare() failed.
+    /// After prepare() failed: the index in `wanted` of the refused quota.
     [[nodiscard]] std::size_t refused() const noexcept { return refused_; }
     /// Only after prepare(): makes the change, and shrinks quotas first.
     void commit() noexcept {

@@ -178,7 +178,7 @@ public:
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.why;
     }
-    /// Only after granted: from now on the caller must release the bytes.
+    /// Only if granted: from now on the caller must release the bytes.
     void take() noexcept { taken_ = true; }
     /// The size of the claim.
     [[nodiscard]] bytes size() const noexcept { return bytes{place_.size}; }

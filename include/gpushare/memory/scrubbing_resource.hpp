@@ -258,7 +258,7 @@ private:
                 return accepted(frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note));
             }
             if (used != nullptr) stream_->wait(*used);
-            const typename detail::own_work_of<Stream>::type mine(*stream_);  // another failed kernel fails no fill
+            const typename detail::own_work_of<Stream>::type mine(*stream_);  // another kernel's failure fails no fill
             if (size != 0) stream_->fill(p, std::byte{0}, size);
             return accepted(frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p,
                                        size, alignment, note));

@@ -70,7 +70,7 @@ public:
     }
 
     /// The address on the device. Null while the block is on the host, and once the device's
-    /// resource is closed. Don't use the address after a call of spill().
+    /// resource is closed. Nothing may use it from a call of spill() on.
     [[nodiscard]] void* data() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && !leaving_ ? data_ : nullptr;

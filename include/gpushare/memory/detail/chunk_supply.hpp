@@ -60,7 +60,7 @@ public:
         j = {.stage = stage::filling, .id = id, .done = {}};
         ++active_;
         try {
-            const typename own_work_of<Stream>::type mine(*stream_);  // another failed kernel fails no fill
+            const typename own_work_of<Stream>::type mine(*stream_);  // another kernel's failure fails no fill
             j.filled = mine.how_it_went();
             stream_->fill(at, std::byte{0}, chunk_size_);
             return errc::none;
@@ -279,7 +279,7 @@ public:
     void add_points(std::vector<point>& to) const { window_.add_points(to); }
     [[nodiscard]] bool scrubbing() const noexcept { return window_.active() != 0; }
 
-    /// A free chunk that the caller gives back to the device, unless only `keep` chunks are left.
+    /// A free chunk that the caller gives back to the device; none if at most `keep` are free.
     [[nodiscard]] std::optional<typename Memory::chunk> drop(std::size_t keep) noexcept {
         std::optional<typename Memory::chunk> dropped;
         if (registry_.clean() + registry_.dirty() > keep) chunks_[registry_.drop()].swap(dropped);

@@ -296,7 +296,7 @@ private:
     alignas(64) mutable detail::brief_lock lock_;
     bool open_ = true;              // false: no bin has room
     std::uint32_t latest_bin_ = 0;  // of latest_
-    pool_block* latest_ = nullptr;  // the block freed last, if there was none; on no bin
+    pool_block* latest_ = nullptr;  // a block freed while there was none here; in no bin
     call_count out_, back_;
     std::unique_ptr<pool_block*[]> kept_;  // see bin_layout::places
     filled_bins<bins> filled_;

@@ -573,8 +573,8 @@ public:
         const auto out = out_bytes() - std::min(out_bytes(), pending_bytes());
         return out - std::min(out, traffic.requested());
     }
-    /// How many of the empty bytes are more than `least` and more than the other bytes divided by
-    /// `part`.
+    /// 0 unless the empty bytes are more than `least` and more than a `part`-th of the other bytes.
+    /// Then the empty bytes beyond half of the larger limit.
     [[nodiscard]] std::uint64_t idle_beyond(std::uint64_t least, std::uint64_t part) const noexcept {
         const auto lock = locked();
         const auto idle = fit_.empty_bytes(), most = std::max(least, (segments_.held() - idle) / part);

@@ -87,7 +87,7 @@ struct quota_wait_entry {
     std::uint64_t ticket = 0;  // an earlier waiter has a smaller ticket
     claim_state state = claim_state::waiting;
     errc why = errc::none;                               // of the last refusal
-    bool polls = false;                                  // a thread that may call hooks for those waiters
+    bool polls = false;                                  // a thread that may call hooks for all waiters
     void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
 };
 
@@ -118,7 +118,7 @@ struct alignas(64) quota_node {
         promised_ += child.guaranteed_;
         if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;  // others may wait for the promised bytes
         note_borrower(child);
-        serve_waiters();  // such a child may be stopped further down, and let others by
+        serve_waiters();  // one that can get less now may be stopped further down, and let others by
         return true;
     }
 
@@ -140,7 +140,7 @@ struct alignas(64) quota_node {
     // frozen.
     void freeze() const noexcept { cell_.freeze(); }
     void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
-    // After a stop, refusals come to the mutex, which tells the reason.
+    // Refusals by a stopped quota come to the mutex, so that they say errc::closed.
     void hold(std::uint64_t held) const noexcept {
         cell_.hold(held, burst_ == bytes{} && borrowers_ == 0 && !stopped());
     }
