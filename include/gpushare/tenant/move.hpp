@@ -47,7 +47,7 @@ struct move_report {
     ns copy{};      ///< until all blocks were at the new place
     std::uint64_t late =
         0;  ///< submissions that ended here after the copy began, by a thread that didn't stop: what they wrote is lost
-    close_report closed{};  ///< how the old place closed; if not complete, close it again
+    close_report closed{};  ///< how the old place closed; if not complete, close the old handle again
 };
 
 /// A tenant at its new place.

@@ -181,7 +181,7 @@ struct tenant_usage {
     std::uint64_t failed = 0;       ///< of these, the failed ones
     std::uint64_t waiting = 0;      ///< submissions that wait for admission
     std::uint64_t in_flight = 0;    ///< submissions on the devices
-    std::uint64_t dropped = 0;      ///< submissions that came too late and never ran
+    std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
     unrun_counts turned_away{};     ///< submissions that were refused on arrival
     unrun_counts cancelled{};       ///< submissions that waited and never ran, including dropped ones
     duration_histogram queueing{};  ///< how long each admitted submission waited
@@ -304,7 +304,7 @@ inline void fill_in(tenant_spec& spec, const tenancy_options& by_default) {
 
 /// A block of a tenant's memory that moves with the tenant.
 struct moving_block {
-    std::size_t part = 0;         ///< the part of the tenant, from 0
+    std::size_t part = 0;         ///< the number of the tenant's device, from 0
     void* at = nullptr;           ///< its address; after a move, its new address
     std::size_t size = 0;         ///< as allocated, in bytes
     std::size_t alignment = 256;  ///< as allocated

@@ -137,7 +137,7 @@ public:
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
     /// `until`, a patience. Then throws deadline_exceeded or stopped, with the figures of the last
     /// refusal and the name of the largest borrower. Guaranteed memory is never called back: a
-    /// request that wouldn't fit beside it, even without all burst, is refused at once (no_room).
+    /// request that wouldn't fit beside it even if all burst came back is refused at once (no_room).
     template <clock Clock>
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
         detail::room_wait wait{roots_for(spec), until};

@@ -6,6 +6,7 @@
 //   auto step = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
 //   step.wait();
 //   chat.close();
+//
 // A submission takes options (submit_options; each may be left out) and a callback for its
 // completion. A thread can wait for a ticket, and can cancel it while the submission waits. A
 // ticket tells which exception was thrown, and by which tenant:

@@ -123,7 +123,7 @@ template <placement_policy Policy>
 /// The outcome for a tenant that asked to be admitted.
 template <class Tenant>
 struct arrival {
-    std::uint64_t id = 0;                                          ///< of a waiting one, for advance()
+    std::uint64_t id = 0;                                          ///< of a waiting tenant; advance() repeats it
     std::string name{};                                            ///< the tenant's
     admission_result::result outcome = admission_result::refused;  ///< placed, queued, refused, expired
     errc code = errc::none;  ///< why it was refused; also by the tenancy, where something is there that wasn't planned
@@ -164,10 +164,9 @@ public:
     tenant_planner& operator=(const tenant_planner&) = delete;
 
     /// Admits a tenant where the policy puts it, or on the devices that it names. The tenant waits
-    /// until `deadline` if there is no lasting room, with reservations counted. Refuses a tenant
-    /// whose devices could never have room, even without other tenants, and, with duplicate_name, a
-    /// tenant of whose name another one already waits. Other errors are thrown, as by
-    /// tenancy::admit.
+    /// until `deadline` if there is no lasting room, with reservations counted. Refuses the tenant
+    /// if its devices could never have room, even without other tenants, and with duplicate_name if
+    /// a tenant of its name already waits. Other errors are thrown, as by tenancy::admit.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
         if (std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
@@ -574,7 +573,7 @@ private:
         hold_noticed(room);
         return room;
     }
-    // Holds the part of each device that only others than placed tenants take, as that level sees
+    // Holds the part of each device that others than placed tenants take, as that level sees
     // it: tenants admitted past the planner, other processes, and bytes that a tenant got by a
     // resize. `absent` isn't there yet.
     void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {

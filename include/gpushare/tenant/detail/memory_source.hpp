@@ -211,7 +211,7 @@ public:
             p = pool_->try_allocate(stream_, size, alignment, &why);
             if (p == nullptr) return nullptr;
             const auto had = stream_.record();
-            (void)had.wait(never);  // only allocations are on the stream
+            (void)had.wait(never);  // nothing else is on the stream but calls of other threads
             if (had.status() == errc::none) return p;
             why = {.code = had.status(), .asked = size, .because = reason::size};
         } catch (const error& e) {

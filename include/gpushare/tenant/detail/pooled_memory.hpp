@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory from a pool of its own. An allocation is one operation of the pool, which also
 // serves as the table of blocks that are out, and keeps the frees that wait for their stream. The
-// quota counts the bytes that the pool holds. The pool gives unused memory back as soon as a
-// request lacks it: this tenant's, a neighbour's whose guarantee covers it, or after the quota has
+// quota counts the bytes that the pool holds. The pool gives unused memory back as soon as it is
+// lacking: to this tenant, to a neighbour whose guarantee covers it, or because the quota has
 // become smaller.
 //
 // To hold only blocks in use then, the pool lets only small blocks share a segment, which is small

@@ -132,8 +132,8 @@ struct shared_node {
         const std::uint32_t index;
         limiter compute;
         std::uint32_t size = 1000;                                           // permille of the device
-        promised_shares promised{};                                          // promised; under the mutex
-        std::function<typename Node::stream(priority, std::uint32_t)> open;  // makes a stream, in a partition
+        promised_shares promised{};                                          // of `size`; under the mutex
+        std::function<typename Node::stream(priority, std::uint32_t)> open;  // makes streams in it, if a partition
     };
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
@@ -186,7 +186,7 @@ struct shared_node {
         std::unique_ptr<memory_source> arena, stream_ordered;  // if the embedder offers them
         std::optional<quota_hook> trims;                       // gives kept memory to tenants in need
         stable_list<slice> slices;                             // one or more
-        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition
+        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition; empty: not sliced
         std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
         std::atomic<bool> minded{false};  // whether a tenant here ever minded that others read its memory
     };

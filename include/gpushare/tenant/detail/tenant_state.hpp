@@ -238,7 +238,7 @@ public:
         }
         for (auto& p : parts_) {
             p.memory.collect();
-            for (int round = 0; round < 2; ++round)  // caches fill the pool first
+            for (int round = 0; round < 2; ++round)  // caches give to the tenant's pool, the pool gives back
                 for (hook_cursor asked; p.memory.limit().ask_next(asked, p.memory.capacity());) {
                 }
         }
