@@ -82,7 +82,7 @@ class close_callback {
 public:
     /// At most 48 bytes of captures. The closing thread calls the function with the deadline of the
     /// close, and holds no lock of the source. From then on the callback's owner must refuse with
-    /// errc::closed. True: the owner keeps no memory of the resource and doesn't touch that memory
+    /// errc::closed. True: the owner keeps no memory of the resource and doesn't touch the resource
     /// any more. False: some memory is still in use, and the next close calls the function again.
     using function = detail::inplace_function<bool(instant), 48>;
 

@@ -416,7 +416,7 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
 /// How much of its device the work of a stream used. Only the SMs that the stream may use count.
 struct sm_use {
     ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
-    sm_width width{};  ///< the part that the work could fill, in the mean of that time; not known if nothing ran
+    sm_width width{};  ///< the part of these SMs that it could fill, in the mean of that time; not known if nothing ran
 };
 
 /// The part of its stream's SMs that a submission's launches can fill, as the stream noted it.

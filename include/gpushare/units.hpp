@@ -172,7 +172,7 @@ namespace detail {
 }
 
 /// The length of the UTF-8 character at the beginning of `text`, in bytes. 0 if that is a control
-/// character (C0 or C1), misleads, or isn't UTF-8.
+/// character (DEL and C1's, too), misleads, or isn't UTF-8.
 [[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
     const auto first = at(0);

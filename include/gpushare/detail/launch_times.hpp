@@ -60,7 +60,7 @@ private:
 
 class launch_times {
 public:
-    using entry = std::uint32_t;  // an index, which may pass to another launch later
+    using entry = std::uint32_t;  // of the table; another launch's once its own was forgotten
 
     /// `size` is a power of 2. Throws std::bad_alloc.
     explicit launch_times(std::size_t size = 4096) : table_(size) {}

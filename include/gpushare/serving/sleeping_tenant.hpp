@@ -292,7 +292,7 @@ public:
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {
-                if (state_.changing() == sleep_level::awake) break;  // its own wake has come this far
+                if (state_.changing() == sleep_level::awake) break;  // it may use what its wake has reached
                 why = errc::in_flight;                               // it would wait for itself
             } else if (!state_.changing())
                 why = change(sleep_level::awake, deadline, lock, stop);
