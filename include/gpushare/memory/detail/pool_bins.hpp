@@ -199,8 +199,8 @@ public:
     /// multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
-    /// The same, but a block of `least` to `most` bytes: the latest one freed into the classes of
-    /// these sizes.
+    /// The same, but a block of exactly `least` to `most` bytes: the last one put into the first bin
+    /// for these sizes whose last block fits.
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
                                          std::size_t size) noexcept;
 
